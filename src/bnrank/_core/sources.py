@@ -62,7 +62,7 @@ def opened(path: Path, name: str) -> Iterator[BinaryIO]:
         status = os.fstat(number)
         regular = stat.S_ISREG(status.st_mode)
         validation.expect(regular, name, f"{str(path)!r}, a folder, pipe or device", "a file that exists")
-        limit = memory()
+        limit = validation.memory()
         expected = f"at most {limit:,}, the memory of this machine"
         validation.expect(status.st_size <= limit, name, f"{str(path)!r} of {status.st_size:,} bytes", expected)
         yield file
@@ -81,14 +81,6 @@ def read(path: Path, name: str, limit: int | None = None) -> bytes:
     fits = limit is None or len(data) <= limit
     validation.expect(fits, name, f"{str(path)!r} of more than {limit} bytes", f"at most {limit}")
     return data
-
-
-def memory() -> int:
-    """Return the bytes of memory of this machine; 64 GiB where it does not tell."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return 1 << 36
 
 
 def may_expand_to(length: int) -> int:

@@ -2,12 +2,18 @@
 
 import difflib
 import math
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
 from torch import Tensor
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
 
 T = TypeVar("T")
 
@@ -22,10 +28,12 @@ class RangeError(ValueError, OverflowError):
 
 def describe(value: object) -> str:
     """Return a short description of a value: type, shape and dtype of arrays, else its representation."""
+    if isinstance(value, Tensor) and value.is_nested:
+        return "a nested tensor"
     if isinstance(value, Tensor | np.ndarray):
         return f"{type(value).__name__} of shape {tuple(value.shape)} and dtype {value.dtype}"
-    text = repr(value)
-    return f"{text if len(text) <= 80 else text[:77] + '...'} ({type(value).__name__})"
+    shown = " ".join(repr(value).split())
+    return f"{shown if len(shown) <= 80 else shown[:77] + '...'} ({type(value).__name__})"
 
 
 def expect(
@@ -54,12 +62,57 @@ def choice(value: object, name: str, options: Sequence[str]) -> str:
     raise ValueError(f"{name}: got {describe(value)}, expected one of {expected}{suggest(value, options)}")
 
 
-def integer(value: object, name: str, minimum: int = 1) -> int:
-    """Return ``value`` as an int of at least ``minimum``."""
+def integer(value: object, name: str, minimum: int = 1, maximum: int = 2**63 - 1) -> int:
+    """Return ``value`` as an int of at least ``minimum`` and at most ``maximum``."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise TypeError(f"{name}: got {describe(value)}, expected an integer of at least {minimum}")
     expect(value >= minimum, name, f"{value}", f"an integer of at least {minimum}")
+    expect(value <= maximum, name, f"{describe(value)}", f"an integer of at most {maximum}")
     return int(value)
+
+
+def flag(value: object, name: str) -> bool:
+    """Return True or False as a bool."""
+    expect(isinstance(value, bool | np.bool_), name, value, "True or False", TypeError)
+    return bool(value)
+
+
+def text(value: object, name: str) -> str:
+    """Return ``value`` if it is a text."""
+    expect(isinstance(value, str), name, value, "a text", TypeError)
+    return cast(str, value)
+
+
+def kind(value: object, name: str, expected: type[T], article: str = "a") -> T:
+    """Return ``value`` if it is of a class."""
+    where = expected.__module__.split(".")[0]
+    expect(isinstance(value, expected), name, value, f"{article} {where}.{expected.__name__}", TypeError)
+    return cast(T, value)
+
+
+def allocation(count: int, name: str, got: object, itemsize: int = 8) -> None:
+    """Raise ValueError unless ``count`` numbers of ``itemsize`` bytes fit into the memory of this machine."""
+    limit = memory()
+    expected = f"a size that fits into the memory of this machine, {limit / 2**30:.0f} GiB"
+    expect(count * itemsize <= limit, name, f"{describe(got)}, {count * itemsize / 2**30:.3g} GiB", expected)
+
+
+def largest_fits(count: int, sizes: Mapping[str, int]) -> None:
+    """Raise ValueError, naming the largest of the arguments, unless ``count`` numbers fit into memory."""
+    name = max(sizes, key=lambda key: sizes[key])
+    allocation(count, name, sizes[name])
+
+
+def memory() -> int:
+    """Return the bytes of memory of this machine, or of this process where it has less; 64 GiB where none tells."""
+    try:
+        machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        machine = 1 << 36
+    if resource is None:
+        return machine
+    allowed = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return machine if allowed == resource.RLIM_INFINITY else min(machine, allowed)
 
 
 def number(value: object, name: str, minimum: float = -math.inf, *, strict: bool = False) -> float:
@@ -67,8 +120,12 @@ def number(value: object, name: str, minimum: float = -math.inf, *, strict: bool
     if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
         raise TypeError(f"{name}: got {describe(value)}, expected a number")
     expected = "a finite number" if minimum == -math.inf else f"a finite number {'>' if strict else '>='} {minimum:g}"
-    expect(math.isfinite(value) and (value > minimum if strict else value >= minimum), name, f"{value}", expected)
-    return float(value)
+    try:
+        result = float(value)
+    except OverflowError:
+        result = math.inf
+    expect(math.isfinite(result) and (result > minimum if strict else result >= minimum), name, f"{value}", expected)
+    return result
 
 
 def optional(check: Callable[..., T], value: object, *arguments: Any, **options: Any) -> T | None:
@@ -85,9 +142,25 @@ def rtol(value: object, name: str = "rtol") -> float:
 
 def integers(value: object, name: str, minimum: int = 1) -> list[int]:
     """Return a sequence of integers of at least ``minimum`` as a list."""
-    if isinstance(value, str) or not isinstance(value, Iterable):
-        raise TypeError(f"{name}: got {describe(value)}, expected a sequence of integers")
+    value = sequence(value, name, "a sequence of integers")
     return [integer(entry, f"{name}[{i}]", minimum) for i, entry in enumerate(value)]
+
+
+def sequence(value: object, name: str, expected: str = "a sequence") -> list[Any]:
+    """Return the entries of a sequence, array or other finite iterable; a text or a mapping is none."""
+    whole = isinstance(value, str | bytes | Mapping | torch.nn.Module | type)
+    if whole or not isinstance(value, Iterable) or (isinstance(value, np.ndarray) and value.ndim == 0):
+        raise TypeError(f"{name}: got {describe(value)}, expected {expected}")
+    if isinstance(value, Tensor) and (not dense(value, name).ndim):
+        raise TypeError(f"{name}: got {describe(value)}, expected {expected}")
+    return list(value)
+
+
+def dtype(value: object, name: str = "dtype") -> torch.dtype:
+    """Return a floating-point dtype of at least 16 bits."""
+    floating = isinstance(value, torch.dtype) and value.is_floating_point and value.itemsize >= 2
+    expect(floating, name, value, "a floating-point torch.dtype, such as torch.float64", TypeError)
+    return cast(torch.dtype, value)
 
 
 def slope(value: object, name: str = "slope", *, linear: bool = False) -> float:
@@ -126,14 +199,52 @@ def real(value: object, name: str, expected: str = "real numbers") -> Tensor:
     >>> real([[1, 2]], "a").dtype
     torch.float64
     """
+    return finite(numbers(value, name, expected), name)
+
+
+def numbers(value: object, name: str, expected: str = "real numbers") -> Tensor:
+    """Return real numbers, NaN and infinite ones among them, as :func:`real` does."""
     try:
-        tensor = value.detach() if isinstance(value, Tensor) else torch.tensor(np.asarray(value))
+        made = dense(value, name).detach() if isinstance(value, Tensor) else None
+        tensor = _of_array(np.asarray(value), name).clone() if made is None else made
         if tensor.is_complex() or tensor.dtype == torch.bool:
             raise TypeError
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(f"{name}: got {describe(value)}, expected {expected}") from error
-    tensor = tensor if tensor.is_floating_point() else tensor.to(torch.float64)
-    return finite(tensor, name)
+    return tensor if tensor.is_floating_point() else tensor.to(torch.float64)
+
+
+def dense(value: Tensor, name: str) -> Tensor:
+    """Return a tensor of ordinary numbers in memory; no sparse, nested, quantized, meta or 8-bit floating-point one.
+
+    Examples
+    --------
+    >>> dense(torch.eye(2).to_sparse(), "x")
+    Traceback (most recent call last):
+        ...
+    TypeError: x: got a sparse tensor, expected a dense one; convert it with .to_dense()
+    """
+    if value.is_nested:
+        raise TypeError(f"{name}: got a nested tensor, expected a dense one; convert it with .to_padded_tensor(0)")
+    if value.layout != torch.strided:
+        raise TypeError(f"{name}: got a sparse tensor, expected a dense one; convert it with .to_dense()")
+    if value.is_quantized:
+        raise TypeError(f"{name}: got a quantized tensor, expected a dense one; convert it with .dequantize()")
+    expect(not value.is_meta, name, "a tensor on the meta device", "one with values", TypeError)
+    narrow = value.is_floating_point() and value.element_size() < 2
+    expect(not narrow, name, f"dtype {value.dtype}", "at least 16 bits; convert it with .float()", TypeError)
+    return value.resolve_neg() if value.is_neg() else value
+
+
+def _of_array(value: np.ndarray, name: str) -> Tensor:
+    """Return an array of numbers as a tensor, of the same memory where possible."""
+    numbers = value.dtype.kind in "fiubc" and value.dtype.itemsize // (2 if value.dtype.kind == "c" else 1) <= 8
+    expect(numbers, name, value, "an array of numbers of at most 64 bits", TypeError)
+    expect(not np.ma.is_masked(value), name, "a masked array", "one without missing values", TypeError)
+    if not value.dtype.isnative:
+        value = value.astype(value.dtype.newbyteorder("="))
+    value = np.ascontiguousarray(value) if value.ndim else np.asarray(value)
+    return torch.from_numpy(value if value.flags.writeable else value.copy())
 
 
 def finite(value: Tensor, name: str) -> Tensor:
@@ -144,6 +255,7 @@ def finite(value: Tensor, name: str) -> Tensor:
 
 def array(value: object, name: str, shape: str, *ndim: int) -> Tensor:
     """Return a tensor or array of finite floating-point numbers, of one of the numbers of dimensions, as a tensor."""
+    value = dense(value, name) if isinstance(value, Tensor) else value
     floating = isinstance(value, np.ndarray) or (isinstance(value, Tensor) and value.is_floating_point())
     expect(floating, name, describe(value), f"floating-point numbers of shape {shape}", TypeError)
     tensor = real(value, name, f"floating-point numbers of shape {shape}")
@@ -160,7 +272,8 @@ def classes(value: Tensor | np.ndarray, name: str, count: int | None = None) -> 
     tensor([0, 2])
     """
     try:
-        labels = torch.as_tensor(np.ascontiguousarray(value) if isinstance(value, np.ndarray) else value).detach()
+        labels = _of_array(value, name) if isinstance(value, np.ndarray) else torch.as_tensor(value).detach()
+        labels = dense(labels, name)
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(f"{name}: got {describe(value)}, expected class indices: integers, shape (N,)") from error
     if labels.ndim != 1 or labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
@@ -198,10 +311,10 @@ def samples(value: object, name: str, *, features: int | None = None, minimum: i
         If it is empty, has too few samples, the wrong shape, or a NaN or infinite entry.
     """
     if isinstance(value, np.ndarray):
-        expect(value.dtype.kind not in "OUS", name, value, "floating-point numbers", TypeError)
-        value = torch.from_numpy(np.ascontiguousarray(value))
+        value = _of_array(value, name)
     if not isinstance(value, Tensor):
         raise TypeError(f"{name}: got {describe(value)}, expected a torch.Tensor or numpy.ndarray")
+    value = dense(value, name)
     got = f"shape {tuple(value.shape)}"
     expected = f"(N, {'features' if features is None else features})"
     expected = "(N, ...)" if ndim is None else expected

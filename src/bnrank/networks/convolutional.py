@@ -5,13 +5,14 @@ import itertools
 import math
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from bnrank._core import validation
+from bnrank.networks.mlp import size
 from bnrank.networks.stack import Stack, activation, linear_tail
 
 
@@ -104,8 +105,10 @@ class Convolutional(Stack):
     ) -> None:
         shape, channels = _sizes(shape, channels)
         tail, d_out = validation.integers(tail, "tail"), validation.integer(d_out, "d_out")
-        window = Window(**window) if isinstance(window, Mapping) else window
-        slope, bias = validation.slope(slope, linear=True), bool(bias)
+        window = _window(window)
+        slope, bias = validation.slope(slope, linear=True), validation.flag(bias, "bias")
+        dtype = validation.dtype(dtype)
+        _fit(shape, channels, window.kernel ** (len(shape) - 1))
         convolution, pooling = ((nn.Conv1d, nn.AvgPool1d), (nn.Conv2d, nn.AvgPool2d))[len(shape) - 2]
         around, mode = window.around, "circular" if window.padding == "circular" else "zeros"
         image, parts = shape[1:], {}
@@ -114,15 +117,18 @@ class Convolutional(Stack):
                 raise ValueError(f"kernel: got {window.kernel}, which wraps more than once around an image of {image}")
             settings = {"stride": window.stride, "padding": around, "padding_mode": mode, "bias": bias, "dtype": dtype}
             parts[f"conv{i}"] = nn.utils.skip_init(convolution, before, after, window.kernel, **settings)
-            image = [(size + 2 * around - window.kernel) // window.stride + 1 for size in image]
+            image = [(side + 2 * around - window.kernel) // window.stride + 1 for side in image]
             if slope != 1:
                 parts[f"activation{i}"] = activation(slope)
             if window.pool > 1:
                 parts[f"pool{i}"] = pooling(window.pool)
-                image = [size // window.pool for size in image]
+                image = [side // window.pool for side in image]
             if min(image) < 1:
                 raise ValueError(f"shape: got {tuple(shape)}, of which nothing is left after {i} convolution(s)")
         parts["flatten"] = nn.Flatten()
+        entries = channels[-1] * math.prod(image)
+        ends = {"d_out": d_out, "tail": max(tail, default=0), "channels": entries}
+        validation.largest_fits(size([entries, *tail, d_out]), ends)
         parts |= linear_tail(channels[-1] * math.prod(image), tail, d_out, bias, dtype)
         super().__init__(parts, init=init, seed=validation.integer(seed, "seed", 0))
         self.settings = {"shape": shape, "channels": channels, "d_out": d_out, "window": asdict(window)}
@@ -224,7 +230,9 @@ class CircularConvolutional(Stack):
         if len(taps) != len(image) or any(k > n for k, n in zip(taps, image, strict=True)):
             expected = f"one integer or {len(image)}, none larger than the image {tuple(image)}"
             raise ValueError(f"kernel: got {kernel if one else tuple(taps)}, expected {expected}")
-        slope, bias, flatten = validation.slope(slope, linear=True), bool(bias), bool(flatten)
+        slope, dtype = validation.slope(slope, linear=True), validation.dtype(dtype)
+        bias, flatten = validation.flag(bias, "bias"), validation.flag(flatten, "flatten")
+        _fit(shape, channels, math.prod(taps))
         layer: Any = (nn.Conv1d, nn.Conv2d)[len(image) - 1]
         parts: dict[str, nn.Module] = {}
         for i, (before, after) in enumerate(itertools.pairwise([shape[0], *channels]), 1):
@@ -238,6 +246,21 @@ class CircularConvolutional(Stack):
         super().__init__(parts, init=init, seed=validation.integer(seed, "seed", 0))
         self.settings = {"shape": shape, "channels": channels, "kernel": taps[0] if one else taps}
         self.settings |= {"slope": slope, "bias": bias, "flatten": flatten}
+
+
+def _window(window: object) -> Window:
+    """Return options of convolutions given as such or as a mapping."""
+    if isinstance(window, Mapping):
+        for name in window:
+            validation.choice(name, "window", [field.name for field in fields(Window)])
+        return Window(**window)
+    return validation.kind(window, "window", Window)
+
+
+def _fit(shape: list[int], channels: list[int], taps: int) -> None:
+    """Raise unless the kernels of the convolutions fit into memory."""
+    between = size([shape[0], *channels])
+    validation.largest_fits(between * taps, {"shape": shape[0], "channels": max(channels), "kernel": taps})
 
 
 def _sizes(shape: Sequence[int], channels: Sequence[int]) -> tuple[list[int], list[int]]:

@@ -72,9 +72,11 @@ class MLP(nn.Module):
         self.widths = validation.integers(widths, "widths")
         validation.expect(len(self.widths) >= 2, "widths", f"{self.widths}", "at least two, [d_in, ..., d_out]")
         self.slope = validation.slope(slope)
-        self.bias = bool(bias)
+        self.bias = validation.flag(bias, "bias")
         self.init = validation.init(init)
         self.seed = validation.integer(seed, "seed", 0)
+        dtype = validation.dtype(dtype)
+        validation.allocation(size(self.widths), "widths", self.widths)
         self.layers = nn.ModuleList(
             nn.utils.skip_init(nn.Linear, n_in, n_out, bias=self.bias, dtype=dtype)
             for n_in, n_out in zip(self.widths, self.widths[1:], strict=False)
@@ -98,7 +100,7 @@ class MLP(nn.Module):
 
     def reset(self, seed: int, init: str | float | None = None) -> MLP:
         """Redraw all parameters in place, from the network's own generator, and return the network."""
-        init = self.init if init is None else validation.init(init)
+        init, seed = self.init if init is None else validation.init(init), validation.integer(seed, "seed", 0)
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for weight in self.weights:
@@ -156,6 +158,11 @@ class LinearNetwork(MLP):
         self.reset(self.seed)
 
 
+def size(widths: Sequence[int]) -> int:
+    """Return an upper bound on the numbers that a network holds: weights, biases, and what a layer itself takes."""
+    return sum(n_in * n_out + n_out + 256 for n_in, n_out in itertools.pairwise(widths))
+
+
 def make(widths: Sequence[int], slope: float = 0.0, bias: bool = True, **options: Any) -> MLP:
     """Return an :class:`MLP`, or a :class:`LinearNetwork` where the slope is 1."""
     if isinstance(slope, int | float) and slope == 1:
@@ -177,8 +184,8 @@ def from_layers(weights: Sequence[Tensor], biases: Sequence[Tensor] = (), slope:
 
     Raises
     ------
-    ValueError
-        If the shapes do not fit together.
+    TypeError, ValueError
+        If they are not numbers, or the shapes do not fit together.
 
     Examples
     --------
@@ -186,6 +193,8 @@ def from_layers(weights: Sequence[Tensor], biases: Sequence[Tensor] = (), slope:
     >>> from_layers([torch.eye(2), torch.ones(1, 2)])(torch.tensor([[3.0, -1.0]], dtype=torch.float64)).item()
     3.0
     """
+    weights = [validation.numbers(w, f"weights[{i}]") for i, w in enumerate(validation.sequence(weights, "weights"))]
+    biases = [validation.numbers(b, f"biases[{i}]") for i, b in enumerate(validation.sequence(biases, "biases"))]
     shapes = [tuple(w.shape) for w in weights]
     if not shapes or any(len(shape) != 2 for shape in shapes):
         raise ValueError(f"weights: got shapes {shapes}, expected at least one (out, in)")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from bnrank._core import validation
-from bnrank.networks.mlp import MLP, leaky_relu
+from bnrank.networks.mlp import MLP, leaky_relu, size
 
 
 class Drawn(nn.Module):
@@ -66,7 +66,8 @@ class Diagonal(nn.Module):
 
     def __init__(self, n: int, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(validation.integer(n, "n"), dtype=dtype))
+        validation.allocation(validation.integer(n, "n"), "n", n)
+        self.weight = nn.Parameter(torch.ones(n, dtype=validation.dtype(dtype)))
 
     def forward(self, x: Tensor) -> Tensor:
         """Return weight * x."""
@@ -122,7 +123,7 @@ class Stack(nn.Sequential, Drawn):
         else:
             named = {str(i): part for i, part in enumerate(parts)}
         for name, part in named.items():
-            if not isinstance(part, nn.Module):
+            if not isinstance(part, nn.Module) or not isinstance(name, str):
                 raise TypeError(f"parts: got {validation.describe(part)} as {name}, expected torch.nn.Modules")
         super().__init__(OrderedDict(named))
         self.init = validation.init(init)
@@ -256,8 +257,11 @@ class Block(Drawn):
             raise ValueError(f"out: got {out} for width {width}, but only a FreeBlock may give another width")
         self.slope = validation.slope(slope, linear=True)
         self.after = 1.0 if after is None else validation.slope(after, "after", linear=True)
-        self.inner = linear(self.width, self.hidden, bool(bias), dtype)
-        self.outer = linear(self.hidden, self.out, bool(bias), dtype)
+        bias, dtype = validation.flag(bias, "bias"), validation.dtype(dtype)
+        count = self.width * self.hidden + self.hidden * self.out + self.width * self.out
+        validation.largest_fits(count, {"width": self.width, "hidden": self.hidden, "out": self.out})
+        self.inner = linear(self.width, self.hidden, bias, dtype)
+        self.outer = linear(self.hidden, self.out, bias, dtype)
         self.skip: nn.Module = nn.Identity()
         if self.kind == "diagonal":
             self.skip = Diagonal(self.width, dtype)
@@ -373,7 +377,10 @@ class ResNet(Stack):
     ) -> None:
         sizes = {"d_in": d_in, "d_out": d_out, "width": width, "hidden": hidden, "blocks": blocks}
         sizes = {name: validation.integer(value, name) for name, value in sizes.items()}
-        tail, bias = validation.integers(tail, "tail"), bool(bias)
+        tail, bias, dtype = validation.integers(tail, "tail"), validation.flag(bias, "bias"), validation.dtype(dtype)
+        each = 2 * sizes["width"] * sizes["hidden"] + sizes["width"] ** 2 + 1024
+        ends = size([sizes["d_in"], sizes["width"]]) + size([sizes["width"], *tail, sizes["d_out"]])
+        validation.largest_fits(each * sizes["blocks"] + ends, {**sizes, "tail": max(tail, default=0)})
         parts: dict[str, nn.Module] = {"input": linear(d_in, width, bias, dtype)}
         for i in range(blocks):
             parts[f"block{i + 1}"] = self.block(width, hidden, slope, after, bias, dtype=dtype)
