@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from bnrank._core import sources, validation
-from bnrank._core.files import atomic_path, checked_path
+from bnrank._core.files import StorageError, atomic_path, checked_path
 from bnrank._core.sources import DamagedError
 from bnrank._core.validation import Data
 from bnrank._version import __version__
@@ -127,7 +127,7 @@ def save(
             if previous is not None and path.exists():
                 path.replace(previous)
     except (OSError, safetensors.SafetensorError) as error:
-        raise ValueError(f"path: cannot write {str(path)!r}: {getattr(error, 'strerror', None) or error}") from error
+        raise StorageError(f"path: cannot write {str(path)!r}: {getattr(error, 'strerror', None) or error}") from error
     return path
 
 

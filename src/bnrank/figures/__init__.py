@@ -113,7 +113,7 @@ def reproduce(
     folder = Path(out) / validation.choice(scale, "scale", SCALES)
     figures = _chosen(names)
     prepare_folder(folder)
-    discard_partial(folder, store.ABANDONED)
+    discard_partial(folder)
     data: dict[str, str] = {}
     refused: dict[str, str] = {}
     failed: dict[str, Outcome] = {}

@@ -1,10 +1,12 @@
 """Networks in files: their arguments and parameters, state dicts, and modules built by code."""
 
+import contextlib
 import importlib
 import itertools
 import os
 import re
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -19,6 +21,7 @@ from bnrank.networks.mlp import MLP, from_layers, make
 from bnrank.networks.stack import ResNetDiagonal, ResNetFree, ResNetIdentity, Stack
 
 _STACKS = (ResNetIdentity, ResNetDiagonal, ResNetFree, Convolutional, LinearConvolutional, CircularConvolutional)
+_IMPORTS = threading.RLock()  # the search path of modules belongs to the process
 _KINDS: dict[str, Callable[..., MLP | Stack]] = {"MLP": make, **{kind.__name__: kind for kind in _STACKS}}
 
 
@@ -253,9 +256,11 @@ def _run_file(path: Path) -> ModuleType:
     module.__file__ = str(path)
     sys.modules[module.__name__] = module  # dataclasses look their module up there
     folder = str(path.parent.resolve())
-    sys.path.insert(0, folder)
-    try:
-        exec(compile(path.read_bytes(), str(path), "exec"), vars(module))
-    finally:
-        sys.path.remove(folder)
+    with _IMPORTS:
+        sys.path.insert(0, folder)
+        try:
+            exec(compile(path.read_bytes(), str(path), "exec"), vars(module))
+        finally:
+            with contextlib.suppress(ValueError):  # the file may have removed it
+                sys.path.remove(folder)
     return module

@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 
 from bnrank._core import text as tables
 from bnrank._core import validation
+from bnrank._core.shared import Shared
 from bnrank.reporting.charts.parts import View
 
 STATUS = {
@@ -142,6 +143,7 @@ def plots_in(blocks: Iterable[Block]) -> Iterator[Plot]:
 
 # pictures ------------------------------------------------------------------------------------------------------------
 
+_REPRODUCIBLE = Shared(lambda: mpl.rc_context({"svg.hashsalt": "bnrank", "svg.fonttype": "path"}))
 MIME = {".png": "image/png", ".svg": "image/svg+xml"}
 
 
@@ -196,6 +198,6 @@ def drawn(value: Any, caption: str, kind: str = "svg", **options: Any) -> bytes:
         raise TypeError(f"figures[{caption!r}]: got {validation.describe(value)}, expected {expected}")
     buffer = io.BytesIO()
     metadata = {"Date": None} if kind == "svg" else None
-    with mpl.rc_context({"svg.hashsalt": "bnrank", "svg.fonttype": "path"}):
+    with _REPRODUCIBLE:
         figure.savefig(buffer, format=kind, metadata=metadata, facecolor="white", **options)
     return buffer.getvalue()

@@ -15,6 +15,8 @@ import torch
 from threadpoolctl import threadpool_limits
 from torch import Tensor, nn
 
+from bnrank._core.shared import Shared
+
 ALIGNMENT = 64  # bytes; BLAS products depend on memory alignment in their last bits, so it is the same in all runs
 PIECE = 1 << 18  # number of entries converted to float64 at a time
 
@@ -133,12 +135,50 @@ class BatchOrder:
         return torch.randperm(self.n, generator=generator)
 
 
+class _OneThread:
+    """One thread for the BLAS of NumPy and SciPy, a setting of the process.
+
+    PyTorch's number of threads is a setting of the calling thread, which new threads inherit.
+    """
+
+    def __init__(self) -> None:
+        self.shared = Shared(lambda: self)
+        self.pytorch = 1  # PyTorch's number of threads when the first `Workers` began
+        self.local = threading.local()  # .depth: how many `Workers` of this thread are at work
+
+    def __enter__(self) -> None:
+        self.pytorch = torch.get_num_threads()
+        self.limits = threadpool_limits(limits=1, user_api="blas")
+
+    def __exit__(self, *error: object) -> None:
+        self.limits.restore_original_limits()
+
+    @property
+    def depth(self) -> int:
+        """How many `Workers` of this thread are at work."""
+        return getattr(self.local, "depth", 0)
+
+    def available(self) -> int:
+        """Return PyTorch's number of threads, without the limit that a new thread inherits from one that trains."""
+        others = self.shared.users
+        own = torch.get_num_threads()
+        return self.pytorch if own == 1 and (others or self.shared.users) and not self.depth else own
+
+    def count(self, by: int) -> None:
+        """Count one more or one less of the `Workers` of this thread."""
+        self.local.depth = self.depth + by
+
+
+_ONE_THREAD = _OneThread()
+
+
 class Workers:
     """A pool of threads, with multithreading inside libraries disabled.
 
     If a library splits a matrix product among threads, its last bits may depend on the split. Here one thread computes
     each product and each sum, and the work is split over members and blocks of samples, so results do not depend on the
-    number of threads. The thread settings of PyTorch and BLAS are restored on exit.
+    number of threads. On exit PyTorch's number of threads is restored, and that of BLAS, which belongs to the process,
+    as soon as no other thread needs it.
 
     Parameters
     ----------
@@ -155,23 +195,25 @@ class Workers:
     """
 
     def __init__(self, threads: int | None = None) -> None:
-        self.threads = threads or torch.get_num_threads()
+        self.threads = threads or _ONE_THREAD.available()
         self._pool: ThreadPoolExecutor | None = None
 
     def __enter__(self) -> Workers:
-        self._before = torch.get_num_threads()
-        self._limits = threadpool_limits(limits=1, user_api="blas")
+        self._before = _ONE_THREAD.available()
+        _ONE_THREAD.shared.__enter__()
+        _ONE_THREAD.count(1)
         torch.set_num_threads(1)
         if self.threads > 1:
-            self._pool = ThreadPoolExecutor(self.threads - 1, initializer=torch.set_num_threads, initargs=(1,))
+            self._pool = ThreadPoolExecutor(self.threads - 1, initializer=_limit_thread)
         return self
 
     def __exit__(self, *error: object) -> None:
         if self._pool is not None:
             self._pool.shutdown(wait=True)
             self._pool = None
-        self._limits.restore_original_limits()
         torch.set_num_threads(self._before)
+        _ONE_THREAD.count(-1)
+        _ONE_THREAD.shared.__exit__()
 
     @contextlib.contextmanager
     def all_threads(self) -> Iterator[None]:
@@ -205,3 +247,9 @@ class Workers:
             wait(helpers)
         for helper in helpers:
             helper.result()
+
+
+def _limit_thread() -> None:
+    """Limit a thread of a pool."""
+    _ONE_THREAD.count(1)
+    torch.set_num_threads(1)

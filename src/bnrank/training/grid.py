@@ -10,8 +10,8 @@ import os
 import tempfile
 import traceback
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
@@ -21,7 +21,9 @@ import numpy as np
 import torch
 
 from bnrank._core import checksums, identity, netcdf, validation
-from bnrank._core.files import prepare_folder
+from bnrank._core.files import one_writer, prepare_folder, writing
+from bnrank._core.locks import InUseError, StorageError
+from bnrank._core.processes import end_with_parent
 from bnrank._core.sources import DamagedError
 from bnrank.networks import MLP
 from bnrank.tasks import Task
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     import xarray as xr
 
 RESULT = "result.nc"
+LOCK = ".group.lock"  # in the folder of an ensemble that a sweep trains
 OPTIONS = [name for name in inspect.signature(train).parameters if name not in ("net", "task", "out", "progress")]
 OPTIONS.append("checkpoint_every")
 SCALARS = ("loss", "cost", "parameter_norm", "gradient_norm", "balance_residual", "steps")
@@ -75,13 +78,15 @@ def sweep(
         "width": common widths of the hidden layers (default [100]). "size": numbers of training samples, taken from the
         first (default: all). "slope", "bias", "init": one value for all networks, as in `bnrank.MLP`.
     executor : concurrent.futures.Executor, optional
-        Executor that runs the ensembles. Default: a pool of processes that divide PyTorch's threads among them.
+        Executor that runs the ensembles. Default: a pool of processes that divide PyTorch's threads among them, and
+        that end when this process does. The threads and the processes of your executor are left to you.
     processes : int, optional
         Size of the pool. Default: the number of threads, at most one per ensemble. 1 runs the ensembles in this
         process.
     out : path, optional
         Folder for the results, with one run folder per ensemble (see `Run.open`), named by the hash of its settings. A
-        killed sweep resumes from the checkpoints in it.
+        killed sweep resumes from the checkpoints in it. Sweeps that run at the same time with the same folder share
+        the work: an ensemble that one of them trains is waited for by the others, after they have trained the rest.
     device : str
         Device to train on.
     progress : bool
@@ -102,7 +107,8 @@ def sweep(
     Raises
     ------
     TypeError, ValueError
-        If an argument of the grid is invalid. Errors inside a run are stored in the result.
+        If an argument of the grid is invalid, or the folder cannot be written to; finished ensembles are kept. Other
+        errors inside a run are stored in the result.
 
     Warns
     -----
@@ -170,11 +176,31 @@ class _Group:
         return folder / identity.digest(identity.FORMAT, vars(self), task.loss, task.x, task.y)[:20]
 
 
-def _train_group(group: _Group, task: Task, folder: Path, threads: int | None) -> None:
-    """Train one ensemble, with ridges as the outer loop, and store its result in a folder; errors are stored too."""
-    folder.mkdir(exist_ok=True)
-    if threads is not None:
-        torch.set_num_threads(threads)
+def _train_group(group: _Group, task: Task, folder: Path, wait: bool = False) -> str:
+    """Train one ensemble and store its result in a folder, unless another process does.
+
+    Returns "trained", "stored" if a result is found, or "busy" if another process trains it; with ``wait``, the latter
+    is waited for.
+    """
+    try:
+        with writing("out", folder):
+            folder.mkdir(exist_ok=True)
+        with one_writer(folder, lock=LOCK, wait=wait):
+            if _is_done(folder):
+                return "stored"
+            _train_members(group, task, folder)
+            return "trained"
+    except InUseError:
+        if wait:
+            raise
+        return "busy"
+
+
+def _train_members(group: _Group, task: Task, folder: Path) -> None:
+    """Train one ensemble, with ridges as the outer loop, and store its result in a folder.
+
+    Errors are stored too, except that the folder cannot be written to.
+    """
     pairs = list(itertools.product(group.ridges, group.seeds))
     ridge, seed = [r for r, _ in pairs], [s for _, s in pairs]
     try:
@@ -188,6 +214,8 @@ def _train_group(group: _Group, task: Task, folder: Path, threads: int | None) -
         spectra = run.history["weight_singular_values"]
         last = spectra.isel(step=last_rows(spectra.notnull().any(["layer", "index"]))).reset_coords(drop=True)
         result = run.summary.assign(weight_singular_values=last, error=("member", [""] * len(pairs)))
+    except StorageError:
+        raise
     except Exception as error:
         _store_failure(group, folder, error)
         return
@@ -206,7 +234,6 @@ def _store_failure(group: _Group, folder: Path, error: BaseException) -> None:
             f"if __name__ == '__main__': around the sweep; processes=1 runs it without workers\n{message}"
         )
     count = len(group.ridges) * len(group.seeds)
-    folder.mkdir(exist_ok=True)
     _store(
         group, folder, xr.Dataset({"status": ("member", ["failed"] * count), "error": ("member", [message] * count)})
     )
@@ -214,7 +241,8 @@ def _store_failure(group: _Group, folder: Path, error: BaseException) -> None:
 
 def _store(group: _Group, folder: Path, result: xr.Dataset) -> None:
     result = result.assign_attrs(group=json.dumps(group.__dict__, default=str), folder=folder.name)
-    checksums.replace(folder, {RESULT: netcdf.dump(result)}, keep=True)
+    with writing("out", folder):
+        checksums.replace(folder, {RESULT: netcdf.dump(result)}, keep=True)
 
 
 def _load(folder: Path) -> xr.Dataset:
@@ -235,34 +263,80 @@ def _load(folder: Path) -> xr.Dataset:
 def _run_all(
     groups: list[_Group], task: Task, folder: Path, executor: Executor | None, processes: int | None, progress: bool
 ) -> int:
-    """Run the ensembles whose results are not stored yet, or have failed, and return their number."""
+    """Run the ensembles whose results are not stored yet, or have failed, and return how many were trained here."""
     waiting = [group for group in groups if not _is_done(group.path(task, folder))]
     waiting.sort(key=lambda group: -group.depth * group.width**2 * group.size)  # longest first
     text = "training ensembles"
-    stored = len(groups) - len(waiting)
+    done, ran = len(groups) - len(waiting), 0
     threads = torch.get_num_threads()
     if executor is None:
         processes = min(threads, len(waiting)) if processes is None else validation.integer(processes, "processes")
     with bar(progress, text, len(groups)) as tell, contextlib.ExitStack() as stack:
-        tell(stored, text)
-        if executor is None and (processes is None or processes <= 1):
-            for done, group in enumerate(waiting, stored + 1):
-                _train_group(group, task, group.path(task, folder), None)
-                tell(done, text)
-            return len(waiting)
-        each = max(1, threads // processes) if processes else None
-        plain = replace(task, truth=None)  # functions may not be picklable
-        if executor is None:
-            executor = ProcessPoolExecutor(processes, mp_context=get_context("spawn"))
+        tell(done, text)
+        if executor is None and processes is not None and processes > 1:
+            context, each = get_context("spawn"), max(1, threads // processes)
+            executor = ProcessPoolExecutor(processes, context, initializer=_start_worker, initargs=(each,))
             stack.callback(executor.shutdown, wait=True, cancel_futures=True)
-        futures = {executor.submit(_train_group, g, plain, g.path(task, folder), each): g for g in waiting}
-        for done, future in enumerate(as_completed(futures), stored + 1):
+        for wait in (False, True):  # those that another process trains come last
+            busy = []
+            for group, result in _results(waiting, task, folder, executor, wait):
+                if result == "busy":
+                    busy.append(group)
+                    continue
+                done, ran = done + 1, ran + (result == "trained")
+                tell(done, text)
+            waiting = busy
+    return ran
+
+
+def _start_worker(threads: int) -> None:
+    """Prepare a process of the pool."""
+    end_with_parent()
+    torch.set_num_threads(threads)
+
+
+def _results(
+    groups: list[_Group], task: Task, folder: Path, executor: Executor | None, wait: bool
+) -> Iterator[tuple[_Group, str]]:
+    """Yield the ensembles, each with what `_train_group` returns, in the order in which they end."""
+    if executor is None:
+        for group in groups:
+            yield group, _train_group(group, task, group.path(task, folder), wait)
+        return
+    plain = replace(task, truth=None)  # functions may not be picklable
+    futures: dict[Future[str], _Group] = {}
+    try:
+        for group in groups:
+            futures[_submit(executor, group, plain, group.path(plain, folder), wait)] = group
+        for future in as_completed(futures):
             try:
-                future.result()
+                yield futures[future], future.result()
             except BrokenExecutor as error:  # a worker was killed or could not start
-                _store_failure(futures[future], futures[future].path(plain, folder), error)
-            tell(done, text)
-    return len(waiting)
+                yield futures[future], _fail(futures[future], futures[future].path(plain, folder), error)
+    finally:
+        for future in futures:
+            future.cancel()
+
+
+def _submit(executor: Executor, *arguments: Any) -> Future[str]:
+    """Return the future of `_train_group`, with an error if a worker was killed before."""
+    try:
+        return executor.submit(_train_group, *arguments)
+    except BrokenExecutor as error:
+        future: Future[str] = Future()
+        future.set_exception(error)
+        return future
+
+
+def _fail(group: _Group, folder: Path, error: BaseException) -> str:
+    """Store an error that kept an ensemble from being trained, unless another process has trained it."""
+    with writing("out", folder):
+        folder.mkdir(exist_ok=True)
+    with one_writer(folder, lock=LOCK, wait=True):
+        if _is_done(folder):
+            return "stored"
+        _store_failure(group, folder, error)
+        return "trained"
 
 
 def _is_done(folder: Path) -> bool:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from bnrank._core import checksums, identity, netcdf, sources, store, validation
-from bnrank._core.files import prepare_folder
+from bnrank._core.files import StorageError, one_writer, prepare_folder
 from bnrank._core.results import Printed
 from bnrank._core.text import render
 from bnrank._version import __version__
@@ -332,11 +332,17 @@ class Run(Printed):
         TypeError
             If a part of the network cannot be identified, and no version is given.
         ValueError
-            If the folder is full or cannot be written to.
+            If the folder is full or cannot be written to, or a training is at work in it.
         """
         parts = self.settings.identity | ({} if tag is None else {"tag": repr(tag)})
         identity.require(parts)
         folder = prepare_folder(out)
+        with one_writer(folder):
+            self.write(folder, parts)
+        return folder
+
+    def write(self, folder: Path, parts: Mapping[str, str]) -> None:
+        """Write the run, identified by its parts, to a folder in which no other process is at work."""
         plain = by_hand(self.net) or not isinstance(self.net, MLP)
         plan = blueprint(self.net) if plain and all(p.requires_grad for p in self.net.parameters()) else None
         settings = asdict(self.settings) | {"identity": parts}
@@ -350,8 +356,7 @@ class Run(Printed):
         try:
             checksums.replace(folder, files)
         except (OSError, ValueError) as error:
-            raise ValueError(f"out: cannot write to {str(folder)!r}: {error}") from error
-        return folder
+            raise StorageError(f"out: cannot write to {str(folder)!r}: {error}") from error
 
     @classmethod
     def open(cls, out: str | os.PathLike[str], net: nn.Module | None = None) -> Run:

@@ -15,9 +15,12 @@ from typing import Any
 from torch import Tensor
 
 from bnrank._core import store
+from bnrank._core.files import StorageError
 from bnrank._core.sources import DamagedError
 from bnrank._core.store import Stored
 from bnrank.training.settings import Settings
+
+_shown = threading.Lock()  # held while a bar is shown
 
 
 def save_checkpoint(
@@ -36,7 +39,7 @@ def save_checkpoint(
         store.save(path, tensors, about, kind, previous=previous(path) if keep else None)
     except ValueError as error:
         text = f"{str(path.parent)!r}: {error}; the one before, if any, is untouched"
-        raise ValueError(f"out: cannot write a checkpoint to {text}") from error
+        raise StorageError(f"out: cannot write a checkpoint to {text}") from error
     return keep
 
 
@@ -123,10 +126,11 @@ def interruptions() -> Iterator[threading.Event]:
     """Yield a flag that the first Ctrl-C sets, so that the current step finishes; a second Ctrl-C raises.
 
     On exit, if the flag is set, a previous handler other than Python's default is called too, so that the caller can
-    stop as well.
+    stop as well. Only the main thread receives Ctrl-C: elsewhere, and where a handler that Python cannot restore is
+    installed, the flag is never set.
     """
     flag = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is None:
         yield flag
         return
 
@@ -148,15 +152,18 @@ def interruptions() -> Iterator[threading.Event]:
 def bar(progress: bool, text: str, total: float, *, counted: bool = True) -> Iterator[Callable[[float, str], None]]:
     """Yield a function that updates a progress bar, given the completed amount and a description.
 
-    The function does nothing if ``progress`` is False. With ``counted`` the bar shows progress as "k/n" and the
-    remaining time, otherwise only the elapsed time.
+    The function does nothing if ``progress`` is False, or if another bar is shown: a terminal has room for one. With
+    ``counted`` the bar shows progress as "k/n" and the remaining time, otherwise only the elapsed time.
     """
-    if not progress:
+    if not progress or not _shown.acquire(blocking=False):
         yield lambda done, text: None
         return
     from rich import progress as rich
 
     columns = [rich.MofNCompleteColumn(), rich.TimeRemainingColumn()] if counted else [rich.TimeElapsedColumn()]
-    with rich.Progress(rich.TextColumn("{task.description}"), rich.BarColumn(), *columns) as shown:
-        number = shown.add_task(text, total=total)
-        yield lambda done, text: shown.update(number, completed=done, description=text)
+    try:
+        with rich.Progress(rich.TextColumn("{task.description}"), rich.BarColumn(), *columns) as shown:
+            number = shown.add_task(text, total=total)
+            yield lambda done, text: shown.update(number, completed=done, description=text)
+    finally:
+        _shown.release()

@@ -1,7 +1,8 @@
 """Options of `bnrank.train` and `bnrank.flow`, validated on construction."""
 
+import contextlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -9,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 from torch import Tensor
 
 from bnrank._core import validation
-from bnrank._core.files import discard_partial, prepare_folder
+from bnrank._core.files import one_writer, prepare_folder
 
 METHODS = ("rk45", "dop853", "heun", "lsoda", "bdf", "euler")
 ADAPTIVE = METHODS[:3]  # explicit, with error control
@@ -200,11 +201,16 @@ class Save:
         validation.expect(isinstance(self.tag, str | None), "tag", self.tag, "a text", TypeError)
         validation.optional(validation.integer, self.checkpoint_every, "checkpoint_every")
 
-    def folder(self) -> Path:
-        """Return the folder after removing partial files of a killed process."""
-        folder = prepare_folder(self.out)
-        discard_partial(folder)
-        return folder
+
+@contextlib.contextmanager
+def folder_of(save: Save | None) -> Iterator[Path | None]:
+    """Provide the folder for checkpoints and results, with no other process or thread at work in it; None for None."""
+    if save is None:
+        yield None
+        return
+    folder = prepare_folder(save.out)
+    with one_writer(folder):
+        yield folder
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from bnrank.training.interruption import (
     save_checkpoint,
 )
 from bnrank.training.objectives import MLPObjective, ModuleObjective
-from bnrank.training.options import Adam, GradientDescent, Record, Save, Stop, Watcher, given
+from bnrank.training.options import Adam, GradientDescent, Record, Save, Stop, Watcher, folder_of, given
 from bnrank.training.quasi_newton import LBFGS, KroneckerCurvature, Optimizer, WarmStarted
 from bnrank.training.settings import Start, TrainSettings, by_hand, starting_points
 
@@ -101,7 +101,8 @@ def train(
     Raises
     ------
     TypeError, ValueError
-        If an argument is invalid, the folder cannot be written to, or it holds a checkpoint that has other settings.
+        If an argument is invalid, the folder cannot be written to or another process trains in it, or it holds a
+        checkpoint that has other settings.
 
     Warns
     -----
@@ -125,9 +126,8 @@ def train(
     lr = getattr(optimizer, "lr", None)
     start = starting_points(net, task, members, seed, [ridge, lr], batch_size, dtype)
     settings = TrainSettings.create(start, task, ridge, stop, optimizer, batch_size, rows, save)
-    folder = None if save is None else save.folder()
     every = save.checkpoint_every if save is not None and save.checkpoint_every else max(1, stop.steps // 20)
-    with Workers(None if settings.device == "cpu" else 1) as workers:
+    with folder_of(save) as folder, Workers(None if settings.device == "cpu" else 1) as workers:
         trainer = _Trainer(start, task, settings, workers, rows.watch)
         if folder is not None and save is not None:
             if save.resume:
@@ -136,8 +136,8 @@ def train(
                 checksums.discard(folder)
                 discard_checkpoints(folder / CHECKPOINT)
         run = trainer.run(folder, every, progress)
-    if folder is not None:
-        run.save(folder)
+        if folder is not None:
+            run.write(folder, settings.identity)
     return run
 
 

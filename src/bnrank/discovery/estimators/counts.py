@@ -1,5 +1,6 @@
 """The number of components supported by held-out rows, and the linear baselines for networks."""
 
+import contextlib
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from scipy.special import log_softmax, logsumexp
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 
+from bnrank._core.shared import Shared
 from bnrank.networks.mlp import MLP, from_layers
 
 SURE = 2.0  # standard errors by which a function must improve on the mean
@@ -345,6 +347,16 @@ def _maps(x: np.ndarray, y: np.ndarray, ridges: np.ndarray, classes: int) -> Ite
         yield LinearMap(b, center, level, v, constant)
 
 
+@contextlib.contextmanager
+def _unwarned() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        yield
+
+
+_UNWARNED = Shared(_unwarned)
+
+
 def _least_squares(x: np.ndarray, y: np.ndarray, ridges: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     level = y.mean(axis=0)
     u, s, vt = np.linalg.svd(x, full_matrices=False)
@@ -362,8 +374,7 @@ def _logistic(
     for ridge in ridges:
         b, level = np.zeros((classes, x.shape[1])), np.zeros(classes)
         if len(seen) > 1:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", ConvergenceWarning)
+            with _UNWARNED:
                 fit = LogisticRegression(C=1 / (ridge * len(x)), max_iter=300).fit(x, y)
             slopes, offsets = fit.coef_, fit.intercept_
             if len(seen) == 2:

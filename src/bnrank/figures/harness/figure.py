@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bnrank._core import identity, validation
+from bnrank._core.files import one_writer, prepare_folder
 from bnrank._version import __version__
 from bnrank.figures.harness import store
 from bnrank.figures.harness.claims import Claim
@@ -219,16 +220,22 @@ class Figure:
         ------
         ValueError
             If there is no such scale or setting, the folder holds results of other settings, of another version or
-            other files, or it cannot be written to.
+            other files, it cannot be written to, or another process runs the figure in it.
         """
-        settings, stamp = self.changed(scale, **changes), self.stamp(scale, **changes)
+        self.changed(scale, **changes)
         folder = Path(out) / self.name
-        refused = store.refusal(folder, stamp, resume)
-        if refused:
-            raise ValueError(f"out: {refused}")
-        if not resume:
-            store.clear(folder)
-        before, began = store.begin(folder, stamp), time.perf_counter()
+        stamp = self.stamp(scale, **changes)
+        store.refuse(folder, stamp, resume)
+        prepare_folder(folder)
+        with one_writer(folder):
+            store.refuse(folder, stamp, resume)  # again: another process may have written to it
+            if not resume:
+                store.clear(folder)
+            return self._run(scale, folder, store.begin(folder, stamp), progress, changes)
+
+    def _run(self, scale: str, folder: Path, before: float, progress: bool, changes: Mapping[str, Any]) -> Outcome:
+        """Run the figure in its folder, after some seconds of earlier attempts."""
+        settings, began = self.changed(scale, **changes), time.perf_counter()
         made, error = Outcome(), ""
         try:
             with ctrl_c():

@@ -24,7 +24,7 @@ import numpy as np
 import xarray as xr
 
 from bnrank._core import identity
-from bnrank._core.files import PARTIAL, discard_partial, prepare_folder, write_atomically
+from bnrank._core.files import LOCK, PARTIAL, write_atomically
 from bnrank.figures.harness.claims import Claim
 from bnrank.reporting import Section
 from bnrank.reporting.blocks import drawn, named_figures
@@ -35,7 +35,6 @@ from bnrank.reporting.tables import verdict_rows
 
 STAMP, SPENT, SECTIONS, CLAIMS = "stamp.json", "spent.json", "sections.json", "claims.json"
 RUNS, INNER = "runs", "sections"
-ABANDONED = 600  # seconds after which a partial file no longer counts as another process's
 SVG_LIMIT = 300_000  # bytes above which a picture is kept as PNG only
 DPI = 150
 _NUMBERS = ("NaN", "Infinity", "-Infinity")
@@ -65,7 +64,11 @@ def identified(stamp: Mapping[str, Any]) -> identity.Parts:
 def refusal(folder: Path, stamp: Mapping[str, Any], resume: bool) -> str:
     """Return why the results of a figure cannot be written to a folder; empty if they can."""
     try:
-        names = {path.name for path in folder.iterdir() if path.suffix != PARTIAL} if folder.is_dir() else set()
+        names = (
+            {path.name for path in folder.iterdir() if path.suffix != PARTIAL and path.name != LOCK}
+            if folder.is_dir()
+            else set()
+        )
     except OSError as error:
         return f"{str(folder)!r} cannot be read: {error.strerror or error}"
     if not (names & {STAMP, CLAIMS} or names <= {RUNS}):
@@ -77,6 +80,13 @@ def refusal(folder: Path, stamp: Mapping[str, Any], resume: bool) -> str:
         f"{str(folder)!r} holds results of other settings or of another version ({'; '.join(found)}); --fresh "
         "(resume=False) discards them, another --out keeps them"
     )
+
+
+def refuse(folder: Path, stamp: Mapping[str, Any], resume: bool) -> None:
+    """Raise a ValueError if the results of a figure cannot be written to a folder."""
+    refused = refusal(folder, stamp, resume)
+    if refused:
+        raise ValueError(f"out: {refused}")
 
 
 @contextlib.contextmanager
@@ -95,9 +105,7 @@ def is_full(problem: BaseException) -> bool:
 
 
 def begin(folder: Path, stamp: Mapping[str, Any]) -> float:
-    """Create and stamp a figure's folder, and return the seconds spent on it so far."""
-    prepare_folder(folder)
-    discard_partial(folder, ABANDONED)
+    """Stamp a figure's folder, and return the seconds spent on it so far."""
     if not (folder / STAMP).exists():
         with one_error(folder):
             write_atomically(folder / STAMP, to_json({"stamp": identified(stamp)}))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import random
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +21,8 @@ MIXES = "mixes samples, or has no dimension for them"
 
 NO_SAMPLES = -1
 """The dimension of the samples of a tensor that has none."""
+
+_GENERATORS = threading.RLock()  # the global random generators belong to the process
 
 
 class UnreadError(Exception):
@@ -254,18 +257,19 @@ def generators(seed: int | None = None) -> Iterator[Callable[[], bool]]:
         key = np.random.get_state(legacy=False)["state"]  # noqa: NPY002  (what forward may draw from)
         return torch.get_rng_state().numpy().tobytes(), key["key"].tobytes(), key["pos"], random.getstate()
 
-    numpy, python = np.random.get_state(), random.getstate()  # noqa: NPY002
-    try:
-        with torch.random.fork_rng([]):
-            if seed is not None:
-                torch.manual_seed(seed)
-                np.random.seed(seed)  # noqa: NPY002
-                random.seed(seed)
-            before = state()
-            yield lambda: state() != before
-    finally:
-        np.random.set_state(numpy)  # noqa: NPY002
-        random.setstate(python)
+    with _GENERATORS:
+        numpy, python = np.random.get_state(), random.getstate()  # noqa: NPY002
+        try:
+            with torch.random.fork_rng([]):
+                if seed is not None:
+                    torch.manual_seed(seed)
+                    np.random.seed(seed)  # noqa: NPY002
+                    random.seed(seed)
+                before = state()
+                yield lambda: state() != before
+        finally:
+            np.random.set_state(numpy)  # noqa: NPY002
+            random.setstate(python)
 
 
 def reorder(values: list[Value], run: Callable[..., Any], result: Any, emit: Emit, **fields: Any) -> Any:

@@ -36,7 +36,7 @@ from bnrank.training.interruption import (
     save_checkpoint,
 )
 from bnrank.training.objectives import LOSSES
-from bnrank.training.options import Limits, Record, Save, SkipPlateau, Solver, given
+from bnrank.training.options import Limits, Record, Save, SkipPlateau, Solver, folder_of, given
 from bnrank.training.settings import FlowSettings, by_hand, check_dtype
 
 Array = np.ndarray[Any, Any]
@@ -106,8 +106,8 @@ def flow(
     Raises
     ------
     TypeError, ValueError
-        If an argument is invalid, or if the plateau cannot be skipped: the network has biases, the module is not a
-        chain, or G or x is zero.
+        If an argument is invalid; if the folder cannot be written to, or another process integrates in it; or if the
+        plateau cannot be skipped: the network has biases, the module is not a chain, or G or x is zero.
 
     Notes
     -----
@@ -139,8 +139,7 @@ def flow(
     own = own.to(x.device)
     theta = torch.cat([p.detach().flatten() for p in own.parameters() if p.requires_grad])
     plan = FlowSettings.create(unwrap(net), (x, y, loss), theta, solver, plateau, rows, limits, save)
-    folder = None if save is None else save.folder()
-    with Workers(None if plan.device == "cpu" else 1) as workers:
+    with folder_of(save) as folder, Workers(None if plan.device == "cpu" else 1) as workers:
         cost: Cost
         if by_hand(own) and isinstance(own, MLP) and isinstance(loss, str):
             cost = HandCost(own, x, y, loss, workers)

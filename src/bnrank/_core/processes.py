@@ -1,0 +1,25 @@
+"""Processes of a pool."""
+
+import multiprocessing
+import os
+import threading
+from multiprocessing import connection
+
+
+def end_with_parent() -> None:
+    """End this process within a second once the process that started it has ended, whatever ended it.
+
+    Without this, the workers of a pool finish what they compute, which may take hours.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+    number, sentinel = parent.pid, parent.sentinel
+
+    def watch() -> None:
+        while os.getppid() == number:
+            if connection.wait([sentinel], timeout=1):
+                break
+        os._exit(1)
+
+    threading.Thread(target=watch, name="end with parent", daemon=True).start()
