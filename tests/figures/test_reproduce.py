@@ -16,6 +16,7 @@ import xarray as xr
 
 import bnrank
 from bnrank import figures
+from bnrank._core import locks
 from bnrank.figures.harness import store
 from bnrank.figures.harness.claims import Claim
 from bnrank.figures.harness.figure import Outcome
@@ -171,12 +172,14 @@ def test_what_the_list_of_files_names_outside_the_folder_is_left_alone(tmp_path)
 def test_what_a_live_process_may_be_writing_is_left_alone(tmp_path, plant):
     plant(planted("a"))
     own = tmp_path / "quick" / "a-name"
-    old, young = (own / f".claims.json.{name}.partial" for name in ("old", "young"))
-    for path in (old, young):
+    killed, live = (own / f".claims.json.{name}.partial" for name in ("killed", "live"))
+    for path in (killed, live):
         path.mkdir(parents=True)
-    os.utime(old, (time.time() - 3600,) * 2)
+    os.utime(live, (time.time() - 3600,) * 2)  # as after a jump of the clock
+    lock = locks.folder(live)
     assert figures.reproduce("all", tmp_path, progress=False)[0].passed
-    assert (old.exists(), young.exists()) == (False, True)
+    assert (killed.exists(), live.exists()) == (False, True)
+    locks.release(lock)
 
 
 def test_what_is_finished_is_opened_and_what_failed_is_tried_again(tmp_path, plant):

@@ -162,4 +162,4 @@ def test_fresh_removes_what_is_the_figures_and_keeps_what_was_put_beside_it(tmp_
     (own / "notes.txt").write_text("mine")
     (own / "runs" / "one").mkdir(parents=True)
     figures.reproduce("all", tmp_path, progress=False, resume=False)
-    assert left[1] == ["notes.txt", "stamp.json"]
+    assert left[1] == [".lock", "notes.txt", "stamp.json"]

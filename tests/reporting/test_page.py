@@ -330,7 +330,7 @@ def test_an_unwritable_path_is_named(tmp_path, profile):
     for path in (tmp_path / "file" / "p.html", tmp_path / "file" / "deeper" / "p.html", tmp_path / ("n" * 300)):
         with pytest.raises(ValueError, match=f"path: got .*{path.name[:20]}.*expected a file that can be written"):
             report(profile, path)
-    with pytest.raises(ValueError, match="Is a directory"):
+    with pytest.raises(ValueError, match="which is a folder, device or pipe"):
         report(profile, tmp_path)
     with pytest.raises(TypeError, match="path: got"):
         report(profile, 3)
