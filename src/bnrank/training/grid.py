@@ -346,7 +346,8 @@ def _is_done(folder: Path) -> bool:
     try:
         return "failed" not in _load(folder)["status"].values
     except DamagedError as error:
-        warnings.warn(f"{error}; its networks are trained again", stacklevel=4)
+        if not (folder / LOCK).exists():  # otherwise it is being replaced, or the warning was given before
+            warnings.warn(f"{error}; its networks are trained again", stacklevel=4)
         return False
 
 
