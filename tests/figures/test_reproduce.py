@@ -1,6 +1,8 @@
 """`bnrank reproduce`: outcomes stored whole, resumed after an interruption."""
 
+import hashlib
 import importlib.util
+import itertools
 import json
 import os
 import signal
@@ -8,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +20,6 @@ import xarray as xr
 import bnrank
 from bnrank import figures
 from bnrank._core import locks
-from bnrank.figures.harness import store
 from bnrank.figures.harness.claims import Claim
 from bnrank.figures.harness.figure import Outcome
 from bnrank.reporting import Section
@@ -131,17 +133,44 @@ def test_what_is_not_whole_is_not_opened_and_made_again(tmp_path, plant, spoil, 
     assert (again.passed, len(calls)) == (True, 2)
 
 
-def test_a_save_that_is_cut_short_leaves_nothing_that_looks_whole(tmp_path, monkeypatch):
+@pytest.mark.parametrize("step", range(6))
+def test_a_save_that_is_cut_short_leaves_the_outcome_before_or_nothing_that_looks_whole(step, tmp_path, monkeypatch):
     rich_outcome().save(tmp_path)
+    other = Outcome("F0 other", (FAILED,), (), {"a-b": drawn(), "large": drawn()})
+    rename, count = Path.replace, itertools.count()
 
-    def killed(*_):
-        raise KeyboardInterrupt
+    def killed(path, target):
+        if next(count) == step:
+            raise KeyboardInterrupt
+        return rename(path, target)
 
-    monkeypatch.setattr(store, "write_atomically", killed)
+    monkeypatch.setattr(Path, "replace", killed)
     with pytest.raises(KeyboardInterrupt):
-        Outcome("F0 other", (FAILED,), (), {"a-b": drawn(), "large": drawn()}).save(tmp_path)
-    with pytest.raises(ValueError, match=r"holds no outcome, expected a file claims\.json"):
+        other.save(tmp_path)
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match=r"holds no outcome, expected a file claims\.json|SHA256SUMS' is damaged"):
         Outcome.open(tmp_path)
+    other.save(tmp_path)
+    assert Outcome.open(tmp_path).figure == "F0 other"
+
+
+def test_checksums_are_those_of_sha256sum(tmp_path):
+    rich_outcome().save(tmp_path)
+    command = ["sha256sum", "--strict", "--quiet", "-c", "SHA256SUMS"]
+    assert subprocess.run(command, cwd=tmp_path, check=False).returncode == 0
+    names = {line.split("  ")[1] for line in (tmp_path / "SHA256SUMS").read_text().splitlines()}
+    found = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    assert found == names | {"SHA256SUMS"}
+
+
+def test_damaged_seconds_are_counted_anew_and_said(tmp_path, plant):
+    plant(planted("a"))
+    figures.reproduce("all", tmp_path, progress=False)
+    path = tmp_path / "quick" / "a-name" / "spent.json"
+    path.write_text(path.read_text().replace(" ", "\t", 1))
+    (tmp_path / "quick" / "a-name" / "claims.json").unlink()
+    with pytest.warns(UserWarning, match=r"spent\.json' is damaged: .*; time is counted from 0"):
+        assert figures.reproduce("all", tmp_path, progress=False)[0].passed
 
 
 def test_a_save_removes_the_files_of_the_outcome_before_and_no_others(tmp_path):
@@ -153,8 +182,11 @@ def test_a_save_removes_the_files_of_the_outcome_before_and_no_others(tmp_path):
         path.write_text("mine")
     Outcome("F0 x", (PASSED,), (), {"other": drawn()}).save(tmp_path)
     left = {path for path in tmp_path.rglob("*") if path.is_file()}
-    assert left == {*mine, *(tmp_path / name for name in ("other.png", "other.svg", "sections.json", "claims.json"))}
-    (tmp_path / "claims.json").unlink()  # as a save that was cut short leaves it
+    assert left == {
+        *mine,
+        *(tmp_path / name for name in ("other.png", "other.svg", "sections.json", "claims.json", "SHA256SUMS")),
+    }
+    (tmp_path / "SHA256SUMS").unlink()  # as a save that was cut short leaves it
     Outcome("F0 x", (PASSED,), (), {"other": drawn(3000)}).save(tmp_path)
     assert not (tmp_path / "other.svg").exists()
     assert all(path.read_text() == "mine" for path in mine)
@@ -163,8 +195,9 @@ def test_a_save_removes_the_files_of_the_outcome_before_and_no_others(tmp_path):
 def test_what_the_list_of_files_names_outside_the_folder_is_left_alone(tmp_path):
     (tmp_path / "mine").write_text("mine")
     Outcome("F0 x", (PASSED,)).save(tmp_path / "own")
-    text = json.loads((tmp_path / "own" / "claims.json").read_text())
-    (tmp_path / "own" / "claims.json").write_text(json.dumps(text | {"files": {"../mine": 4, "..": 1}}))
+    with (tmp_path / "own" / "SHA256SUMS").open("a") as file:
+        file.write(f"{hashlib.sha256(b'mine').hexdigest()}  ../mine\n{'0' * 64}  ..\n")
+    assert Outcome.open(tmp_path / "own").passed
     Outcome("F0 x", (PASSED,)).save(tmp_path / "own")
     assert (tmp_path / "mine").read_text() == "mine"
 

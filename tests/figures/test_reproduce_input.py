@@ -217,15 +217,14 @@ def test_every_figure_says_what_it_needs():
 
 @pytest.mark.parametrize("at", ["claims.json", "stamp.json", "p.png", "index.html", "spent.json"])
 def test_a_full_disk_is_one_clear_error(tmp_path, plant, monkeypatch, at):
-    write = store.write_atomically
-
     def full(path, data):
         if Path(path).name == at:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        write(path, data)
+        path.write_bytes(data.encode() if isinstance(data, str) else data)
 
     monkeypatch.setattr(store, "write_atomically", full)
     monkeypatch.setattr("bnrank._core.files.write_atomically", full)
+    monkeypatch.setattr("bnrank._core.checksums._write", full)
     plant(planted("a", lambda *_, **__: Outcome("A", (PASSED,), (), {"p": drawn()})))
     with pytest.raises(ValueError, match="No space left on device"):
         figures.reproduce("all", tmp_path, progress=False)

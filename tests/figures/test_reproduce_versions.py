@@ -95,14 +95,14 @@ def test_settings_and_not_the_source_files_decide(tmp_path, plant, monkeypatch):
 
 
 @pytest.mark.parametrize("stamp", [None, 3, "version", ["x"]])
-def test_a_stamp_that_is_none_is_that_of_another_version(tmp_path, plant, command, stamp):
+def test_a_damaged_stamp_is_named(tmp_path, plant, command, stamp):
     made = planted("a")
     plant(made)
     figures.reproduce("all", tmp_path / "reproduction", progress=False)
     path = tmp_path / "reproduction" / "quick" / "a-name" / "stamp.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"stamp": stamp}))
     (refused,) = figures.reproduce("all", tmp_path / "reproduction", progress=False)
-    assert "does not record its settings" in refused.error
+    assert "stamp.json' is damaged: its contents differ from what was written" in refused.error
     assert command("--list")[0] == 0
     assert figures.reproduce("all", tmp_path / "reproduction", progress=False, resume=False)[0].passed
     assert len(made[1]) == 2

@@ -15,8 +15,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from bnrank._core import identity, validation
+from bnrank._core import identity, sources, validation
 from bnrank._core.files import one_writer, prepare_folder
+from bnrank._core.sources import DamagedError
 from bnrank._version import __version__
 from bnrank.figures.harness import store
 from bnrank.figures.harness.claims import Claim
@@ -79,6 +80,8 @@ class Outcome:
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write the outcome to a folder, claims.json last: if that file exists, the outcome is complete.
 
+        The checksums of all files are in ``SHA256SUMS``.
+
         Pictures are written as PNG (small ones also as SVG), histories and profiles as NetCDF, the rest as JSON. Only
         files of an outcome saved there before are removed.
 
@@ -89,7 +92,8 @@ class Outcome:
         """
         folder = Path(folder)
         for name in self.pictures:
-            validation.expect(Path(name).name == name, "pictures", f"the name {name!r}", "a valid file name")
+            valid = Path(name).name == name and name.isprintable() and "\\" not in name
+            validation.expect(valid, "pictures", f"the name {name!r}", "a valid file name")
         text = {key: getattr(self, key) for key in ("figure", "passed", "settings", "error", "captions", "version")}
         text["claims"] = store.claim_entries(self.claims)
         text["seconds"] = round(self.seconds, 3)
@@ -99,8 +103,7 @@ class Outcome:
             for name, picture in self.pictures.items():
                 files |= store.picture_files(name, picture)
             folder.mkdir(parents=True, exist_ok=True)
-            text["files"] = store.write_files(folder, files)
-            store.write_atomically(folder / store.CLAIMS, store.to_json(text))
+            store.write_files(folder, {**files, store.CLAIMS: store.to_json(text)})
 
     @classmethod
     def open(cls, folder: str | os.PathLike[str]) -> Outcome:
@@ -111,20 +114,21 @@ class Outcome:
         ValueError
             If the folder contains no outcome, or a corrupted one.
         """
-        folder = Path(folder)
+        folder = sources.as_path(folder, "folder")
         if not store.is_there(folder / store.CLAIMS):
             raise ValueError(f"folder: {str(folder)!r} holds no outcome, expected a file {store.CLAIMS} in it")
+        files = store.read_files(folder)
         try:
-            text = store.read_json(folder / store.CLAIMS)
-            for file, size in text.pop("files").items():
-                found = (folder / file).stat().st_size
-                validation.expect(found == size, file, f"{found} bytes", f"the {size} that were written")
+            text = store.read_json(files[store.CLAIMS])
             text.pop("passed")
             text["claims"] = tuple(Claim(**claim) for claim in text["claims"])
-            text["pictures"] = {name: folder / file for name, file in text["pictures"].items()}
-            return cls(sections=store.read_sections(folder), **text)
+            text["pictures"] = {name: store.picture(folder, files, file) for name, file in text["pictures"].items()}
+            return cls(sections=store.read_sections(folder, files), **text)
+        except DamagedError:
+            raise
         except Exception as error:
-            raise ValueError(f"folder: {str(folder)!r} is damaged or holds no outcome: {error!r}") from error
+            wrong = f"{store.CLAIMS} or {store.SECTIONS} of {str(folder)!r}"
+            raise DamagedError(f"folder: {wrong} is damaged or of no outcome: {error!r}") from error
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,13 @@
 """The folder of a figure: its files, and the settings and version they belong to.
 
-stamp.json              written before anything is computed: id, version and settings of the figure
+stamp.json              written before anything is computed: id, version and settings of the figure, with a checksum
 runs/                   training runs, from which an interrupted figure resumes
-spent.json              seconds of the attempts so far
+spent.json              seconds of the attempts so far, with a checksum
 PICTURE.png, .svg       the second only where it is small
 sections/*.nc, *.png    histories, profiles and pictures of the sections
 sections.json           their texts, tables and settings
-claims.json             written last: an outcome is complete if, and only if, this file exists; lists the other files
+claims.json             written last: an outcome is complete if, and only if, this file exists
+SHA256SUMS              checksums of the outcome's files, the pictures, sections and claims
 
 Other files in the folder do not belong to the figure, and are not removed.
 """
@@ -16,6 +17,7 @@ import errno
 import json
 import math
 import shutil
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from bnrank._core import identity
+from bnrank._core import checksums, identity, netcdf, sources
 from bnrank._core.files import LOCK, PARTIAL, write_atomically
 from bnrank.figures.harness.claims import Claim
 from bnrank.reporting import Section
@@ -37,18 +39,21 @@ STAMP, SPENT, SECTIONS, CLAIMS = "stamp.json", "spent.json", "sections.json", "c
 RUNS, INNER = "runs", "sections"
 SVG_LIMIT = 300_000  # bytes above which a picture is kept as PNG only
 DPI = 150
+MAX_JSON = 1 << 28  # bytes of the claims and of the sections, which hold the data of plotly figures
 _NUMBERS = ("NaN", "Infinity", "-Infinity")
-_DAMAGED = (OSError, ValueError, KeyError, TypeError)
+ADVICE = "run the figure again, or put back a copy of the file"
 
 
 def differences(folder: Path, stamp: Mapping[str, Any]) -> list[str]:
     """Return the differences between stored results and a stamp; empty if nothing is stored, or they agree."""
     if not any(is_there(folder / name) for name in (STAMP, CLAIMS, RUNS)):
         return []
-    try:
-        stored = dict(read_json(folder / STAMP)["stamp"])
-    except _DAMAGED:
+    if not is_there(folder / STAMP):
         return ["the folder does not record its settings"]
+    try:
+        stored = dict(_sealed(folder / STAMP)["stamp"])
+    except (ValueError, KeyError, TypeError) as error:
+        return [f"{str(folder / STAMP)!r} is damaged: {error}"]
     return identity.differences(stored, identified(stamp))
 
 
@@ -108,17 +113,20 @@ def begin(folder: Path, stamp: Mapping[str, Any]) -> float:
     """Stamp a figure's folder, and return the seconds spent on it so far."""
     if not (folder / STAMP).exists():
         with one_error(folder):
-            write_atomically(folder / STAMP, to_json({"stamp": identified(stamp)}))
+            write_atomically(folder / STAMP, checksums.sealed(plain({"stamp": identified(stamp)})))
+    if not is_there(folder / SPENT):
+        return 0.0
     try:
-        return float(read_json(folder / SPENT)["seconds"])
-    except _DAMAGED:
+        return float(_sealed(folder / SPENT)["seconds"])
+    except (ValueError, KeyError, TypeError) as error:
+        warnings.warn(f"{str(folder / SPENT)!r} is damaged: {error}; time is counted from 0", stacklevel=3)
         return 0.0
 
 
 def spend(folder: Path, seconds: float) -> None:
     """Record how many seconds were spent on a figure."""
     with one_error(folder):
-        write_atomically(folder / SPENT, to_json({"seconds": round(seconds, 3)}))
+        write_atomically(folder / SPENT, checksums.sealed({"seconds": round(seconds, 3)}))
 
 
 def clear(folder: Path) -> None:
@@ -126,32 +134,48 @@ def clear(folder: Path) -> None:
     with one_error(folder):
         if (folder / RUNS).is_dir():
             shutil.rmtree(folder / RUNS)
-        for name in (*_listed(folder), SECTIONS, SPENT, STAMP, CLAIMS):
+        for name in (*_listed(folder), checksums.NAME, SECTIONS, SPENT, STAMP, CLAIMS):
             (folder / name).unlink(missing_ok=True)
     for emptied in (folder / INNER, folder):
         with contextlib.suppress(OSError):
             emptied.rmdir()
 
 
-def write_files(folder: Path, files: Mapping[str, bytes]) -> dict[str, int]:
-    """Replace the files of the previous outcome, and return the sizes of the new ones; claims.json is removed."""
+def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Replace the files of the previous outcome; claims.json is removed first and written last."""
     vectors = [f"{name[:-4]}.svg" for name in files if name.endswith(".png")]  # left by an interrupted save
     stale = {*_listed(folder), *vectors} - set(files)
-    for name in (CLAIMS, *stale):
+    checksums.replace(folder, files, last=CLAIMS)
+    for name in stale:
         (folder / name).unlink(missing_ok=True)
-    for name, content in files.items():
-        (folder / name).parent.mkdir(exist_ok=True)
-        write_atomically(folder / name, content)
-    return {name: len(content) for name, content in files.items()}
+
+
+def read_files(folder: Path) -> dict[str, bytes]:
+    """Return the verified files of an outcome.
+
+    Raises
+    ------
+    DamagedError
+        If one is missing or damaged.
+    """
+    names = checksums.listed(folder, "folder", ADVICE)
+    return checksums.read(folder, {name for name in names if _is_inside(name)} | {CLAIMS, SECTIONS}, "folder", ADVICE)
 
 
 def _listed(folder: Path) -> list[str]:
-    """Return the existing files that claims.json lists."""
+    """Return the existing files of the stored outcome."""
     try:
-        names = list(read_json(folder / CLAIMS)["files"])
-        return [n for n in names if Path(n).parent in (Path(), Path(INNER)) and (folder / n).is_file()]
-    except _DAMAGED:
+        return [name for name in checksums.listed(folder) if _is_inside(name) and (folder / name).is_file()]
+    except ValueError:
         return []
+
+
+def _is_inside(name: str) -> bool:
+    return ".." not in Path(name).parts and Path(name).parent in (Path(), Path(INNER))
+
+
+def _sealed(path: Path) -> dict[str, Any]:
+    return dict(_restored(checksums.unsealed(sources.read(path, "folder", sources.MAX_JSON))))
 
 
 def is_there(path: Path) -> bool:
@@ -205,18 +229,15 @@ def to_json(value: Any) -> bytes:
     return (json.dumps(plain(value), indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
-def read_json(path: Path) -> Any:
-    """Return a value from a file that holds the result of `to_json`.
+def read_json(data: bytes) -> Any:
+    """Return the value that `to_json` turned into bytes.
 
     Examples
     --------
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     _ = (Path(folder) / "a.json").write_bytes(to_json([1.5, -float("inf")]))
-    ...     read_json(Path(folder) / "a.json")
+    >>> read_json(to_json([1.5, -float("inf")]))
     [1.5, -inf]
     """
-    return _restored(json.loads(path.read_text(encoding="utf-8")))
+    return _restored(sources.parse_json(data, MAX_JSON))
 
 
 # pictures and sections -----------------------------------------------------------------------------------------------
@@ -273,18 +294,27 @@ def section_files(sections: Sequence[Section]) -> dict[str, bytes]:
     return files | {SECTIONS: to_json(stored)}
 
 
-def read_sections(folder: Path) -> tuple[Section, ...]:
-    """Return stored sections; pictures are files, datasets are loaded."""
+def read_sections(folder: Path, files: Mapping[str, bytes]) -> tuple[Section, ...]:
+    """Return the sections in files of a folder, given with their contents; pictures are paths."""
     result = []
-    for entry in read_json(folder / SECTIONS):
+    for entry in read_json(files[SECTIONS]):
         for kind in ("history", "profile"):
-            files = entry[kind].items()
-            entry[kind] = {k: xr.load_dataset(folder / file, engine="h5netcdf") for k, file in files} or None
+            named = entry[kind].items()
+            entry[kind] = {k: netcdf.parse(files[file], folder / file, "folder") for k, file in named} or None
         entry["claims"] = tuple(Claim(**claim) for claim in entry["claims"])
         shown = entry["figures"]
-        entry["figures"] = {p["caption"]: p["plotly"] if "plotly" in p else folder / p["file"] for p in shown}
+        entry["figures"] = {
+            p["caption"]: p["plotly"] if "plotly" in p else picture(folder, files, p["file"]) for p in shown
+        }
         result.append(Section(**entry))
     return tuple(result)
+
+
+def picture(folder: Path, files: Mapping[str, bytes], name: str) -> Path:
+    """Return the path of a picture, which must be one of the files."""
+    if name not in files:
+        raise KeyError(name)
+    return folder / name
 
 
 def _netcdf(dataset: xr.Dataset) -> bytes:
@@ -293,7 +323,7 @@ def _netcdf(dataset: xr.Dataset) -> bytes:
     dataset = dataset.reset_index(several) if several else dataset.copy()
     for part in (dataset, *(dataset[name] for name in dataset.variables)):
         part.attrs = {key: _attribute(value) for key, value in part.attrs.items() if value is not None}
-    return bytes(dataset.to_netcdf(engine="h5netcdf"))  # in memory: HDF5 crashes when the disk is full
+    return netcdf.dump(dataset)
 
 
 def _attribute(value: Any) -> Any:
