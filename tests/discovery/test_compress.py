@@ -100,7 +100,7 @@ def test_the_result_is_plain_and_loads_through_state_dict(planted, tmp_path):
     _, x, found = planted
     assert type(found.network) is nn.Sequential
     assert {type(part) for part in found.network} <= {nn.Linear, nn.ReLU}
-    again = rebuild(found.plan[""]).double()
+    again = rebuild(found.plan[""], found.network.state_dict()).double()
     again.load_state_dict(found.network.state_dict())
     assert torch.equal(again(x), found.network(x))
     loaded = bnrank.load(found.save(tmp_path / "small.safetensors"))

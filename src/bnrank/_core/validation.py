@@ -1,9 +1,11 @@
 """Argument validation. Every error names the argument, the value and the expectation."""
 
+import contextlib
 import difflib
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -92,9 +94,26 @@ def kind(value: object, name: str, expected: type[T], article: str = "a") -> T:
 
 def allocation(count: int, name: str, got: object, itemsize: int = 8) -> None:
     """Raise ValueError unless ``count`` numbers of ``itemsize`` bytes fit into the memory of this machine."""
+    stored = _AT_MOST.get()
+    if stored is not None and count > stored:
+        raise ValueError(f"{name}: got {describe(got)}, expected a size that fits the numbers that are stored")
     limit = memory()
     expected = f"a size that fits into the memory of this machine, {limit / 2**30:.0f} GiB"
-    expect(count * itemsize <= limit, name, f"{describe(got)}, {count * itemsize / 2**30:.3g} GiB", expected)
+    size = min(count * itemsize, 1 << 1000)
+    expect(size <= limit, name, f"{describe(got)}, {size / 2**30:.3g} GiB", expected)
+
+
+@contextlib.contextmanager
+def at_most(count: int) -> Iterator[None]:
+    """Let :func:`allocation` refuse more than ``count`` numbers, those that a file can fill."""
+    before = _AT_MOST.set(count)
+    try:
+        yield
+    finally:
+        _AT_MOST.reset(before)
+
+
+_AT_MOST: ContextVar[int | None] = ContextVar("at_most", default=None)
 
 
 def largest_fits(count: int, sizes: Mapping[str, int]) -> None:

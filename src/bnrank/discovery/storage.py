@@ -14,6 +14,8 @@ from bnrank._core import validation
 from bnrank.networks.files import blueprint, build
 from bnrank.networks.mlp import MLP
 
+MAX_TEXTS = 1 << 26  # bytes of an array of texts
+MAX_LAYERS = 10_000
 _DIMENSIONED = "Conv AvgPool MaxPool AdaptiveAvgPool AdaptiveMaxPool BatchNorm"
 _UNITWISE = (
     "ReLU LeakyReLU ReLU6 ELU CELU SELU GELU SiLU Mish Tanh Sigmoid Softplus Softsign Hardtanh Hardswish Hardsigmoid "
@@ -99,11 +101,14 @@ def unpack(value: Any, tensors: Mapping[str, Tensor], records: Mapping[str, Any]
     if "array" in value:
         return tensors[value["array"]].numpy()
     if "strings" in value:
-        return np.array(value["strings"], dtype=np.dtype(value["dtype"]))
+        dtype, texts = np.dtype(value["dtype"]), np.array(value["strings"], dtype=object)
+        fits = dtype.kind in "OUS" and dtype.itemsize * texts.size <= MAX_TEXTS
+        validation.expect(fits, "strings", f"{texts.size} of dtype {dtype}", f"texts of at most {MAX_TEXTS} bytes")
+        return np.array(value["strings"], dtype=dtype)
     if "network" in value:
         prefix = f"{value['name']}/"
         own = {key.removeprefix(prefix): t for key, t in tensors.items() if key.startswith(prefix)}
-        net = build(value["network"], next(iter(own.values())).dtype)
+        net = build(value["network"], next((tensor.dtype for tensor in own.values()), torch.float32), own)
         net.load_state_dict(own)
         return net
     if "record" in value:
@@ -137,27 +142,36 @@ def _plain(value: Any) -> Any:
     return [_plain(entry) for entry in value] if isinstance(value, tuple | list) else value
 
 
-def rebuild(layers: Sequence[Mapping[str, Any]]) -> nn.Sequential:
-    """Return the layers of a description in sequence, with parameters not yet set.
+def rebuild(layers: Sequence[Mapping[str, Any]], tensors: Mapping[str, Tensor]) -> nn.Sequential:
+    """Return the layers of a description in sequence, with parameters not yet set, of the shapes of given tensors.
 
     Raises
     ------
     ValueError
-        If the description is invalid.
+        If the description is invalid, or of layers with other parameters; nothing is then allocated.
 
     Examples
     --------
     >>> net = nn.Sequential(nn.Linear(3, 2), nn.ReLU())
-    >>> again = rebuild(describe(net))
+    >>> again = rebuild(describe(net), net.state_dict())
     >>> again.load_state_dict(net.state_dict())
     <All keys matched successfully>
     """
     parts = []
+    validation.expect(len(layers) <= MAX_LAYERS, "layers", f"{len(layers)}", f"at most {MAX_LAYERS}")
     for layer in layers:
         try:
             arguments = {key: tuple(v) if isinstance(v, list) else v for key, v in layer["arguments"].items()}
-            parts.append(_LAYERS[layer["type"]](**arguments))
-        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            validation.expect(not {"device", "dtype"} & arguments.keys(), "arguments", arguments, "no device or dtype")
+            with torch.device("meta"):
+                parts.append(_LAYERS[layer["type"]](**arguments))
+        except (KeyError, TypeError, ValueError, RuntimeError, AttributeError, OverflowError, MemoryError) as error:
             wrong = f"layers: got {validation.describe(layer)}, expected a layer of torch: {error!r}"
             raise ValueError(wrong) from error
-    return nn.Sequential(*parts)
+    result = nn.Sequential(*parts)
+    shapes = {name: tuple(tensor.shape) for name, tensor in result.state_dict().items()}
+    stored = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    other = next((name for name in (*shapes, *stored) if shapes.get(name) != stored.get(name)), None)
+    if other is not None:
+        raise ValueError(f"layers: got {other} of shape {shapes.get(other)}, expected that stored, {stored.get(other)}")
+    return result.to_empty(device="cpu")

@@ -15,12 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bnrank._core import store, validation
+from bnrank._core import sources, store, validation
 from bnrank.networks.convolutional import CircularConvolutional, Convolutional, LinearConvolutional
 from bnrank.networks.mlp import MLP, from_layers, make
 from bnrank.networks.stack import ResNetDiagonal, ResNetFree, ResNetIdentity, Stack
 
 _STACKS = (ResNetIdentity, ResNetDiagonal, ResNetFree, Convolutional, LinearConvolutional, CircularConvolutional)
+MAX_CODE = 1 << 24  # bytes of a Python file
 _IMPORTS = threading.RLock()  # the search path of modules belongs to the process
 _KINDS: dict[str, Callable[..., MLP | Stack]] = {"MLP": make, **{kind.__name__: kind for kind in _STACKS}}
 
@@ -40,8 +41,19 @@ def blueprint(net: nn.Module) -> dict[str, Any] | None:
     return plan if _parts(net) == _parts(build(plan)) else None
 
 
-def build(plan: Mapping[str, Any], dtype: torch.dtype = torch.float32) -> MLP | Stack:
+def build(
+    plan: Mapping[str, Any], dtype: torch.dtype = torch.float32, stored: Mapping[str, Tensor] | None = None
+) -> MLP | Stack:
     """Return the network of a blueprint, drawn from its seed.
+
+    Parameters
+    ----------
+    plan : mapping
+        The blueprint.
+    dtype : torch.dtype
+        Precision of the parameters.
+    stored : mapping, optional
+        The parameters of a file; a blueprint of a larger network is refused before anything is allocated.
 
     Raises
     ------
@@ -55,7 +67,11 @@ def build(plan: Mapping[str, Any], dtype: torch.dtype = torch.float32) -> MLP | 
     7
     """
     arguments = dict(plan)
-    return _KINDS[arguments.pop("kind")](**arguments, dtype=dtype)
+    kind = _KINDS[arguments.pop("kind")]
+    if stored is None:
+        return kind(**arguments, dtype=dtype)
+    with validation.at_most((1 << 20) + sum(2 * tensor.numel() + 1024 for tensor in stored.values())):
+        return kind(**arguments, dtype=dtype)
 
 
 def _parts(net: nn.Module) -> list[tuple[str, str, str, str]]:
@@ -130,11 +146,11 @@ def load(path: str | os.PathLike[str], slope: float = 0.0, order: Sequence[str] 
     stored = store.load(path, "network")
     try:
         plan = stored.about["plan"]
-        net = build(plan, _one_dtype(stored.path, stored.tensors))
+        net = build(plan, _one_dtype(stored.path, stored.tensors), stored.tensors)
         net.load_state_dict(stored.tensors)
     except RuntimeError as error:
         raise ValueError(f"path: {stored.path}: the tensors do not fit a {plan['kind']}: {error}") from error
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
         raise ValueError(f"path: {stored.path} has a damaged plan of its network: {error}") from error
     return net
 
@@ -177,7 +193,7 @@ def _in_order(path: Path, names: list[str], order: Sequence[str] | None) -> list
             f"path: {path}: the names {', '.join(sorted(names))} do not say which layer comes first; "
             "give them in order with order=[...]"
         )
-    return sorted(names, key=lambda name: [int(number) for number in re.findall(r"\d+", name)])
+    return sorted(names, key=lambda name: [(len(n), n) for n in re.findall(r"0*(\d+)", name)])
 
 
 def _one_dtype(path: Path, tensors: Mapping[str, Tensor]) -> torch.dtype:
@@ -218,7 +234,7 @@ def load_module(spec: str, weights: str | os.PathLike[str] | None = None) -> nn.
     function = _find_function(spec)
     try:
         module = function()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ValueError(f"spec: {spec!r} raised {type(error).__name__}: {error}") from error
     if not isinstance(module, nn.Module):
         raise TypeError(f"spec: {spec!r} returned {validation.describe(module)}, expected a torch.nn.Module")
@@ -240,7 +256,7 @@ def _find_function(spec: str) -> Callable[[], Any]:
         raise ValueError(f"spec: got {spec!r}, expected a file that exists, {source} does not")
     try:
         namespace = _run_file(Path(source)) if source.endswith(".py") else importlib.import_module(source)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ValueError(
             f"spec: got {spec!r}, but importing {source} raised {type(error).__name__}: {error}"
         ) from error
@@ -259,7 +275,7 @@ def _run_file(path: Path) -> ModuleType:
     with _IMPORTS:
         sys.path.insert(0, folder)
         try:
-            exec(compile(path.read_bytes(), str(path), "exec"), vars(module))
+            exec(compile(sources.read(path, "spec", MAX_CODE), str(path), "exec"), vars(module))
         finally:
             with contextlib.suppress(ValueError):  # the file may have removed it
                 sys.path.remove(folder)

@@ -258,7 +258,7 @@ class Block(Drawn):
         self.slope = validation.slope(slope, linear=True)
         self.after = 1.0 if after is None else validation.slope(after, "after", linear=True)
         bias, dtype = validation.flag(bias, "bias"), validation.dtype(dtype)
-        count = self.width * self.hidden + self.hidden * self.out + self.width * self.out
+        count = self.width * self.hidden + self.hidden * self.out + self.width * self.out * (self.kind == "free")
         validation.largest_fits(count, {"width": self.width, "hidden": self.hidden, "out": self.out})
         self.inner = linear(self.width, self.hidden, bias, dtype)
         self.outer = linear(self.hidden, self.out, bias, dtype)
@@ -378,7 +378,7 @@ class ResNet(Stack):
         sizes = {"d_in": d_in, "d_out": d_out, "width": width, "hidden": hidden, "blocks": blocks}
         sizes = {name: validation.integer(value, name) for name, value in sizes.items()}
         tail, bias, dtype = validation.integers(tail, "tail"), validation.flag(bias, "bias"), validation.dtype(dtype)
-        each = 2 * sizes["width"] * sizes["hidden"] + sizes["width"] ** 2 + 1024
+        each = 2 * sizes["width"] * sizes["hidden"] + sizes["width"] ** 2 * (self.block.kind == "free") + 1024
         ends = size([sizes["d_in"], sizes["width"]]) + size([sizes["width"], *tail, sizes["d_out"]])
         validation.largest_fits(each * sizes["blocks"] + ends, {**sizes, "tail": max(tail, default=0)})
         parts: dict[str, nn.Module] = {"input": linear(d_in, width, bias, dtype)}

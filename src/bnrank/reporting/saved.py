@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from bnrank._core import identity, store, validation
+from bnrank._core import identity, sources, store, validation
 from bnrank.discovery import Compressed
 from bnrank.discovery.compression import open_compressed
 from bnrank.discovery.estimators import open_estimator
@@ -59,7 +59,10 @@ def load(
     ...     bnrank.load(path).widths
     [3, 5, 2]
     """
-    if Path(path).is_dir():
+    path = sources.as_path(path, "path")
+    validation.optional(validation.kind, net, "net", nn.Module)
+    slope = validation.slope(slope)
+    if path.is_dir():
         return Run.open(path, copy.deepcopy(net))
     stored = store.read(path)
     if stored.kind and (slope or order is not None):

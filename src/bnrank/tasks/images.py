@@ -11,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from bnrank._core import validation
+from bnrank._core import sources, validation
 from bnrank.tasks.task import MissingDataError, Task, streams
 
 REGISTRY = {  # SHA256 of the original distribution
@@ -229,11 +229,14 @@ def parse_idx(path: str | Path, magic: int) -> np.ndarray:
     ...     parse_idx(path, 2049)
     array([7, 2, 1], dtype=uint8)
     """
-    path = Path(path)
+    path = sources.as_path(path, "path")
     try:
-        data = gzip.decompress(path.read_bytes())
+        with sources.opened(path, "path") as packed, gzip.open(packed) as file:
+            limit = sources.may_expand_to(os.fstat(packed.fileno()).st_size)
+            data = file.read(limit + 1)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise ValueError(f"{path}: got a damaged or truncated file ({error}), expected whole gzip data") from error
+    validation.expect(len(data) <= limit, path, f"more than {limit:,} bytes", "at most as many, once expanded")
     header = 4 + 4 * (magic % 256)
     found = int.from_bytes(data[:4], "big")
     validation.expect(found == magic, path, f"magic number {found}", f"{magic}")

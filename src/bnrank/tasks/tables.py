@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import csv
+import math
 import zipfile
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import numpy as np
 
-from bnrank._core import validation
+from bnrank._core import sources, validation
 from bnrank.tasks.images import digits, mnist
 from bnrank.tasks.latent_maps import bottleneck_spectra_map, low_rank_map
 from bnrank.tasks.shapes import s_shapes
@@ -30,8 +31,16 @@ NAMED: dict[str, Callable[..., Task]] = {
 }
 """Tasks that are available by name on the command line."""
 
+_UNREADABLE = (
+    *(ValueError, KeyError, EOFError, OSError, NotImplementedError, RuntimeError, MemoryError, OverflowError),
+    *(zipfile.BadZipFile, zlib.error),
+)
 MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "?")
 ARRAYS = ("x", "y", "x_test", "y_test")
+MAX_COLUMNS = 100_000
+"""Columns of a .csv file."""
+MAX_LINE = 1 << 22
+"""Characters of a row of a .csv file."""
 MAX_SHOWN = 8  # columns named in an error
 
 
@@ -193,7 +202,7 @@ def read_table(
         hint = f", or one of {', '.join(NAMED)}{validation.suggest(path.name, NAMED)}"
         expected = f"a file name ending in .npz or .csv{'' if kind else hint}"
         validation.expect(kind in (".npz", ".csv"), "path", f"{path.name!r}", expected)
-        if not path.is_file():
+        if not path.is_file():  # folders, pipes and devices included
             raise MissingDataError(f"path: got {str(path)!r}, expected an existing file")
         if kind == ".csv":
             return _complete(_read_csv(path, targets, ignore, outputs), path.name, drop_missing, min_rows)
@@ -218,15 +227,21 @@ def read_table(
 def _read_npz(path: Path, outputs: bool) -> dict[str, np.ndarray]:
     if not zipfile.is_zipfile(path):
         raise ValueError(f"path: got {path.name!r}, which is no .npz archive or a damaged one")
+    try:
+        archive = np.load(path, allow_pickle=False)
+    except _UNREADABLE as error:
+        raise ValueError(f"path: got {path.name!r}, which is no .npz archive or a damaged one ({error})") from error
     arrays: dict[str, np.ndarray] = {}
-    with np.load(path, allow_pickle=False) as archive:
+    with archive:
+        room = sources.may_expand_to(path.stat().st_size)
         for required in ("x", "y") if outputs else ("x",):
             found = f"arrays {', '.join(archive.files) or 'nothing'}"
             validation.expect(required in archive.files, path.name, found, f"x and y; {required} is missing")
         for name in (name for name in ARRAYS if name in archive.files):
             try:
+                room = _room(archive, name, room)
                 array = archive[name]
-            except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+            except _UNREADABLE as error:
                 raise ValueError(
                     f"{name}: got unreadable data in {path.name} ({error}), expected plain numbers; "
                     "arrays of Python objects are refused"
@@ -237,6 +252,23 @@ def _read_npz(path: Path, outputs: bool) -> dict[str, np.ndarray]:
             validation.expect(array.ndim != 0, name, f"one number in {path.name}", "one row per sample")
             arrays[name] = array.astype(np.str_) if array.dtype.kind == "S" else array
     return arrays
+
+
+def _room(archive: np.lib.npyio.NpzFile, name: str, room: int) -> int:
+    """Return how many more bytes an archive may expand to after an array, which is checked before it is read."""
+    assert archive.zip is not None
+    stored = archive.zip.getinfo(f"{name}.npy")  # no more bytes than it says are ever read
+    validation.expect(stored.file_size <= room, "size", f"{stored.file_size:,} bytes", f"at most {room:,}")
+    known = stored.compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+    validation.expect(known, "compression", f"{stored.compress_type}", "none or deflate")
+    with archive.zip.open(stored) as file:
+        version = np.lib.format.read_magic(file)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, _, dtype = read(file)
+        size = stored.file_size - file.tell()
+    found = dtype.itemsize * math.prod(shape)
+    validation.expect(dtype.hasobject or found == size, "shape", f"{shape} of {dtype}", f"{size:,} bytes of data")
+    return room - stored.file_size
 
 
 def _read_csv(path: Path, targets: list[str], ignore: list[str], outputs: bool) -> Table:
@@ -304,10 +336,17 @@ def _check_rows(path: Path) -> tuple[list[str], list[int]]:
     """Return the names of the columns and the line on which each row ends; refuse rows of other lengths."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file, strict=True, skipinitialspace=True)
+            rows = _Lines(file, path.name)
+            reader = csv.reader(rows, strict=True, skipinitialspace=True)
             header = [name.strip() for name in next(reader, [])]
+            expected = f"at most {MAX_COLUMNS:,}"
+            validation.expect(len(header) <= MAX_COLUMNS, path.name, f"{len(header):,} columns", expected)
             lines = []
-            for row in filter(None, reader):
+            rows.length = 0
+            for row in reader:
+                rows.length = 0
+                if not row:
+                    continue
                 lines.append(reader.line_num)
                 if len(row) != len(header):
                     where = f"{path.name}, line {reader.line_num}"
@@ -319,6 +358,25 @@ def _check_rows(path: Path) -> tuple[list[str], list[int]]:
     named = len(set(header)) == len(header) and all(header)
     validation.expect(named, path.name, f"columns {_shown(header)}", "different names for all")
     return header, lines
+
+
+class _Lines:
+    """Iterator over the lines of a file; ``length`` counts the characters of the current row, which may span lines."""
+
+    def __init__(self, file: TextIO, name: str) -> None:
+        self.file, self.name, self.length = file, name, 0
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        line = self.file.readline(MAX_LINE + 1)
+        self.length += len(line)
+        expected = f"at most {MAX_LINE:,} characters"
+        validation.expect(self.length <= MAX_LINE, self.name, f"a row of more than {MAX_LINE:,} characters", expected)
+        if not line:
+            raise StopIteration
+        return line
 
 
 def _complete(table: Table, file: str, drop_missing: bool, min_rows: int) -> Table:

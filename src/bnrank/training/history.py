@@ -394,9 +394,20 @@ class Run(Printed):
         if net is None:
             if plan is None:
                 raise ValueError(f"net: the run is of a {settings.network}; give a module of this architecture")
-            return cls(history, summary, settings, seconds, build(plan), parameters)
+            return cls(history, summary, settings, seconds, _built(plan, parameters, folder / NETWORKS), parameters)
         identity.expect_same(settings.identity, unwrap(net), repr(str(folder)))
         return cls(history, summary, settings, seconds, net, parameters)
+
+
+def _built(plan: Any, parameters: Tensor, path: Path) -> nn.Module:
+    """Return the network of a blueprint, whose parameters must be as many as those of a member."""
+    try:
+        net = build(plan, stored={"parameters": parameters[0]})
+        size = sum(p.numel() for p in net.parameters())
+        validation.expect(size == parameters.shape[1], "network", f"{size} parameters", f"{parameters.shape[1]}")
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RuntimeError) as error:
+        raise sources.DamagedError(f"out: {str(path)!r} is damaged or of no run: {error}") from error
+    return net
 
 
 def last_rows(known: xr.DataArray) -> xr.DataArray:

@@ -377,6 +377,7 @@ def replaced(net: nn.Module, name: str, segment: nn.Module) -> nn.Module:
     if not name:
         return segment
     parent, _, own = name.rpartition(".")
+    net.get_submodule(name)
     setattr(net.get_submodule(parent), own, segment)
     return net
 
@@ -396,7 +397,9 @@ def open_compressed(stored: store.Stored, net: nn.Module | None = None) -> nn.Mo
     ValueError
         If the file is corrupted, or ``net`` is missing or another network, apart from its parameters and buffers.
     """
-    plan = stored.about.get("plan", {})
+    plan: Any = stored.about.get("plan")
+    described = isinstance(plan, dict) and all(isinstance(layers, list) for layers in plan.values())
+    validation.expect(described, "path", f"{stored.path} with a damaged plan", "layers by name of a segment")
     if "" not in plan and net is None:
         raise ValueError(f"net: got None, but {stored.path} holds segments {', '.join(plan)} of a larger module")
     network = copy.deepcopy(net) if net is not None else nn.Module()
@@ -404,10 +407,12 @@ def open_compressed(stored: store.Stored, net: nn.Module | None = None) -> nn.Mo
         identity.expect_same(stored.about.get("identity", {}), unwrap(network), stored.path, values=False)
     try:
         for name, layers in plan.items():
-            network = replaced(network, name, storage.rebuild(layers))
+            start = f"{name}." if name else ""
+            own = {key.removeprefix(start): t for key, t in stored.tensors.items() if key.startswith(start)}
+            network = replaced(network, name, storage.rebuild(layers, own))
         floating = next((t.dtype for t in stored.tensors.values() if t.is_floating_point()), torch.float32)
         network = network.to(floating)
         network.load_state_dict(stored.tensors)
-    except (AttributeError, RuntimeError) as error:
+    except (AttributeError, RuntimeError, ValueError) as error:
         raise ValueError(f"path: {stored.path} does not fit the module: {error}") from error
     return network.eval()

@@ -206,7 +206,7 @@ def opened(stored: store.Stored, kinds: Sequence[type[T]]) -> T:
             for part in ("parameters", "fitted")
         )
         estimator = known[name](**parameters)
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+    except (KeyError, TypeError, ValueError, RuntimeError, AttributeError, OverflowError) as error:
         raise ValueError(f"path: {stored.path} is damaged: {error!r}") from error
     for key, value in fitted.items():
         if not is_fitted(key):
