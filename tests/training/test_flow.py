@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from scipy.integrate import solve_ivp
+from scipy.integrate import solve_ivp, trapezoid
 from torch import nn
 
 import bnrank
@@ -120,7 +120,7 @@ def test_scalar_linear_network_in_closed_form(depth):
         time = math.log((1 / w0**2 - 1) / (1 / half**2 - 1)) / 4
     else:  # int dw / (2 w^2 (1 - w^3))
         w = np.geomspace(w0, half, 200_001)
-        time = np.trapezoid(1 / (2 * w**2 * (1 - w**3)), w)
+        time = trapezoid(1 / (2 * w**2 * (1 - w**3)), w)
     one = torch.ones(1, 1)
     for settings in ({}, {"method": "dop853"}, {"time": "arc"}, {"method": "bdf", "rtol": 1e-8}):
         result = follow(net, (one, one), time, **settings)
