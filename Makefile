@@ -1,14 +1,20 @@
 # `make demo` and `make test` work on a fresh machine with Python 3.11; they set up .venv themselves.
 PYTHON ?= python3
-BIN := .venv/bin
-READY := .venv/.ready
+VENV := .venv
+PINS := constraints.txt
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
 
-.PHONY: demo test lint types layers doctest unit unit-rooms unit-others figures benchmarks clean
+.PHONY: demo test test-lowest lint types layers doctest unit unit-rooms unit-others figures benchmarks clean
 
 demo: $(READY)
 	$(BIN)/bnrank demo --out demo
 
 test: lint types layers doctest unit
+
+# The same tests with the lowest supported version of every dependency.
+test-lowest:
+	$(MAKE) VENV=.venv-lowest PINS=constraints-lowest.txt doctest unit
 
 lint: $(READY)
 	$(BIN)/ruff check src tests benchmarks
@@ -42,10 +48,10 @@ benchmarks: $(READY)
 	$(BIN)/python -m benchmarks
 
 # One pip call with the pins, so that torch comes as pinned and small.
-$(READY): pyproject.toml constraints.txt
-	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+$(READY): pyproject.toml $(PINS)
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(PINS) -e ".[dev]"
 	touch $@
 
 clean:
-	rm -rf .venv demo reproduction .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv .venv-lowest demo reproduction .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
