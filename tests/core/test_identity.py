@@ -146,6 +146,29 @@ class TestModules:
         b.register_buffer("scale", torch.zeros(2))
         assert not differences(describe(a, "net", values=False), describe(b, "net", values=False))
 
+    @pytest.mark.parametrize(
+        ("make", "other"),
+        [
+            (lambda: nn.LSTM(3, 4, 2), lambda: nn.LSTM(3, 4, 2, bidirectional=True)),
+            (
+                lambda: nn.TransformerEncoderLayer(8, 2, 4),
+                lambda: nn.TransformerEncoderLayer(8, 2, 4, activation="gelu"),
+            ),
+            (lambda: nn.MultiheadAttention(8, 2), lambda: nn.MultiheadAttention(8, 4)),
+            (lambda: nn.utils.spectral_norm(nn.Linear(3, 2)), lambda: nn.Linear(3, 2)),
+            (lambda: nn.BatchNorm1d(3), lambda: nn.BatchNorm1d(3, eps=1e-4)),
+        ],
+    )
+    def test_layers_of_torch(self, make, other):
+        parts = [describe(net, "net", values=False) for net in (make(), make(), other())]
+        identity.require(parts[0])
+        assert differences(parts[0], parts[1]) == []
+        assert differences(parts[0], parts[2])
+
+    def test_lists_of_parameters_do_not_bring_in_their_values(self):
+        assert changed(nn.LSTM(3, 4), nn.LSTM(3, 4)) == []
+        assert describe(nn.LSTM(3, 4), "net")["net._flat_weights[0]"] == "same as net.weight_ih_l0"
+
     def test_parametrized_and_traced_modules(self):
         a = nn.utils.parametrizations.weight_norm(nn.Linear(3, 2))
         assert changed(a, copy.deepcopy(a)) == []

@@ -17,6 +17,7 @@ import re
 import sys
 import sysconfig
 import types
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, fx, nn
+from torch.nn.parameter import is_lazy
 
 FORMAT = 1  # of stored results; a new number when the same call gives another result, or files another layout
 UNKNOWN = "unidentified"  # first word of the text of a part that cannot be described
@@ -167,6 +169,8 @@ class _Walk:
         elif isinstance(value, functools.partial):
             self.parts[name] = "partial"
             self.add([value.func, value.args, value.keywords], f"{name}.partial")
+        elif isinstance(value, weakref.ref):
+            self.add(value(), name)
         elif isinstance(value, functools._lru_cache_wrapper):
             self.add(value.__wrapped__, name)
         elif isinstance(value, types.ModuleType | np.ufunc) or _is_builtin(value):
@@ -194,7 +198,7 @@ class _Walk:
             self.parts[name] = tensor(value.get_state())
         elif isinstance(value, logging.Logger):
             self.parts[name] = f"logger {value.name}"
-        elif dataclasses.is_dataclass(value) or (_is_own(kind) and hasattr(value, "__dict__")):
+        elif dataclasses.is_dataclass(value) or ((_is_own(kind) or _of_nn(kind)) and hasattr(value, "__dict__")):
             self.parts[name] = _short_name(kind)
             self.code_of(kind)
             slots = {key: getattr(value, key) for key in _slots(kind) if hasattr(value, key)}
@@ -207,23 +211,23 @@ class _Walk:
         """Add a module: class, attributes, hooks, parameters, buffers and submodules."""
         kind = type(net)
         self.parts[name] = _short_name(kind) if not isinstance(net, fx.GraphModule) else "GraphModule"
-        ignored = _OF_MODULES | set(getattr(kind, "_without_effect", ()))
-        if isinstance(net, fx.GraphModule):
-            self.parts[f"{name} (code)"] = _sha(str(net.code).encode())
-        else:
-            self.code_of(kind)
-            for key, value in vars(net).items():
-                if key not in ignored:
-                    self.add(value, f"{name}.{key}")
-        for key in _HOOKS:
-            for i, hook in enumerate(getattr(net, key, {}).values()):
-                self.add(hook, f"{name}.{key}[{i}]")
         for key, parameter in net._parameters.items():
             self.held(parameter, f"{name}.{key}", "trained")
         for key, buffer in net._buffers.items():
             self.held(buffer, f"{name}.{key}", "constant" if key in net._non_persistent_buffers_set else "buffer")
         for key, part in net._modules.items():
             self.add(part, f"{name}.{key}")
+        if isinstance(net, fx.GraphModule):
+            self.parts[f"{name} (code)"] = _sha(str(net.code).encode())
+        else:
+            ignored = _OF_MODULES | set(getattr(kind, "_without_effect", ()))
+            for key, value in vars(net).items():  # after the parameters, to which attributes can refer
+                if key not in ignored:
+                    self.add(value, f"{name}.{key}")
+            self.code_of(kind)
+        for key in _HOOKS:
+            for i, hook in enumerate(getattr(net, key, {}).values()):
+                self.add(hook, f"{name}.{key}[{i}]")
 
     def held(self, value: Tensor | None, name: str, kind: str) -> None:
         """Add a parameter or buffer of a module."""
@@ -234,7 +238,9 @@ class _Walk:
         frozen = kind == "trained" and not value.requires_grad
         loaded = kind != "constant" and not self.values  # its value comes from the file
         kind = "parameter" if kind == "trained" and not self.values else "frozen" if frozen else kind
-        if loaded or kind == "trained":
+        if is_lazy(value):
+            self.parts[name] = "uninitialized"
+        elif loaded or kind == "trained":
             self.parts[name] = f"{kind} of shape {tuple(value.shape)}"
         else:
             self.parts[name] = f"{kind} {tensor(value)}"
@@ -397,6 +403,10 @@ def _globals(code: types.CodeType, namespace: Mapping[str, Any]) -> Iterator[tup
 def _short_name(value: Any) -> str:
     """Return the name of a class or function, without the function in which it is defined."""
     return str(value.__qualname__.rpartition("<locals>.")[2])
+
+
+def _of_nn(kind: type) -> bool:
+    return _module_of(kind).startswith("torch.nn.")
 
 
 def _module_of(value: Any) -> str:
