@@ -103,6 +103,10 @@ def sequential(activation, seed=0):
     return nn.Sequential(nn.Linear(3, 4), activation, nn.Linear(4, 2))
 
 
+def transformer_layer(activation="relu"):
+    return nn.TransformerEncoderLayer(8, 2, 4, activation=activation)
+
+
 class TestModules:
     def test_the_first_difference_is_named(self):
         found = differences(describe(sequential(nn.ReLU()), "net"), describe(sequential(nn.Tanh()), "net"))
