@@ -164,7 +164,8 @@ class TestModules:
         ],
     )
     def test_layers_of_torch(self, make, other):
-        parts = [describe(net, "net", values=False) for net in (make(), make(), other())]
+        net = make()
+        parts = [describe(module, "net", values=False) for module in (net, copy.deepcopy(net), other())]
         identity.require(parts[0])
         assert differences(parts[0], parts[1]) == []
         assert differences(parts[0], parts[2])
