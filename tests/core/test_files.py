@@ -23,3 +23,15 @@ def test_a_path_is_a_text_or_path_of_a_possible_length(tmp_path):
         files.checked_path(3, "out")
     with pytest.raises(ValueError, match=r"save: cannot write to .*too long"):
         files.checked_path(tmp_path / ("a" * 300), "save")
+
+
+def test_a_path_is_checked_before_anything_is_computed(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(ValueError, match=r"out: got .*expected a path in a folder that exists"):
+        files.checked_path(tmp_path / "new" / "page.html", "out")
+    for path in (tmp_path / "file" / "page.html", tmp_path / "file" / "deeper" / "page.html", tmp_path / ("n" * 300)):
+        with pytest.raises(ValueError, match=r"out: (cannot write to|got) "):
+            files.checked_path(path, "out", parents=True)
+    path = files.checked_path(tmp_path / "new" / "deeper" / "page.html", "out", parents=True)
+    assert not path.parent.exists()
+    assert sorted(found.name for found in tmp_path.iterdir()) == ["file"]

@@ -7,6 +7,7 @@ import typer
 
 import bnrank
 from bnrank._core import text
+from bnrank._core.files import checked_path
 from bnrank.cli import terminal
 from bnrank.cli.arguments import Data, ModelFiles, ModelSpec, TableColumns
 from bnrank.cli.terminal import say
@@ -32,6 +33,7 @@ def check_command(
 
     Example: [bold]bnrank check model.safetensors data.npz --ridge 0.001 --out check.html[/]
     """
+    checked_path(out, "out", parents=True)
     task = bnrank.tasks.load_table(data, **columns.arguments)
     net, known = files.read(model)
     chosen = only.replace(" ", "").split(",") if only else None

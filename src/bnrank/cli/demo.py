@@ -7,6 +7,7 @@ import typer
 
 import bnrank
 from bnrank._core import text
+from bnrank._core.files import checked_path
 from bnrank.cli import terminal
 from bnrank.cli.arguments import Quiet
 from bnrank.cli.terminal import escape, say
@@ -19,6 +20,7 @@ def demo_command(
 
     Example: [bold]bnrank demo --out demo[/]
     """
+    checked_path(out / "report.html", "out", parents=True)
     done = bnrank.figures.run_demo(out, progress=not quiet)
     terminal.show(text.table(done.rows, title="Results"))
     source = "MNIST" if done.digits == "mnist" else "scikit-learn's bundled digits (no copy of MNIST was found)"

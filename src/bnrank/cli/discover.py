@@ -161,7 +161,8 @@ def _write_coordinates(found: Any, x: pd.DataFrame, path: Path) -> None:
     import pandas as pd
 
     z = pd.DataFrame(found.transform(x), x.index, [f"z{j + 1}" for j in range(found.n_components_)])
-    files.write_atomically(path, z.to_csv(index_label="row"))
+    with files.writing("coordinates", path):
+        files.write_atomically(path, z.to_csv(index_label="row"))
     say(f"The coordinates, with row numbers from 0: {path}")
 
 

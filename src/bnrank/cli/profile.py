@@ -7,6 +7,7 @@ import typer
 
 import bnrank
 from bnrank._core import text
+from bnrank._core.files import checked_path
 from bnrank.cli import terminal
 from bnrank.cli.arguments import Data, ModelFiles, ModelSpec, TableColumns
 from bnrank.cli.terminal import escape, say
@@ -32,6 +33,7 @@ def profile_command(
 
     Example: [bold]bnrank profile model.safetensors data.npz --out profile.html[/]
     """
+    checked_path(out, "out", parents=True)
     task = bnrank.tasks.load_table(data, **columns.arguments)
     net, _ = files.read(model)
     measured = bnrank.profile(net, task.x, task.y)

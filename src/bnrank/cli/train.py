@@ -8,6 +8,7 @@ import typer
 
 import bnrank
 from bnrank._core import text, validation
+from bnrank._core.files import checked_path
 from bnrank.cli import terminal
 from bnrank.cli.arguments import Data, Quiet, TableColumns
 from bnrank.cli.terminal import say
@@ -67,6 +68,7 @@ def train_command(
 
     Example: [bold]bnrank train low-rank --depth 8 --width 30 --steps 300 --out run[/]
     """
+    page = checked_path(out / "report.html", "out", parents=True)
     task = bnrank.tasks.load_table(data, **columns.arguments)
     depth = validation.integer(ensemble.depth, "depth")
     net = bnrank.MLP([task.d_in, *[ensemble.width] * (depth - 1), task.d_out], seed=ensemble.seed)
@@ -79,7 +81,7 @@ def train_command(
         row = {"member": i, "status": str(run.summary.status[i].item()), "middle rank": rank}
         rows.append(row | {short: float(run.summary[name][i]) for short, name in CURVES.items()})
     section = bnrank.Section(f"Training on {task.name}", rows=rows, history=run.history, profile=profiles)
-    page = bnrank.report(section, out / "report.html", title=f"bnrank train: {task.name}")
+    bnrank.report(section, page, title=f"bnrank train: {task.name}")
     terminal.show(text.table(rows))
     say(f"The page: {page}")
     say(f"The networks: {out}")

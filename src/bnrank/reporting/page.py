@@ -147,7 +147,9 @@ def write(target: Path, text: str) -> Path:
         files.write_atomically(target, text)
     except OSError as error:
         reason = error.strerror or str(error)
-        raise ValueError(f"path: got {str(target)!r}, expected a file that can be written ({reason})") from error
+        raise files.StorageError(
+            f"path: got {str(target)!r}, expected a file that can be written ({reason})"
+        ) from error
     return target
 
 

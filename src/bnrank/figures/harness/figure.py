@@ -226,9 +226,8 @@ class Figure:
             If there is no such scale or setting, the folder holds results of other settings, of another version or
             other files, it cannot be written to, or another process runs the figure in it.
         """
-        self.changed(scale, **changes)
-        folder = Path(out) / self.name
         stamp = self.stamp(scale, **changes)
+        folder = sources.as_path(out, "out") / self.name
         store.refuse(folder, stamp, resume)
         prepare_folder(folder)
         with one_writer(folder):

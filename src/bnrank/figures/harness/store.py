@@ -26,7 +26,7 @@ import numpy as np
 import xarray as xr
 
 from bnrank._core import checksums, identity, netcdf, sources
-from bnrank._core.files import LOCK, PARTIAL, write_atomically
+from bnrank._core.files import LOCK, PARTIAL, StorageError, write_atomically
 from bnrank.figures.harness.claims import Claim
 from bnrank.reporting import Section
 from bnrank.reporting.blocks import drawn, named_figures
@@ -101,7 +101,7 @@ def one_error(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         text = f"out: cannot write to {str(folder)!r}: {error.strerror or error}; stored results stay intact"
-        raise ValueError(text) from error
+        raise StorageError(text) from error
 
 
 def is_full(problem: BaseException) -> bool:
