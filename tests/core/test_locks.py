@@ -1,5 +1,6 @@
 """Locks of folders: one writer, released by the system when a process dies."""
 
+import contextlib
 import os
 import signal
 import stat
@@ -90,14 +91,27 @@ def test_many_threads_are_never_together_although_the_file_is_removed(tmp_path):
     assert (set(together), turns[0]) == ({1}, 200)
 
 
-def test_a_forked_child_does_not_keep_the_lock_of_its_parent(tmp_path):
-    with files.one_writer(tmp_path):
-        number = forked(lambda: Shared(lambda: pytest.MonkeyPatch.context()))
+def test_a_forked_child_does_not_keep_the_lock_of_a_killed_parent(tmp_path):
+    (tmp_path / "run").mkdir()
+
+    @contextlib.contextmanager
+    def with_child():
+        with files.one_writer(tmp_path / "run"):
+            child = forked(contextlib.nullcontext)
+            (tmp_path / "child").write_text(str(child))
+            yield
+
+    number = forked(with_child)
+    with pytest.raises(InUseError), files.one_writer(tmp_path / "run"):
+        pass
+    kill(number)
+    child = int((tmp_path / "child").read_text())
+    os.kill(child, 0)  # it lives
     try:
-        with files.one_writer(tmp_path):
+        with files.one_writer(tmp_path / "run"):
             pass
     finally:
-        kill(number)
+        os.kill(child, signal.SIGKILL)
 
 
 def test_what_is_being_written_is_removed_only_when_its_process_is_dead(tmp_path):

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import rich.progress
 import torch
 import xarray as xr
 from sklearn.exceptions import ConvergenceWarning
@@ -25,6 +26,7 @@ from bnrank.networks.files import load_module
 from bnrank.networks.graph import values
 from bnrank.training import Record, grid
 from bnrank.training.ensemble import Workers
+from bnrank.training.interruption import bar
 
 from .common import HERE
 from .driver import TASK, start
@@ -115,11 +117,19 @@ def test_trainings_in_threads_equal_their_solo_runs():
     assert thread_settings() == before
 
 
-def test_two_progress_bars_at_a_time_leave_the_terminal_as_it_was():
-    before = sys.stdout, sys.stderr
-    with ThreadPoolExecutor(3) as pool:
-        list(pool.map(lambda i: bnrank.train(NET, TASK, steps=20 + 100 * i, optimizer="adam"), range(3)))
-    assert (sys.stdout, sys.stderr) == before
+def test_one_progress_bar_is_shown_at_a_time(monkeypatch):
+    shown, begin = [], rich.progress.Progress.start
+    monkeypatch.setattr(rich.progress.Progress, "start", lambda self: shown.append(self) or begin(self))
+    with bar(True, "outer", 2) as outer:
+        with bar(True, "inner", 2) as inner:
+            inner(1, "inner")
+        outer(1, "outer")
+    assert len(shown) == 1
+    with pytest.raises(RuntimeError, match="mine"), bar(True, "next", 2):
+        raise RuntimeError("mine")
+    with bar(True, "last", 2):
+        pass
+    assert len(shown) == 3
 
 
 def test_warnings_filters_are_restored_in_whatever_order_fits_end():
@@ -137,27 +147,28 @@ def test_random_generators_are_restored_with_several_traces_at_a_time():
     torch.manual_seed(3), np.random.seed(3), random.seed(3)  # noqa: NPY002
     before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()  # noqa: NPY002
 
-    def work(seed):
+    def work(seed, pause):
         with values.generators(seed) as drawn:
             first = float(torch.rand(1))
-            time.sleep(0.02)
+            time.sleep(pause)
             assert drawn()
             return first
 
     with ThreadPoolExecutor(3) as pool:
-        found = list(pool.map(work, [0, 1, 0]))
+        found = list(pool.map(work, [0, 1, 0], [0.05, 0.1, 0.1]))  # the first one ends first
     assert found[0] == found[2] != found[1]
     after = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()  # noqa: NPY002
     assert torch.equal(before[0], after[0])
     assert before[1:] == after[1:]
 
 
-def test_files_loaded_at_the_same_time_import_what_lies_beside_them(tmp_path):
+def test_files_loaded_at_the_same_time_find_what_lies_beside_them_first(tmp_path):
     path = list(sys.path)
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         (tmp_path / name / f"beside_{name}.py").write_text("import torch\nmake = torch.nn.Identity\n")
-        text = f"import time\ntime.sleep(0.05)\nfrom beside_{name} import make\n"
+        text = f"import sys, time\ntime.sleep(0.05)\nassert sys.path[0] == {str(tmp_path / name)!r}\n"
+        text += f"from beside_{name} import make\n"
         (tmp_path / name / f"{name}.py").write_text(text)
     with ThreadPoolExecutor(2) as pool:
         found = list(pool.map(lambda name: load_module(f"{tmp_path / name / name}.py:make"), ("a", "b")))
