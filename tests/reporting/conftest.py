@@ -154,6 +154,7 @@ def make_summary(k=2, d_in=5, d_out=3, rows=60, classes=(), seed=0, **changes):
         "coordinates": z,
         "observed": observed,
         "predicted": predicted,
+        "data": ("0" * 64, "0" * 64),
         "notes": (),
     }
     return Summary(**parts | changes)
