@@ -1,16 +1,17 @@
 """The command line: one verb each for what the library does."""
 
-from typing import Annotated
+import os
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
 
 from bnrank._version import __version__
-from bnrank.cli.arguments import grouped
 from bnrank.cli.check import check_command
 from bnrank.cli.compress import compress_command
 from bnrank.cli.demo import demo_command
 from bnrank.cli.discover import discover_command
+from bnrank.cli.naming import verb
 from bnrank.cli.profile import profile_command
 from bnrank.cli.reproduce import reproduce_command
 from bnrank.cli.terminal import escape, say
@@ -22,15 +23,27 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode="
 
 
 def main() -> None:
-    """Run the command line; an error of the user's is one line and exit status 2, Ctrl-C exit status 130."""
+    """Run the command line.
+
+    The exit status is 2 for an error of the user's, 130 for Ctrl-C, 70 for an error that no one foresaw; each is one
+    message. The variable BNRANK_TRACEBACK shows where an unforeseen one was raised.
+    """
     try:
         app()
     except (ValueError, TypeError, OSError) as error:
-        Console(stderr=True).print(f"[bold red]error[/] {escape(str(error))}", highlight=False)
-        raise SystemExit(2) from None
+        _fail(f"[bold red]error[/] {escape(str(error))}", 2)
     except KeyboardInterrupt:
-        Console(stderr=True).print("interrupted")
-        raise SystemExit(130) from None
+        _fail("interrupted", 130)
+    except Exception as error:
+        if os.environ.get("BNRANK_TRACEBACK"):
+            raise
+        what = f"{type(error).__name__}: {error}; BNRANK_TRACEBACK=1 shows where"
+        _fail(f"[bold red]unexpected error[/] {escape(what)}", 70)
+
+
+def _fail(message: str, status: int) -> NoReturn:
+    Console(stderr=True).print(message, highlight=False, soft_wrap=True)
+    raise SystemExit(status) from None
 
 
 @app.callback(invoke_without_command=True)
@@ -41,10 +54,10 @@ def root(version: Annotated[bool, typer.Option("--version", help="Show the versi
         raise typer.Exit
 
 
-app.command(name="demo")(demo_command)
-app.command(name="train")(grouped(train_command))
-app.command(name="profile")(grouped(profile_command))
-app.command(name="check")(grouped(check_command))
-app.command(name="discover")(grouped(discover_command))
-app.command(name="compress")(grouped(compress_command))
-app.command(name="reproduce")(reproduce_command)
+app.command(name="demo")(verb(demo_command))
+app.command(name="train")(verb(train_command))
+app.command(name="profile")(verb(profile_command))
+app.command(name="check")(verb(check_command))
+app.command(name="discover")(verb(discover_command))
+app.command(name="compress")(verb(compress_command))
+app.command(name="reproduce")(verb(reproduce_command))

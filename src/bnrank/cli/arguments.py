@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
-from collections.abc import Callable
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,22 +10,31 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import bnrank
-from bnrank._core import validation
+from bnrank._core import files, validation
+from bnrank.cli.naming import Names, naming
+from bnrank.cli.terminal import say
 
 if TYPE_CHECKING:
     from torch import nn
 
+DATA = Names(x="x of DATA", y="y of DATA")
 ModelSpec = Annotated[
     str,
-    typer.Argument(help="A .safetensors file, a folder of bnrank train, or file.py:function returning an nn.Module."),
+    typer.Argument(
+        metavar="MODEL",
+        help="A .safetensors file, a folder of bnrank train, or file.py:function returning an nn.Module.",
+    ),
+    Names(net="MODEL"),
 ]
 Data = Annotated[
     str,
     typer.Argument(
+        metavar="DATA",
         help="A .csv file, an .npz file with x and y, or a built-in task: low-rank, bottleneck-spectra, s-shapes, "
         "digits, mnist.",
         show_default=False,
     ),
+    DATA,
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Hide progress bars.")]
 
@@ -42,9 +49,22 @@ class TableColumns:
         False
     )
 
+    def task(self, data: str) -> bnrank.Task:
+        """Return the task of a file, or a built-in one."""
+        with self._naming(data):
+            return bnrank.tasks.load_table(data, **self._arguments)
+
+    def table(self, data: str, **options: Any) -> bnrank.tasks.Table:
+        """Return the columns of a file or a built-in task."""
+        with self._naming(data):
+            return bnrank.tasks.read_table(data, **self._arguments, **options)
+
+    def _naming(self, data: str) -> contextlib.AbstractContextManager[None]:
+        name = Path(data).name  # errors in the contents of a file begin with its name
+        return naming({"path": "DATA", name: f"DATA {name}"})
+
     @property
-    def arguments(self) -> dict[str, Any]:
-        """Arguments of the reader of tables."""
+    def _arguments(self) -> dict[str, Any]:
         return {"targets": words(self.targets), "ignore": words(self.ignore), "drop_missing": self.drop_missing}
 
 
@@ -58,9 +78,17 @@ class ModelFiles:
 
     def read(self, model: str) -> tuple[nn.Module, float | None]:
         """Return a network, and the ridge it was trained with if known."""
-        if ":" in model:
-            net = bnrank.networks.load_module(model)
-            return (net if self.weights is None else bnrank.load(self.weights, net)), None
+        with naming(dict.fromkeys(("model", "path", "spec", "out"), "MODEL")):
+            return self._code(model) if ":" in model else self._stored(model)
+
+    def _code(self, model: str) -> tuple[nn.Module, None]:
+        net = bnrank.networks.load_module(model)
+        if self.weights is None:
+            return net, None
+        with naming({"path": "--weights"}):
+            return bnrank.load(self.weights, net), None
+
+    def _stored(self, model: str) -> tuple[nn.Module, float | None]:
         got = f"{str(self.weights)!r} with {model!r}"
         validation.expect(self.weights is None, "weights", got, "weights only with file.py:function")
         validation.expect(Path(model).suffix != ".py", "model", f"{model!r} without :function", f"{model}:NAME")
@@ -71,30 +99,24 @@ class ModelFiles:
         return found, None
 
 
-def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """Return a command for typer in which the fields of dataclass parameters are options of their own."""
-    parameters: list[inspect.Parameter] = []
-    groups: dict[str, tuple[Any, list[str]]] = {}
-    for name, parameter in inspect.signature(command, eval_str=True).parameters.items():
-        kind = parameter.annotation
-        if isinstance(kind, type) and dataclasses.is_dataclass(kind):
-            fields = inspect.signature(kind, eval_str=True).parameters
-            groups[name] = kind, list(fields)
-            parameters += fields.values()
-        else:
-            parameters.append(parameter)
+def page_path(out: Path, *read: str | Path | None) -> None:
+    """Check, before the work, that a page can be written, and is none of the files that are read."""
+    files.prepare_folder(out.parent)
+    output_path(out, "out", *read)
 
-    def run(**given: Any) -> None:
-        for name, (kind, fields) in groups.items():
-            given[name] = kind(**{field: given.pop(field) for field in fields})
-        command(**given)
 
-    run.__doc__ = command.__doc__
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    parameters.sort(key=lambda parameter: parameter.default is not inspect.Parameter.empty)
-    keyword = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
-    vars(run)["__signature__"] = inspect.Signature(keyword)
-    return run
+def output_path(path: Path, name: str, *read: str | Path | None, suffix: str | None = None) -> None:
+    """Check, before the work, that a file can be written, and is none of those that are read."""
+    files.checked_path(path, name, suffix)
+    given = [Path(other).resolve() for other in read if other is not None]
+    got = f"{str(path)!r}, the network or data that is read"
+    validation.expect(path.resolve() not in given, name, got, "another name")
+
+
+def write_page(source: object, out: Path, title: str) -> None:
+    """Write a page of results, and say where it is."""
+    with naming({"path": "--out"}):
+        say(f"The page: {bnrank.report(source, out, title=title)}")
 
 
 def words(text: str | None) -> list[str]:

@@ -7,9 +7,8 @@ import typer
 
 import bnrank
 from bnrank._core import text
-from bnrank._core.files import checked_path
 from bnrank.cli import terminal
-from bnrank.cli.arguments import Data, ModelFiles, ModelSpec, TableColumns
+from bnrank.cli.arguments import Data, ModelFiles, ModelSpec, TableColumns, page_path, write_page
 from bnrank.cli.terminal import say
 
 HEADINGS = {"id": "id", "statement": "statement", "status": "status", "left": "left", "relation": "", "right": "right"}
@@ -33,13 +32,12 @@ def check_command(
 
     Example: [bold]bnrank check model.safetensors data.npz --ridge 0.001 --out check.html[/]
     """
-    checked_path(out, "out", parents=True)
-    task = bnrank.tasks.load_table(data, **columns.arguments)
+    page_path(out, model, data, files.weights)
+    task = columns.task(data)
     net, known = files.read(model)
     chosen = only.replace(" ", "").split(",") if only else None
     verdicts = bnrank.check(net, task.x, task.y, known if ridge is None else ridge, only=chosen, rtol=rtol)
     section = bnrank.Section(f"{Path(model).name} on {task.name}", verdicts=verdicts)
-    page = bnrank.report(section, out, title="bnrank check")
     tables = bnrank.reporting.tables
     found = tables.verdict_rows(verdicts)
     rows = [{heading: row[name] for name, heading in HEADINGS.items()} for row in found]
@@ -50,7 +48,7 @@ def check_command(
     for remark, names in remarks.items():
         if remark:
             say(f"{', '.join(dict.fromkeys(names))}: {remark}")
-    say(f"The page: {page}")
+    write_page(section, out, "bnrank check")
     if not verdicts.ok:
         raise typer.Exit(1)
 

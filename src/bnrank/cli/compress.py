@@ -6,9 +6,8 @@ from typing import Annotated
 import typer
 
 import bnrank
-from bnrank._core import validation
-from bnrank._core.files import checked_path
-from bnrank.cli.arguments import ModelFiles, ModelSpec, TableColumns
+from bnrank.cli.arguments import DATA, ModelFiles, ModelSpec, TableColumns, output_path, page_path, write_page
+from bnrank.cli.naming import Names
 from bnrank.cli.terminal import say
 
 
@@ -17,9 +16,11 @@ def compress_command(
     data: Annotated[
         str,
         typer.Argument(
+            metavar="DATA",
             help="Samples from the network's input distribution: an .npz file with x (and x_test, used only for the "
-            "certificate), a .csv file, or a built-in task."
+            "certificate), a .csv file, or a built-in task.",
         ),
+        Names(**DATA, held_out="x_test of DATA"),
     ],
     files: ModelFiles,
     columns: TableColumns,
@@ -41,11 +42,9 @@ def compress_command(
 
     The folder run is written by [bold]bnrank train low-rank --depth 12 --width 30 --ridge 0.002 --steps 500[/].
     """
-    checked_path(out, "out")
-    checked_path(save, "save", ".safetensors")
-    given = [Path(path).resolve() for path in (model, files.weights) if path is not None]
-    validation.expect(save.resolve() not in given, "save", f"{str(save)!r}, the network that is read", "another name")
-    table = bnrank.tasks.read_table(data, **columns.arguments, outputs=False)
+    page_path(out, model, data, files.weights)
+    output_path(save, "save", model, data, files.weights, out, suffix=".safetensors")
+    table = columns.table(data, outputs=False)
     net, _ = files.read(model)
     if ":" in model and files.weights is None:
         say("no --weights: using the module as returned by the function")
@@ -53,8 +52,7 @@ def compress_command(
     found = bnrank.discovery.compress(net, table.x, tol=tol, held_out=held_out, tune=tune, seed=seed)
     say(str(found))
     title = f"{Path(model).name} on {table.name}"
-    page = bnrank.report({title: found}, out, title=f"bnrank compress: {title}")
-    say(f"The page: {page}")
+    write_page({title: found}, out, f"bnrank compress: {title}")
     if not found.changed:
         say("The network: cannot be reduced; none is written")
         return

@@ -13,7 +13,8 @@ import typer
 
 import bnrank
 from bnrank._core import files, validation
-from bnrank.cli.arguments import Data, Quiet, TableColumns, words
+from bnrank.cli.arguments import Data, Quiet, TableColumns, output_path, page_path, words, write_page
+from bnrank.cli.naming import Names
 from bnrank.cli.terminal import say
 
 if TYPE_CHECKING:
@@ -27,13 +28,19 @@ MAX_CLASSES = 20  # different whole numbers in one column that are read as class
 class Search:
     """Options of the search for the count."""
 
-    components: Annotated[str, typer.Option(help='Number of components, or "auto".')] = "auto"
+    components: Annotated[
+        str, typer.Option(help='Number of components, or "auto".'), Names(n_components="--components")
+    ] = "auto"
     ridges: Annotated[str | None, typer.Option(help="Ridges (lambda), separated by commas. Default: automatic.")] = None
     depth: Annotated[int | None, typer.Option(help="Number of weight layers. Default: automatic.")] = None
     width: Annotated[int | None, typer.Option(help="Width of the hidden layers. Default: automatic.")] = None
     steps: Annotated[int | None, typer.Option(help="Evaluations per network. Default: automatic.")] = None
-    members: Annotated[int | None, typer.Option(help="Networks per ridge on all rows. Default: automatic.")] = None
-    seed: Annotated[int, typer.Option(help="Random seed.")] = 0
+    members: Annotated[
+        int | None,
+        typer.Option(help="Networks per ridge on all rows. Default: automatic."),
+        Names(n_networks="--members"),
+    ] = None
+    seed: Annotated[int, typer.Option(help="Random seed."), Names(random_state="--seed")] = 0
 
     def estimator(self, kind: str, progress: bool | str) -> Any:
         """Return the estimator, not yet fitted."""
@@ -76,13 +83,13 @@ def discover_command(
 
     Example: [bold]bnrank discover table.csv --targets price,quality --ignore id --coordinates z.csv[/]
     """
-    files.checked_path(out, "out")
+    page_path(out, data)
     if save is not None:
-        files.checked_path(save, "save", ".safetensors")
+        output_path(save, "save", data, out, suffix=".safetensors")
     if coordinates is not None:
-        files.checked_path(coordinates, "coordinates", ".csv")
+        output_path(coordinates, "coordinates", data, out, suffix=".csv")
     validation.optional(validation.choice, kind, "kind", KINDS)
-    table = bnrank.tasks.read_table(data, **columns.arguments, outputs=kind != "autoencoder", min_rows=2)
+    table = columns.table(data, outputs=kind != "autoencoder", min_rows=2)
     x, y = table.inputs, table.outputs
     _say_counters(x, words(columns.ignore), named=Path(data).suffix.lower() == ".csv")
     found = _fitted(search.estimator(kind or _kind(y), False if quiet else "auto"), x, y)
@@ -99,8 +106,7 @@ def discover_command(
         if symmetry:
             page |= _symmetries(found, x)
     finally:  # the fit is shown even if the search fails or is interrupted
-        written = bnrank.report(page, out, title=f"bnrank discover: {table.name}")
-        say(f"The page: {written}")
+        write_page(page, out, f"bnrank discover: {table.name}")
 
 
 def _say_counters(x: pd.DataFrame, ignored: list[str], *, named: bool) -> None:

@@ -7,10 +7,9 @@ import typer
 
 import bnrank
 from bnrank._core import text
-from bnrank._core.files import checked_path
 from bnrank.cli import terminal
-from bnrank.cli.arguments import Data, ModelFiles, ModelSpec, TableColumns
-from bnrank.cli.terminal import escape, say
+from bnrank.cli.arguments import Data, ModelFiles, ModelSpec, TableColumns, page_path, write_page
+from bnrank.cli.terminal import escape
 
 # Headings that fit a terminal of 80 columns.
 SHORT = {
@@ -33,15 +32,14 @@ def profile_command(
 
     Example: [bold]bnrank profile model.safetensors data.npz --out profile.html[/]
     """
-    checked_path(out, "out", parents=True)
-    task = bnrank.tasks.load_table(data, **columns.arguments)
+    page_path(out, model, data, files.weights)
+    task = columns.task(data)
     net, _ = files.read(model)
     measured = bnrank.profile(net, task.x, task.y)
     layers = bnrank.reporting.tables.layer_rows(measured)
     rows = [{SHORT.get(name, name): value for name, value in row.items()} for row in layers]
     section = bnrank.Section(f"{Path(model).name} on {task.name}", profile=measured)
-    page = bnrank.report(section, out, title="bnrank profile")
     terminal.show(text.table(rows))
     for line in bnrank.measures.describe(measured):
         terminal.console.print(escape(line), highlight=False)
-    say(f"The page: {page}")
+    write_page(section, out, "bnrank profile")

@@ -11,6 +11,7 @@ import bnrank
 from bnrank._core import text
 from bnrank.cli import terminal
 from bnrank.cli.arguments import Quiet
+from bnrank.cli.naming import Names
 from bnrank.cli.terminal import escape, say
 
 if TYPE_CHECKING:
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
 
 def reproduce_command(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[FIGURE]...", help="Ids or names of figures, or all. Default: all.")
+        list[str] | None,
+        typer.Argument(metavar="FIGURE", help="Ids or names of figures, or all. Default: all."),
+        Names(figure="FIGURE"),
     ] = None,
     scale: Annotated[str, typer.Option(help="quick: minutes on two cores; paper: the sources' sizes.")] = "quick",
     out: Annotated[Path, typer.Option(help="Folder for runs, pictures and the page.")] = Path("reproduction"),

@@ -8,9 +8,9 @@ import typer
 
 import bnrank
 from bnrank._core import text, validation
-from bnrank._core.files import checked_path
 from bnrank.cli import terminal
-from bnrank.cli.arguments import Data, Quiet, TableColumns
+from bnrank.cli.arguments import Data, Quiet, TableColumns, page_path, write_page
+from bnrank.cli.naming import Names
 from bnrank.cli.terminal import say
 
 # Headings that fit a terminal of 80 columns.
@@ -28,7 +28,7 @@ class Ensemble:
     """Options of the networks and their optimizer."""
 
     depth: Annotated[int, typer.Option(help="Number of weight layers.")] = 8
-    width: Annotated[int, typer.Option(help="Width of the hidden layers.")] = 50
+    width: Annotated[int, typer.Option(help="Width of the hidden layers."), Names(widths="--width")] = 50
     ridge: Annotated[float, typer.Option(help="lambda in C + lambda ||theta||^2.")] = 1e-3
     steps: Annotated[int, typer.Option(help="Evaluations of cost and gradient.")] = 1000
     members: Annotated[int, typer.Option(help="Number of networks trained in parallel.")] = 2
@@ -38,7 +38,16 @@ class Ensemble:
     batch_size: Annotated[
         int | None, typer.Option(help="Mini-batch size (reshuffled every epoch). Default: full batch.")
     ] = None
-    record_every: Annotated[int, typer.Option(help="Steps between recorded rows.")] = 10
+    record_every: Annotated[
+        int, typer.Option(help="Steps between recorded rows."), Names(record="--record-every", every="--record-every")
+    ] = 10
+
+    def depth_for(self, task: bnrank.Task) -> int:
+        """Return the depth, if networks of these sizes are possible."""
+        depth, width = validation.integer(self.depth, "depth"), validation.integer(self.width, "width")
+        members = validation.integer(self.members, "members")
+        validation.sizes("depth, width, members", task.d_in, task.d_out, depth, width, members)
+        return depth
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -68,9 +77,9 @@ def train_command(
 
     Example: [bold]bnrank train low-rank --depth 8 --width 30 --steps 300 --out run[/]
     """
-    page = checked_path(out / "report.html", "out", parents=True)
-    task = bnrank.tasks.load_table(data, **columns.arguments)
-    depth = validation.integer(ensemble.depth, "depth")
+    page_path(out / "report.html", data)
+    task = columns.task(data)
+    depth = ensemble.depth_for(task)
     net = bnrank.MLP([task.d_in, *[ensemble.width] * (depth - 1), task.d_out], seed=ensemble.seed)
     save = bnrank.training.Save(out, resume=not fresh)
     run = bnrank.train(net, task, out=save, progress=not quiet, **ensemble.arguments)
@@ -81,9 +90,8 @@ def train_command(
         row = {"member": i, "status": str(run.summary.status[i].item()), "middle rank": rank}
         rows.append(row | {short: float(run.summary[name][i]) for short, name in CURVES.items()})
     section = bnrank.Section(f"Training on {task.name}", rows=rows, history=run.history, profile=profiles)
-    bnrank.report(section, page, title=f"bnrank train: {task.name}")
     terminal.show(text.table(rows))
-    say(f"The page: {page}")
+    write_page(section, out / "report.html", f"bnrank train: {task.name}")
     say(f"The networks: {out}")
     if "interrupted" in run.summary.status.values:
         raise typer.Exit(130)

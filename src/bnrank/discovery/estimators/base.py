@@ -3,7 +3,7 @@
 import contextlib
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Self
@@ -126,18 +126,28 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         width = changes["width"]
         validation.expect(width >= wanted, "width", f"{width}", f"at least {wanted}, the number of components")
         if not isinstance(self.ridges, str):
+            validation.expect(isinstance(self.ridges, Iterable), "ridges", self.ridges, "numbers, or 'auto'", TypeError)
             values = [validation.number(r, f"ridges[{i}]", 0.0, strict=True) for i, r in enumerate(self.ridges)]
             validation.expect(values, "ridges", "none", "at least one, or 'auto'")
             changes |= {"ridges": tuple(dict.fromkeys(values)), "grow": False}
             changes["steps"] = changes.get("steps", max(plan.steps, 2 * data.distinct if data.distinct < FEW else 0))
         else:
             validation.expect(self.ridges == "auto", "ridges", repr(self.ridges), "numbers, or 'auto'")
-        return replace(plan, **changes)
+        plan = replace(plan, **changes)
+        d_in = data.x.shape[1]
+        validation.sizes("depth, width, n_networks", d_in, d_in, plan.depth, plan.width, plan.n_networks)
+        return plan
 
     def _seed(self) -> int:
         if isinstance(self.random_state, int | np.integer) and not isinstance(self.random_state, bool):
-            return int(self.random_state)
-        return int(check_random_state(self.random_state).randint(2**31 - 10_000))
+            return validation.integer(self.random_state, "random_state", 0)
+        try:
+            return int(check_random_state(self.random_state).randint(2**31 - 10_000))
+        except ValueError:
+            expected = "an integer of at least 0, a numpy.random.RandomState, or None"
+            raise ValueError(
+                f"random_state: got {validation.describe(self.random_state)}, expected {expected}"
+            ) from None
 
     def _wanted(self, d_in: int, d_out: int, outputs: str) -> int | None:
         """Return n_components as a number, or None for "auto", or raise ValueError."""

@@ -1,0 +1,146 @@
+"""Every argument and option of every verb with bad values: one message that names it as typed, and exit status 2."""
+
+import os
+import re
+
+import numpy as np
+import pytest
+import torch
+import typer
+from safetensors.torch import save_file
+
+from bnrank import cli
+
+VALID = {
+    "demo": [],
+    "train": ["data.npz", "--depth", 2, "--width", 3, "--steps", 2, "--members", 1, "--quiet"],
+    "profile": ["model.safetensors", "data.npz"],
+    "check": ["model.safetensors", "data.npz", "--only", "T4"],
+    "discover": ["data.npz", "--ridges", 0.1, "--depth", 2, "--width", 3, "--steps", 5, "--members", 1, "--quiet"],
+    "compress": ["model.safetensors", "data.npz"],
+    "reproduce": ["F12", "--quiet"],
+}
+BAD = {  # by option; the others by their kind
+    "MODEL": ["", "none.safetensors", "folder", "empty.safetensors", "bytes.safetensors", "net.py", "net.py:none"],
+    "DATA": ["", "none.npz", "folder", "empty.npz", "empty.csv", "bytes.npz", "bytes.csv", "ragged.csv", "low rank"],
+    "FIGURE": ["", "F99"],
+    "--out": ["data.npz/x", "a" * 300],
+    "--save": ["", "folder", "none/net.safetensors", "net.pt"],
+    "--coordinates": ["", "folder", "none/z.csv", "z.txt"],
+    "--weights": ["none.safetensors", "bytes.safetensors"],
+    "--components": ["", "0", "9", "many"],
+    "--ridges": ["0", "-1", "nan", "a,b"],
+    "--ridge": ["-1", "nan", "inf"],
+    "--depth": ["0", "-1", "1000000000"],
+    "--width": ["0", "-1", "1000000000"],
+    "--members": ["0", "-1", str(10**30)],
+    "--slope": ["2", "nan", "-1"],
+    "--member": ["1", "-1"],
+    "--steps": ["-1", str(10**30)],
+    "--record-every": ["0", "-1"],
+    "--tune": ["-1"],
+    "--seed": ["-1", str(10**30)],
+    "--batch-size": ["0", "-1", "1000"],
+    "--rtol": ["-1", "1", "nan"],
+    "--lr": ["0", "-1", "nan"],
+    "--tol": ["-1", "nan", "inf"],
+}
+OUT = {verb: ["folder", "pipe"] for verb in ("profile", "check", "discover", "compress")}  # pages, not folders
+TEXTS = {
+    "--optimizer": ["", "adm"],
+    "--targets": ["z"],
+    "--ignore": ["z"],
+    "--kind": ["", "x"],
+    "--only": ["T99"],
+    "--scale": ["", "x"],
+}
+NUMBERS = {"--depth", "--width", "--members", "--member", "--steps", "--record-every", "--tune", "--seed"}
+NUMBERS |= {"--batch-size", "--rtol", "--lr", "--tol", "--slope", "--ridge"}
+
+
+@pytest.fixture
+def own(tmp_path):
+    """Write a network, data, and files that are neither."""
+    generator = torch.Generator().manual_seed(0)
+    save_file({"0.weight": torch.randn(3, 6, generator=generator)}, tmp_path / "model.safetensors")
+    x = torch.randn(40, 6, generator=generator).numpy()
+    np.savez(tmp_path / "data.npz", x=x, y=x[:, :3])
+    for suffix in ("npz", "csv", "safetensors"):
+        (tmp_path / f"empty.{suffix}").touch()
+        (tmp_path / f"bytes.{suffix}").write_bytes(bytes(range(256)) * 4)
+    (tmp_path / "ragged.csv").write_text("a,b\n1,2\n3\n")
+    (tmp_path / "net.py").write_text("from torch import nn\n\ndef build():\n    return nn.Linear(6, 3)\n")
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    return tmp_path
+
+
+def shown(parameter):
+    """Return the argument or option as typed."""
+    return parameter.opts[0] if parameter.param_type_name == "option" else parameter.metavar
+
+
+def cases():
+    """Return verb, arguments and what they are bad values of, for all parameters of the commands themselves."""
+    for verb, command in typer.main.get_command(cli.app).commands.items():
+        arguments = [shown(p) for p in command.params if p.param_type_name == "argument"]
+        for parameter in command.params:
+            name = shown(parameter)
+            if getattr(parameter, "is_flag", False):
+                continue
+            values = [*BAD.get(name, ()), *TEXTS.get(name, ()), *(["", "x"] if name in NUMBERS else ())]
+            for value in values + (OUT.get(verb, ["data.npz"]) if name == "--out" else []):
+                given = list(VALID[verb])
+                if name == "--weights":
+                    given[0] = "net.py:build"
+                if name in arguments:
+                    given[arguments.index(name)] = value
+                else:
+                    given += [name, value]
+                yield verb, given, name
+
+
+def test_every_option_is_tried():
+    parameters = [p for command in typer.main.get_command(cli.app).commands.values() for p in command.params]
+    asked = {shown(p) for p in parameters if not getattr(p, "is_flag", False)}
+    assert asked == {*BAD, *TEXTS}
+    assert {name for _, _, name in cases()} == asked
+
+
+def test_bad_values_are_one_message_that_names_the_option(own, command):
+    before = sorted(own.iterdir())
+    silent = []
+    for verb, given, name in cases():
+        done = command(verb, *given)
+        said = re.sub(r"\s+", " ", done.error)
+        if done.code != 2 or not re.search(rf"(?<![\w-]){name}(?![\w-])", said) or "Traceback" in said:
+            silent.append((verb, *given, done.code, said))
+    assert not silent
+    assert sorted(own.iterdir()) == before
+
+
+def test_a_network_that_exits_the_program_is_an_error(own, command):
+    (own / "exits.py").write_text(
+        "import sys\nfrom torch import nn\n\n\nclass Net(nn.Module):\n    def forward(self, x):\n        sys.exit(0)\n"
+    )
+    done = command("profile", "exits.py:Net", "data.npz")
+    assert done.code == 2
+    assert "MODEL: the code of the network called sys.exit(0)" in done.error
+
+
+def test_an_unforeseen_error_is_one_message_with_a_status_of_its_own(own, command, monkeypatch):
+    def fails(*arguments, **options):
+        raise RuntimeError("[bold]broken[/]")
+
+    monkeypatch.setattr("bnrank.profile", fails)
+    done = command("profile", "model.safetensors", "data.npz")
+    assert done.code == 70
+    assert "unexpected error RuntimeError: [bold]broken[/]" in done.error
+    assert "Traceback" not in done.error
+
+
+def test_pages_replace_none_of_the_files_that_are_read(own, command):
+    before = (own / "data.npz").read_bytes()
+    done = command("profile", "model.safetensors", "data.npz", "--out", "data.npz")
+    assert (done.code, "--out: got 'data.npz', the network or data that is read" in done.error) == (2, True)
+    assert (own / "data.npz").read_bytes() == before
