@@ -18,7 +18,7 @@ except ImportError:  # Windows
     resource = None  # type: ignore[assignment]
 
 T = TypeVar("T")
-MAX_WEIGHTS = 10**9  # of all networks that are held at a time
+
 
 Data = Tensor | np.ndarray
 """Samples, weights or values as a user has them."""
@@ -122,6 +122,13 @@ def largest_fits(count: int, sizes: Mapping[str, int]) -> None:
     allocation(count, name, sizes[name])
 
 
+def networks_fit(d_in: int, d_out: int, sizes: Mapping[str, int]) -> None:
+    """Raise ValueError unless networks, of a depth, width and number in this order, fit into memory."""
+    depth, width, members = sizes.values()
+    layer = max(width**2, 1000)  # what a module itself takes counts too
+    largest_fits(members * ((d_in + d_out) * (width if depth > 1 else 1) + max(depth - 2, 0) * layer), sizes)
+
+
 def memory() -> int:
     """Return the bytes of memory of this machine, or of this process where it has less; 64 GiB where none tells."""
     try:
@@ -145,14 +152,6 @@ def number(value: object, name: str, minimum: float = -math.inf, *, strict: bool
         result = math.inf
     expect(math.isfinite(result) and (result > minimum if strict else result >= minimum), name, f"{value}", expected)
     return result
-
-
-def sizes(name: str, d_in: int, d_out: int, depth: int, width: int, members: int = 1) -> None:
-    """Raise a ValueError if networks of equal hidden widths would have more than `MAX_WEIGHTS` weights."""
-    hidden = width * (d_in + d_out) + (depth - 2) * width**2
-    count = members * (d_in * d_out if depth == 1 else hidden)
-    got = f"{depth} layers of width {width}, {members} network(s): {count:.1e} weights"
-    expect(count <= MAX_WEIGHTS, name, got, f"at most {MAX_WEIGHTS:.0e} weights")
 
 
 def optional(check: Callable[..., T], value: object, *arguments: Any, **options: Any) -> T | None:

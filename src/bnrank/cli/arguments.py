@@ -101,13 +101,14 @@ class ModelFiles:
 
 def page_path(out: Path, *read: str | Path | None) -> None:
     """Check, before the work, that a page can be written, and is none of the files that are read."""
-    files.prepare_folder(out.parent)
-    output_path(out, "out", *read)
+    output_path(out, "out", *read, parents=True)
 
 
-def output_path(path: Path, name: str, *read: str | Path | None, suffix: str | None = None) -> None:
+def output_path(
+    path: Path, name: str, *read: str | Path | None, suffix: str | None = None, parents: bool = False
+) -> None:
     """Check, before the work, that a file can be written, and is none of those that are read."""
-    files.checked_path(path, name, suffix)
+    files.checked_path(path, name, suffix, parents=parents)
     given = [Path(other).resolve() for other in read if other is not None]
     got = f"{str(path)!r}, the network or data that is read"
     validation.expect(path.resolve() not in given, name, got, "another name")

@@ -44,10 +44,9 @@ class Ensemble:
 
     def depth_for(self, task: bnrank.Task) -> int:
         """Return the depth, if networks of these sizes are possible."""
-        depth, width = validation.integer(self.depth, "depth"), validation.integer(self.width, "width")
-        members = validation.integer(self.members, "members")
-        validation.sizes("depth, width, members", task.d_in, task.d_out, depth, width, members)
-        return depth
+        sizes = {name: validation.integer(getattr(self, name), name) for name in ("depth", "width", "members")}
+        validation.networks_fit(task.d_in, task.d_out, sizes)
+        return sizes["depth"]
 
     @property
     def arguments(self) -> dict[str, Any]:

@@ -134,8 +134,8 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         else:
             validation.expect(self.ridges == "auto", "ridges", repr(self.ridges), "numbers, or 'auto'")
         plan = replace(plan, **changes)
-        d_in = data.x.shape[1]
-        validation.sizes("depth, width, n_networks", d_in, d_in, plan.depth, plan.width, plan.n_networks)
+        sizes = {"depth": plan.depth, "width": plan.width, "n_networks": plan.n_networks}
+        validation.networks_fit(data.x.shape[1], data.x.shape[1], sizes)
         return plan
 
     def _seed(self) -> int:
