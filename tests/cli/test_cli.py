@@ -76,7 +76,7 @@ def test_train_writes_a_run_that_can_be_opened(own, command):
             ("profile", "model.safetensors", "data.npz", "--weights", "w.safetensors"),
             "weights only with file.py:function",
         ),
-        (("reproduce", "F99"), "figure: got 'F99'"),
+        (("reproduce", "F99"), "FIGURE: got 'F99'"),
         (("reproduce", "F9", "--scale", "large"), "scale: got 'large'"),
     ],
 )

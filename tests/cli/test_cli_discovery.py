@@ -306,13 +306,13 @@ def test_a_network_without_bottleneck_is_left_with_the_reason(tmp_path, command)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("net.safetensors", "x.npz", "--save", "net.safetensors"), "the network that is read, expected another name"),
+        (("net.safetensors", "x.npz", "--save", "net.safetensors"), "which is read, expected another name"),
         (("net.safetensors", "x.npz", "--save", "small.pt"), "expected a name ending in .safetensors"),
         (("net.safetensors", "x.npz", "--tol", 0), "tol: got 0"),
-        (("nets.py", "x.npz"), "model: got 'nets.py' without :function, expected nets.py:NAME"),
+        (("nets.py", "x.npz"), "MODEL: got 'nets.py' without :function, expected nets.py:NAME"),
         (("none.safetensors", "x.npz"), "none.safetensors', expected a file that exists"),
         (("net.safetensors", "nan.npz"), "missing or infinite values in column x2 (1 of 9 rows)"),
-        (("net.safetensors", "few.npz"), "x: got 3 sample(s), expected at least 8"),
+        (("net.safetensors", "few.npz"), "x of DATA: got 3 sample(s), expected at least 8"),
         (("net.safetensors", "text.csv", "--targets", "y"), "text in column b, expected numbers"),
         (("net.safetensors", "x.npz", "--targets", "y"), "expected none for x.npz"),
     ],
@@ -349,4 +349,4 @@ def test_a_module_from_code_comes_with_weights_of_its_own(tmp_path, command):
         bare.error
     )
     refused = command("compress", "own.py:build", "x.npz", "--weights", "w.safetensors", "--save", "w.safetensors")
-    assert (refused.code, "the network that is read" in flat(refused.error)) == (2, True)
+    assert (refused.code, "which is read" in flat(refused.error)) == (2, True)

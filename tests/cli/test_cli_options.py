@@ -142,5 +142,5 @@ def test_an_unforeseen_error_is_one_message_with_a_status_of_its_own(own, comman
 def test_pages_replace_none_of_the_files_that_are_read(own, command):
     before = (own / "data.npz").read_bytes()
     done = command("profile", "model.safetensors", "data.npz", "--out", "data.npz")
-    assert (done.code, "--out: got 'data.npz', the network or data that is read" in done.error) == (2, True)
+    assert (done.code, "--out: got 'data.npz', which is read" in done.error) == (2, True)
     assert (own / "data.npz").read_bytes() == before

@@ -110,7 +110,7 @@ def output_path(
     """Check, before the work, that a file can be written, and is none of those that are read."""
     files.checked_path(path, name, suffix, parents=parents)
     given = [Path(other).resolve() for other in read if other is not None]
-    got = f"{str(path)!r}, the network or data that is read"
+    got = f"{str(path)!r}, which is read"
     validation.expect(path.resolve() not in given, name, got, "another name")
 
 
