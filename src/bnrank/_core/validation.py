@@ -232,7 +232,7 @@ def numbers(value: object, name: str, expected: str = "real numbers") -> Tensor:
     """Return real numbers, NaN and infinite ones among them, as :func:`real` does."""
     try:
         made = dense(value, name).detach() if isinstance(value, Tensor) else None
-        tensor = _of_array(np.asarray(value), name).clone() if made is None else made
+        tensor = from_array(np.asarray(value), name).clone() if made is None else made
         if tensor.is_complex() or tensor.dtype == torch.bool:
             raise TypeError
     except (TypeError, ValueError, RuntimeError) as error:
@@ -262,7 +262,7 @@ def dense(value: Tensor, name: str) -> Tensor:
     return value.resolve_neg() if value.is_neg() else value
 
 
-def _of_array(value: np.ndarray, name: str) -> Tensor:
+def from_array(value: np.ndarray, name: str) -> Tensor:
     """Return an array of numbers as a tensor, of the same memory where possible."""
     numbers = value.dtype.kind in "fiubc" and value.dtype.itemsize // (2 if value.dtype.kind == "c" else 1) <= 8
     expect(numbers, name, value, "an array of numbers of at most 64 bits", TypeError)
@@ -298,7 +298,7 @@ def classes(value: Tensor | np.ndarray, name: str, count: int | None = None) -> 
     tensor([0, 2])
     """
     try:
-        labels = _of_array(value, name) if isinstance(value, np.ndarray) else torch.as_tensor(value).detach()
+        labels = from_array(value, name) if isinstance(value, np.ndarray) else torch.as_tensor(value).detach()
         labels = dense(labels, name)
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(f"{name}: got {describe(value)}, expected class indices: integers, shape (N,)") from error
@@ -337,7 +337,7 @@ def samples(value: object, name: str, *, features: int | None = None, minimum: i
         If it is empty, has too few samples, the wrong shape, or a NaN or infinite entry.
     """
     if isinstance(value, np.ndarray):
-        value = _of_array(value, name)
+        value = from_array(value, name)
     if not isinstance(value, Tensor):
         raise TypeError(f"{name}: got {describe(value)}, expected a torch.Tensor or numpy.ndarray")
     value = dense(value, name)

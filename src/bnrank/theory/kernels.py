@@ -264,7 +264,7 @@ def select(
     validation.expect(folds <= count, "folds", f"{folds}", f"at most the number of samples, {count}")
     lengths = [factor * _typical_distance(inputs) for factor in factors]
     tried = [(RADIAL[name][0](length), name, length) for name in names for length in lengths]
-    mean = outputs.mean(0) * center
+    mean = outputs.mean(0) * validation.flag(center, "center")
     search = GridSearchCV(
         KernelRidge(),
         {"kernel": [kernel for kernel, _, _ in tried], "alpha": alphas},

@@ -101,6 +101,8 @@ def output_error(net: MLP, x: Tensor) -> float:
     >>> 1e-14 < output_error(net, torch.zeros(1, 1, dtype=torch.float64)) < 1e-12
     True
     """
+    net = validation.kind(net, "net", MLP, "an")
+    x = validation.samples(x, "x", features=net.weights[0].shape[1]).detach().to(net.weights[0])
     info, weights = torch.finfo(torch.float64), [w.detach() for w in net.weights]
     a, error = x, x.new_zeros(len(x))
     for i, weight in enumerate(weights):
@@ -190,8 +192,8 @@ def largest_trace(net: nn.Module, start: Tensor, end: Tensor) -> float:
     assert intervals is not None
     quarters = torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)
     t = intervals[:, :1] + quarters * (intervals[:, 1:] - intervals[:, :1])  # (pieces, 3)
-    first = start.detach().double().cpu()
-    places = first + t.reshape(-1, 1) * (end.detach().double().cpu() - first)
+    first, last = (validation.real(end_, name).double().cpu() for end_, name in ((start, "start"), (end, "end")))
+    places = first + t.reshape(-1, 1) * (last - first)
     a, b, c = ntk.trace(net, places).reshape(-1, 3).T
     return float(torch.stack([3 * a - 3 * b + c, a - 3 * b + 3 * c, a, b, c]).max())
 

@@ -398,7 +398,7 @@ def log_growths(facts: Facts, k: int) -> tuple[float, float]:
 
 def _at_point(net: nn.Module, x: Any, rtol: float) -> Facts:
     """Return the facts of a chain at one sample; TypeError if the network is not a chain."""
-    x = torch.as_tensor(x)
+    x = validation.numbers(x, "x")
     x = validation.samples(x[None] if x.ndim == 1 else x, "x")
     validation.expect(len(x) == 1, "x", f"shape {tuple(x.shape)}", "one sample, (d_in,) or (1, d_in)")
     return Facts(net, example(as_mlp(net), x.detach().to(torch.float64)), rtol=rtol)

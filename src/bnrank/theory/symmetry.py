@@ -179,7 +179,8 @@ def rank_bound(
     samples = validation.samples(x, "x").detach().double()
     rtol = validation.rtol(rtol)
     invariance_rtol = validation.number(invariance_rtol, "invariance_rtol", 0.0)
-    fields = _closed([_field(g, f"generators[{i}]", samples.shape[1]) for i, g in enumerate(generators)])
+    given = validation.sequence(generators, "generators", "a sequence of matrices A or pairs (A, b)")
+    fields = _closed([_field(g, f"generators[{i}]", samples.shape[1]) for i, g in enumerate(given)])
     validation.expect(len(fields), "generators", "none, or only zeros", "at least one")
     fields = fields[:, :-1]
     extended = torch.cat([samples.cpu(), torch.ones(len(samples), 1, dtype=torch.float64)], 1)
@@ -266,7 +267,9 @@ def narrowest_layer(weights: Sequence[Tensor]) -> tuple[int, float]:
     >>> narrowest_layer([torch.eye(2), torch.ones(1, 2)])
     (2, 0.0)
     """
-    spectra = [torch.linalg.svdvals(weight.detach()) for weight in weights]
+    entries = validation.sequence(weights, "weights", "a sequence of matrices")
+    validation.expect(entries, "weights", "none", "at least one matrix")
+    spectra = [torch.linalg.svdvals(_matrix(weight, f"weights[{i}]")) for i, weight in enumerate(entries)]
     ratios = [float(s[1] / s[0]) if len(s) > 1 and s[0] > 0 else 0.0 for s in spectra]
     layer = int(np.argmin(ratios))
     return layer + 1, ratios[layer]
@@ -282,8 +285,12 @@ def nearest_rank_one(weight: Tensor) -> tuple[Tensor, Tensor]:
     tensor([[2., 0.],
             [0., 0.]])
     """
-    u, s, v = torch.linalg.svd(weight.detach(), full_matrices=False)
+    u, s, v = torch.linalg.svd(_matrix(weight, "weight"), full_matrices=False)
     return s[0] * u[:, :1] @ v[:1], s
+
+
+def _matrix(weight: object, name: str) -> Tensor:
+    return validation.array(weight, name, "(n_out, n_in)", 2)
 
 
 def classes_on_line(net: nn.Module, x: Tensor | np.ndarray, *, rtol: float = 1e-6) -> LineClasses:
@@ -380,7 +387,7 @@ def _field(generator: Any, name: str, d: int) -> Tensor:
     field = torch.zeros(d + 1, d + 1, dtype=torch.float64)
     for value, part in ((matrix, field[:d, :d]), (shift, field[:d, d])):
         if value is not None:
-            tensor = torch.as_tensor(value, dtype=torch.float64)
+            tensor = validation.real(value, name).to(torch.float64)
             fits = tensor.shape == part.shape and bool(torch.isfinite(tensor).all())
             validation.expect(fits, name, tensor, f"finite A {(d, d)} and b {(d,)}")
             part.copy_(tensor)

@@ -22,6 +22,7 @@ HOLDS = "holds"
 VIOLATED = "violated"
 NOT_APPLICABLE = "not applicable"
 INCONCLUSIVE = "inconclusive"
+STATUSES = (HOLDS, VIOLATED, NOT_APPLICABLE, INCONCLUSIVE)
 ORDER = (VIOLATED, INCONCLUSIVE, HOLDS)  # the worst first: a statement gets the worst status of its comparisons
 
 ROUNDING = 1e-12  # relative to the larger side: differences up to this are rounding errors of float64
@@ -300,6 +301,7 @@ class Verdicts(Printed, Sequence[Verdict]):
 
     def having(self, status: str) -> tuple[Verdict, ...]:
         """Return the verdicts with a status, e.g. ``"violated"``."""
+        validation.choice(status, "status", STATUSES)
         return tuple(v for v in self.verdicts if v.status == status)
 
     @property

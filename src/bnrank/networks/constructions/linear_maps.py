@@ -266,7 +266,10 @@ def _combined(z: Tensor, axis: Tensor, basis: Tensor) -> Tensor | None:
     candidates = candidates[size > NEGATIVE] / size[size > NEGATIVE, None]
     candidates = torch.cat([part[(part @ z.T).min(1).values >= -NEGATIVE] for part in candidates.split(1000)])
     squares = (candidates[:, :, None] * candidates[:, None, :]).flatten(1)
-    shares = torch.from_numpy(nnls(squares.T.cpu().numpy(), eye.flatten().cpu().numpy())[0]).to(z)
+    try:
+        shares = torch.from_numpy(nnls(squares.T.cpu().numpy(), eye.flatten().cpu().numpy())[0]).to(z)
+    except RuntimeError:  # its limit of iterations
+        return None
     o = shares[shares > 0].sqrt()[:, None] * candidates[shares > 0]
     if float((o.T @ o - eye).abs().max()) > 1e-8:
         return None

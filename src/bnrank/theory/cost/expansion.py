@@ -64,7 +64,7 @@ class Expansion:
         ValueError
             If a depth is not positive.
         """
-        at = np.asarray(depth, dtype=float)
+        at = _numbers(depth, "depth")
         validation.expect(bool((at > 0).all()), "depth", depth, "positive numbers")
         norm = at * self.R0 + self.R1 + self.R2 / at
         return float(norm) if norm.ndim == 0 else norm
@@ -179,16 +179,18 @@ def _verdict(L: Array, y: Array, columns: Array, gaps: Array, sigma: float | Non
 
 
 def _pairs(depths: Any, norms: Any) -> tuple[Array, Array]:
-    L, y = np.asarray(depths), np.asarray(norms)
+    L, y = _numbers(depths, "depths"), _numbers(norms, "norms")
     for values, name in ((L, "depths"), (y, "norms")):
-        numbers = values.dtype.kind in "iuf" and values.ndim == 1
-        validation.expect(numbers, name, values, "a sequence of numbers", TypeError)
-        validation.expect(np.isfinite(values).all(), name, "NaN or infinite entries", "finite numbers")
+        validation.expect(values.ndim == 1, name, values, "a sequence of numbers", TypeError)
     validation.expect(len(L) == len(y), "depths, norms", f"{len(L)} and {len(y)} numbers", "the same number")
     odd, different = L[(L < 1) | (np.rint(L) != L)], len(np.unique(L))
     validation.expect(not len(odd), "depths", ", ".join(f"{depth:g}" for depth in odd), "integers of at least 1")
     validation.expect(different >= 3, "depths", f"{different} different ones", "at least 3 for three coefficients")
-    return L.astype(float), y.astype(float)
+    return L, y
+
+
+def _numbers(values: object, name: str) -> Array:
+    return validation.real(values, name).double().cpu().numpy()
 
 
 def _least_squares(columns: Array, y: Array) -> tuple[Array, Array, Array]:

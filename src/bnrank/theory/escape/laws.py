@@ -280,6 +280,7 @@ def first_escape(
         if not flow.plateaus or not flow.plateaus[0].left:
             raise ValueError("flow: it has not left a plateau; increase t_end")
         end = flow.plateaus[0].end
+    end = validation.number(end, "end", 0.0)
     times = flow.times_since_handover
     limit = np.searchsorted(times, end) - 1 if flow.handover is None else flow.handover.row
     row = max((kept for kept in flow.network_rows if kept <= limit), default=0)

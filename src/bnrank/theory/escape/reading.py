@@ -133,7 +133,10 @@ def gradient_at(loss: Loss, outputs: Tensor, y: object) -> Tensor:
     if callable(loss):
         leaf = outputs.clone().requires_grad_()
         with torch.enable_grad():
-            cost = loss(leaf, y.double() if y.is_floating_point() else y)
+            try:
+                cost = loss(leaf, y.double() if y.is_floating_point() else y)
+            except Exception as error:
+                raise ValueError(f"loss: it raised {type(error).__name__} on outputs and y: {error}") from error
         if not isinstance(cost, Tensor) or cost.numel() != 1 or not cost.requires_grad:
             raise TypeError(f"loss: got {validation.describe(cost)}, expected a scalar tensor that depends on f")
         return torch.autograd.grad(cost.reshape(()), leaf)[0]
@@ -148,7 +151,7 @@ def gradient_at(loss: Loss, outputs: Tensor, y: object) -> Tensor:
 
 def _labels(y: object) -> Tensor:
     if isinstance(y, np.ndarray) and y.dtype.kind in "biuf":
-        y = torch.from_numpy(np.ascontiguousarray(y))
+        y = validation.from_array(y, "y")
     if not isinstance(y, Tensor):
         raise TypeError(f"y: got {validation.describe(y)}, expected a torch.Tensor or numpy.ndarray of numbers")
-    return y.detach()
+    return validation.dense(y, "y").detach()

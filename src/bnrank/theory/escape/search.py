@@ -131,7 +131,7 @@ class Steps:
     last: float | None = 1e-10
 
     def __post_init__(self) -> None:
-        validation.integer(self.count, "steps", 0)
+        validation.integer(self.count, "count", 0)
         validation.number(self.first, "first", 0.0, strict=True)
         if self.last is not None:
             validation.number(self.last, "last", 0.0, strict=True)

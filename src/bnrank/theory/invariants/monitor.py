@@ -154,6 +154,8 @@ class Monitor(Printed):
 
     def missing(self, optimizer: torch.optim.Optimizer) -> list[str]:
         """Return the names of the parameters that enter a conserved quantity and that an optimizer does not hold."""
+        groups = isinstance(optimizer, torch.optim.Optimizer)
+        validation.expect(groups, "optimizer", optimizer, "a torch.optim.Optimizer", TypeError)
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         return [name for name, p in self._live().items() if id(p) not in held]
 
@@ -342,6 +344,7 @@ class Monitor(Printed):
 
     def _of(self, member: int) -> Track:
         tracks = self._recorded()
+        member = validation.integer(member, "member", 0)
         if member not in tracks:
             raise ValueError(f"member: got {member!r}, expected one of {', '.join(map(str, tracks))}")
         return tracks[member]
