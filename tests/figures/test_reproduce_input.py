@@ -24,9 +24,9 @@ def test_names_are_checked_before_anything_runs_and_run_once(tmp_path, plant, mo
     a, b = planted("a"), planted("b")
     plant(a, b)
     for names in (["A", "c-nam"], ["all", "c-nam"], "c-nam"):
-        with pytest.raises(ValueError, match=r"figure: got 'c-nam'.*did you mean"):
+        with pytest.raises(ValueError, match=r"names: got 'c-nam'.*did you mean"):
             figures.reproduce(names, tmp_path, progress=False)
-    with pytest.raises(ValueError, match=r"figure: got 'c-nam', 'zzz', expected .*did you mean '.-name'\?$"):
+    with pytest.raises(ValueError, match=r"names: got 'c-nam', 'zzz', expected .*did you mean '.-name'\?$"):
         figures.reproduce(["A", "c-nam", "zzz"], tmp_path, progress=False)
     for names in (None, 3, a[0], ["A", None], [a[0]]):
         with pytest.raises(TypeError, match=r"names: got .*, expected ids or names of figures"):

@@ -15,7 +15,9 @@ OKABE_ITO = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "
 """Seven colors that color-blind readers can tell apart (Okabe and Ito 2008; yellow left out, too pale for lines)."""
 
 
-def axes_for(axes: Any, shape: tuple[int, int], size: tuple[float, float], count: int | None = None) -> Any:
+def axes_for(
+    axes: Any, shape: tuple[int, int], size: tuple[float, float], count: int | None = None, name: str = "axes"
+) -> Any:
     """Return ``count`` axes as a flat array: those given, or those of a new figure with a grid of ``shape``."""
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -28,10 +30,11 @@ def axes_for(axes: Any, shape: tuple[int, int], size: tuple[float, float], count
         for ax in made[count:]:
             ax.remove()
         return made[:count]
-    given = np.array([axes] if isinstance(axes, Axes) else list(np.ravel(np.asarray(axes, dtype=object))), dtype=object)
-    if len(given) != count or not all(isinstance(ax, Axes) for ax in given):
-        raise ValueError(f"axes: got {validation.describe(axes)}, expected {count} matplotlib axes")
-    return given
+    entries = [axes] if isinstance(axes, Axes) else axes.ravel() if isinstance(axes, np.ndarray) else axes
+    listed = list(entries) if isinstance(entries, list | tuple | np.ndarray) else []
+    fits = len(listed) == count and all(isinstance(ax, Axes) for ax in listed)
+    validation.expect(fits, name, validation.describe(axes), f"{count} matplotlib axes")
+    return np.array(listed, dtype=object)
 
 
 def dress(ax: Axes, x: str, y: str, title: str) -> None:

@@ -22,7 +22,7 @@ def reproduce_command(
     names: Annotated[
         list[str] | None,
         typer.Argument(metavar="FIGURE", help="Ids or names of figures, or all. Default: all."),
-        Names(figure="FIGURE"),
+        Names(names="FIGURE"),
     ] = None,
     scale: Annotated[str, typer.Option(help="quick: minutes on two cores; paper: the sources' sizes.")] = "quick",
     out: Annotated[Path, typer.Option(help="Folder for runs, pictures and the page.")] = Path("reproduction"),

@@ -8,6 +8,7 @@ from typing import Any
 
 from bnrank._core import validation
 from bnrank._core.files import discard_partial, prepare_folder
+from bnrank._core.sources import as_path
 from bnrank.figures.demo import Demo, run_demo
 from bnrank.figures.f01_bottleneck_spectra import figure as f01
 from bnrank.figures.f02_class_regions import figure as f02
@@ -64,7 +65,7 @@ def find(name: str) -> Figure:
     >>> find("F1").name, find("norm-and-depth").id
     ('bottleneck-spectra', 'F4')
     """
-    return _named([str(name)])[0]
+    return _named([validation.text(name, "name")], "name")[0]
 
 
 def reproduce(
@@ -110,7 +111,7 @@ def reproduce(
     KeyboardInterrupt
         At Ctrl-C; the page is written, and the same call resumes.
     """
-    folder = Path(out) / validation.choice(scale, "scale", SCALES)
+    folder = _folder(out, scale)
     figures = _chosen(names)
     prepare_folder(folder)
     discard_partial(folder)
@@ -194,7 +195,7 @@ def stored(out: str | os.PathLike[str], scale: str = "quick") -> dict[str, Outco
     >>> [path.name for path in again.pictures.values()]
     ['speed-against-angle.png']
     """
-    folder = Path(out) / validation.choice(scale, "scale", SCALES)
+    folder = _folder(out, scale)
     found = {}
     for path in store.folders(folder):
         with contextlib.suppress(ValueError):
@@ -204,21 +205,34 @@ def stored(out: str | os.PathLike[str], scale: str = "quick") -> dict[str, Outco
 
 def listing(out: str | os.PathLike[str], scale: str = "quick", names: str | Sequence[str] = "all") -> list[Entry]:
     """Return the entries of figures (default: all) with their results in a folder of `reproduce`."""
-    return entries(Path(out) / validation.choice(scale, "scale", SCALES), scale, _chosen(names), {}, {})
+    return entries(_folder(out, scale), scale, _chosen(names), {}, {})
+
+
+def _folder(out: str | os.PathLike[str], scale: str) -> Path:
+    """Return the folder of a scale, which need not exist."""
+    folder = as_path(out, "out") / validation.choice(scale, "scale", SCALES)
+    try:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            folder.stat()
+    except OSError as error:  # a name that is too long
+        raise ValueError(f"out: got {str(out)!r}, expected a folder ({error.strerror or error})") from error
+    return folder
 
 
 def _chosen(names: str | Sequence[str]) -> list[Figure]:
     """Return the figures of these names, without duplicates."""
-    given = [names] if isinstance(names, str) else list(names) if isinstance(names, Iterable) else [names]
+    given = (
+        [names] if isinstance(names, str) else validation.sequence(names, "names", "ids or names of figures, or all")
+    )
     validation.expect(given, "names", "none", "ids or names of figures, or all")
     strings = all(isinstance(name, str) for name in given)
     validation.expect(strings, "names", names, "ids or names of figures, such as 'F1', or 'all'", TypeError)
-    _named([name for name in given if name.lower() != "all"])
-    chosen = [figure for name in given for figure in (FIGURES if name.lower() == "all" else _named([name]))]
+    _named([name for name in given if name.lower() != "all"], "names")
+    chosen = [figure for name in given for figure in (FIGURES if name.lower() == "all" else _named([name], "names"))]
     return list({figure.name: figure for figure in chosen}.values())
 
 
-def _named(names: Sequence[str]) -> list[Figure]:
+def _named(names: Sequence[str], argument: str) -> list[Figure]:
     """Return the figures of these ids or names."""
     known = {name.lower(): figure for figure in FIGURES for name in (figure.id, figure.name)}
     unknown = [name for name in names if name.lower() not in known]
@@ -226,5 +240,5 @@ def _named(names: Sequence[str]) -> list[Figure]:
         options = [option for figure in FIGURES for option in (figure.id, figure.name)]
         expected = ", ".join(f"{figure.id} ({figure.name})" for figure in FIGURES)
         hints = "".join(dict.fromkeys(validation.suggest(name, options) for name in unknown))
-        raise ValueError(f"figure: got {', '.join(map(repr, unknown))}, expected one of {expected}, or all{hints}")
+        raise ValueError(f"{argument}: got {', '.join(map(repr, unknown))}, expected one of {expected}, or all{hints}")
     return [known[name.lower()] for name in names]

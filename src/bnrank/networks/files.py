@@ -107,10 +107,15 @@ def save(net: nn.Module, path: str | os.PathLike[str]) -> Path:
     ...     load(path).widths
     [3, 5, 2]
     """
+    return write(net, path, "net")
+
+
+def write(net: nn.Module, path: str | os.PathLike[str], name: str) -> Path:
+    """Write a network as :func:`save` does; ``name`` is the argument in errors."""
     plan = blueprint(net)
     if plan is None:
         raise TypeError(
-            f"net: got {type(net).__name__}, expected a bnrank.MLP or one of {', '.join(list(_KINDS)[1:])}, "
+            f"{name}: got {type(net).__name__}, expected a bnrank.MLP or one of {', '.join(list(_KINDS)[1:])}, "
             "with the parts it was built with; save other modules "
             'with safetensors.torch.save_file(model.state_dict(), "model.safetensors")'
         )

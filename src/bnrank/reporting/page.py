@@ -14,6 +14,7 @@ import plotly.offline
 import xarray as xr
 
 from bnrank._core import files, text, validation
+from bnrank._core.sources import as_path
 from bnrank._version import __version__
 from bnrank.measures.frequencies import label as label_of_frequency
 from bnrank.reporting import tables
@@ -98,8 +99,11 @@ def report(
     ...     report(Section("Ranks", rows=[{"layer": 1, "rank": 5}]), folder + "/ranks.html").name
     'ranks.html'
     """
-    if not isinstance(path, str | os.PathLike):
-        raise TypeError(f"path: got {validation.describe(path)}, expected the name of a file to write")
+    path = as_path(path, "path")
+    title, notes = (
+        validation.optional(validation.text, value, name) for value, name in ((title, "title"), (notes, "notes"))
+    )
+    claims = validation.sequence(() if claims is None else claims, "claims", "a sequence of claims")
     sections = sections_from(source)
     if title is None:
         title = sections[0].title if len(sections) == 1 else "bnrank report"

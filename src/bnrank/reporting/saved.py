@@ -14,7 +14,7 @@ from bnrank.discovery.compression import open_compressed
 from bnrank.discovery.estimators import open_estimator
 from bnrank.discovery.estimators.base import BottleneckEstimator
 from bnrank.networks.files import load as load_network
-from bnrank.networks.files import save as save_network
+from bnrank.networks.files import write as write_network
 from bnrank.training import Run
 
 
@@ -62,7 +62,7 @@ def load(
     path = sources.as_path(path, "path")
     validation.optional(validation.kind, net, "net", nn.Module)
     slope = validation.slope(slope)
-    if path.is_dir():
+    if os.path.isdir(path):  # noqa: PTH112 - no error for names that are too long
         return Run.open(path, copy.deepcopy(net))
     stored = store.read(path)
     if stored.kind and (slope or order is not None):
@@ -104,7 +104,7 @@ def save(result: object, path: str | os.PathLike[str], *, tag: str | None = None
         cannot be written to.
     """
     if isinstance(result, nn.Module):
-        return save_network(result, path)
+        return write_network(result, path, "result")
     if isinstance(result, Run | Compressed):
         return result.save(path, tag)
     if isinstance(result, BottleneckEstimator):

@@ -16,6 +16,7 @@ from bnrank.discovery.compression.search import Compressed
 from bnrank.discovery.estimators.base import BottleneckEstimator
 from bnrank.discovery.estimators.summary import Summary
 from bnrank.discovery.symmetry_search.result import Symmetries
+from bnrank.reporting.tables import check_claim
 from bnrank.theory.verdicts import Verdicts
 
 CURVES = {
@@ -97,9 +98,11 @@ class Section:
             raise TypeError(f"verdicts: got {describe(self.verdicts)}, expected what bnrank.check returns")
         if self.found is not None and found_in(self.found) is None:
             raise TypeError(f"found: got {describe(self.found)}, expected {_DISCOVERED}")
-        for i, claim in enumerate(self.claims):
-            complete = all(hasattr(claim, name) for name in ("name", "passed", "measured", "expected"))
-            expect(complete, f"claims[{i}]", claim, ".name, .passed, .measured and .expected", TypeError)
+        validation.text(self.text, "text")
+        for i, claim in enumerate(validation.sequence(self.claims, "claims", "a sequence of claims")):
+            check_claim(claim, f"claims[{i}]")
+        for i, row in enumerate(validation.sequence(self.rows, "rows", "a sequence of mappings")):
+            expect(isinstance(row, Mapping), f"rows[{i}]", row, "a mapping from column to value", TypeError)
 
     @property
     def histories(self) -> dict[str, xr.Dataset]:

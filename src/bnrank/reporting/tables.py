@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from bnrank._core import remarks
-from bnrank.theory.verdicts import HOLDS, INCONCLUSIVE, VIOLATED, Verdicts
+from bnrank._core import remarks, validation
+from bnrank.theory.verdicts import HOLDS, INCONCLUSIVE, VIOLATED, Verdict, Verdicts
 
 __all__ = ["about_rows", "claim_rows", "layer_rows", "member_rows", "noted_rows", "summary", "typeset", "verdict_rows"]
 
@@ -26,6 +26,7 @@ _CURVE_COLUMNS = {"loss": "loss", "cost": "cost", "parameter_norm": "‖θ‖²"
 
 def layer_rows(profile: xr.Dataset) -> list[dict[str, object]]:
     """Return one row per layer of a profile: number, name, ranks, largest singular value, nonlinearity, norm."""
+    _check_dimension(profile, "profile", "layer")
     columns: dict[str, list[object]] = {"layer": profile["layer"].values.tolist()}
     if "layer_name" in profile.coords:
         columns["name"] = list(map(str, profile["layer_name"].values))
@@ -40,6 +41,7 @@ def layer_rows(profile: xr.Dataset) -> list[dict[str, object]]:
 
 def member_rows(history: xr.Dataset) -> list[dict[str, object]]:
     """Return one row per member of a history: seed, ridge, step size, status, and its last recorded values."""
+    _check_dimension(history, "history", "member")
     rows: list[dict[str, object]] = []
     for i, member in enumerate(history["member"].values.tolist()):
         row: dict[str, object] = {"member": member}
@@ -52,21 +54,23 @@ def member_rows(history: xr.Dataset) -> list[dict[str, object]]:
                 recorded = curve[np.isfinite(curve.values)]
                 if recorded.size:
                     row.setdefault("last step", recorded["step"].values[-1])
-                row[heading] = float(recorded[-1]) if recorded.size else math.nan
+                row[heading] = float(recorded[-1]) if recorded.size else None
         rows.append(row)
     return rows
 
 
 def noted_rows(profile: xr.Dataset, name: str) -> list[dict[str, object]]:
     """Return the rows of a profile along ``skipped`` (layers with reasons) or ``note``."""
-    return [dict(row) for row in remarks.rows(profile, name)]
+    validation.kind(profile, "profile", xr.Dataset, "an")
+    return [dict(row) for row in remarks.rows(profile, validation.choice(name, "name", ["skipped", "note"]))]
 
 
 def claim_rows(claims: Iterable[Any]) -> list[dict[str, object]]:
     """Return one row per claim (anything with ``name``, ``passed``, ``measured`` and ``expected``)."""
     words = {True: "pass", False: "fail", None: "not decided"}
     rows: list[dict[str, object]] = []
-    for claim in claims:
+    for i, claim in enumerate(validation.sequence(claims, "claims", "a sequence of claims")):
+        check_claim(claim, f"claims[{i}]")
         result = words[None if claim.passed is None else bool(claim.passed)]
         measured = claim.measured
         if isinstance(measured, float | np.floating) and math.isnan(measured):
@@ -88,7 +92,7 @@ def verdict_rows(verdicts: Verdicts) -> list[dict[str, object]]:
     ('T4', 'holds')
     """
     rows: list[dict[str, object]] = []
-    for verdict in verdicts:
+    for verdict in listed(verdicts):
         relation = None if math.isnan(verdict.left) else verdict.relation
         remarks = "; ".join(filter(None, (verdict.reason, verdict.vacuous, verdict.note)))
         stated = {"id": verdict.id, "statement": verdict.name, "formula": verdict.formula, "status": verdict.label}
@@ -97,8 +101,29 @@ def verdict_rows(verdicts: Verdicts) -> list[dict[str, object]]:
     return rows
 
 
+def listed(verdicts: object) -> list[Verdict]:
+    """Return verdicts as a list."""
+    found = validation.sequence(verdicts, "verdicts", "what bnrank.check returns")
+    return [validation.kind(verdict, f"verdicts[{i}]", Verdict) for i, verdict in enumerate(found)]
+
+
+def check_claim(claim: object, name: str) -> None:
+    """Raise TypeError unless a claim has all that a table shows of it."""
+    complete = all(hasattr(claim, part) for part in ("name", "passed", "measured", "expected"))
+    expected = ".name, .passed (True, False or None), .measured and .expected"
+    complete = complete and isinstance(getattr(claim, "passed", 0), bool | np.bool_ | None)
+    validation.expect(complete, name, claim, expected, TypeError)
+
+
+def _check_dimension(dataset: object, name: str, dimension: str) -> None:
+    found = validation.kind(dataset, name, xr.Dataset, "an")
+    got = f"dimensions {sorted(map(str, found.dims))}"
+    validation.expect(dimension in found.dims and dimension in found.coords, name, got, f"{dimension} among them")
+
+
 def about_rows(verdicts: Verdicts) -> list[dict[str, object]]:
     """Return one row per fact about the network and the data of the verdicts."""
+    validation.kind(verdicts, "verdicts", Verdicts)
     return [
         {"of the network and the data": key, "value": str(value) if isinstance(value, list) else value}
         for key, value in verdicts.about.items()
@@ -113,7 +138,7 @@ def summary(verdicts: Verdicts) -> str:
     >>> summary(Verdicts((), {}))
     '0 hold, 0 violated, 0 inconclusive, 0 not applicable'
     """
-    counts = verdicts.counts
+    counts = validation.kind(verdicts, "verdicts", Verdicts).counts
     empty = sum(bool(verdict.vacuous) for verdict in verdicts)
     vacuously = f" ({empty} vacuous)" if empty else ""
     return (
@@ -130,6 +155,7 @@ def typeset(text: str) -> str:
     >>> typeset("L sum_k s_k^{2/L} <= ||theta||^2")
     'L Σ_k s_k^{2/L} ≤ ‖θ‖²'
     """
+    text = validation.text(text, "text")
     for plain, sign in _SIGNS.items():
         text = text.replace(plain, sign)
     return text

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from bnrank._core import linalg, text
+from bnrank._core import linalg, text, validation
 from bnrank._core.results import Printed
 from bnrank.discovery.compression.judging import Parted, outputs
 from bnrank.discovery.compression.parts import Latency, Parts, flow, latency, like, lipschitz, multiply_adds, parameters
@@ -106,6 +106,7 @@ class Bound:
 
         Where ``size`` is 0 (all outputs are 0 on the samples), the bound is 0 if nothing can change, else infinite.
         """
+        distance = validation.number(distance, "distance", 0.0)
         return ratio(self.at_samples + self._lipschitz * distance, self.size)
 
     @property

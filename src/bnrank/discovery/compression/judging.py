@@ -37,6 +37,7 @@ def read_classes(y: Any, count: int, name: str) -> Tensor:
     """Return classes, integers from 0, one per sample."""
     y = plain_array(y, name)
     validation.expect(isinstance(y, Tensor | np.ndarray), name, validation.describe(y), "classes, integers", TypeError)
+    validation.expect(y.ndim == 1, name, f"shape {tuple(y.shape)}", f"({count},), one class per sample")
     labels = validation.classes(y, name).cpu()
     got = f"shape {tuple(labels.shape)}"
     validation.expect(len(labels) == count, name, got, f"({count},), one class per sample")

@@ -20,7 +20,14 @@ from bnrank.discovery.estimators import learning, summary
 from bnrank.discovery.estimators.bottleneck import InputDirections, coordinates_of, sensitivity
 from bnrank.discovery.estimators.counts import Count, is_better, standard_error
 from bnrank.discovery.estimators.path import FEW, Budget, budget_for
-from bnrank.discovery.estimators.tables import Data, Scaling, constant_columns, read_samples
+from bnrank.discovery.estimators.tables import (
+    Data,
+    Scaling,
+    checked_by_scikit,
+    constant_columns,
+    in_memory,
+    read_samples,
+)
 from bnrank.networks.mlp import MLP, from_layers
 
 CHUNK_SIZE = 8192  # rows
@@ -57,6 +64,7 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         One layer has rank at most ``n_components_``; the scaling is in the first and the last layer.
         """
         check_is_fitted(self)
+        dtype = validation.dtype(dtype)
         return from_layers(self.module_.weights, self.module_.biases, self.module_.slope).to(dtype)
 
     def summary(self) -> summary.Summary:
@@ -94,7 +102,9 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         """
         opened = summary.opened(store.load(path, "estimator"), [cls])
         if X is not None:
-            tables = (opened.summary_.data, summary.described(X, X if y is None else y))
+            with checked_by_scikit("X, y"):
+                now_given = summary.described(in_memory(X, "X"), in_memory(X if y is None else y, "y"))
+            tables = (opened.summary_.data, now_given)
             stored, now = (dict(line.split(": ", 1) for line in table) for table in tables)
             other = identity.differences(stored, now)
             validation.expect(not other, "X, y", f"another table ({'; '.join(other)})", f"that of {path}")
@@ -118,7 +128,7 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
             value = getattr(self, name)
             expected = f"an integer of at least {minimum}, or 'auto'"
             validation.expect(not isinstance(value, str) or value == "auto", name, repr(value), expected)
-            if value != "auto":
+            if not isinstance(value, str):
                 changes[name] = validation.integer(value, name, minimum)
         if "depth" in changes:
             changes["shallow"] = 0
@@ -249,7 +259,8 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
 
     def _decode(self, Z: Any) -> np.ndarray:
         check_is_fitted(self)
-        z = check_array(Z, dtype=np.float64, input_name="Z", ensure_min_features=0)
+        with checked_by_scikit("Z"):
+            z = check_array(in_memory(Z, "Z"), dtype=np.float64, input_name="Z", ensure_min_features=0)
         columns, expected = z.shape[1], f"n_components_ = {self.n_components_}"
         validation.expect(columns == self.n_components_, "Z", f"{columns} columns", expected)
         if not self.n_components_:
@@ -283,7 +294,12 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
 
 def _in_chunks(net: MLP, x: np.ndarray) -> np.ndarray:
     with torch.no_grad():
-        return np.concatenate([net(torch.tensor(x[i : i + CHUNK_SIZE])).numpy() for i in range(0, len(x), CHUNK_SIZE)])
+        return np.concatenate(
+            [
+                net(torch.tensor(np.ascontiguousarray(x[i : i + CHUNK_SIZE]))).numpy()
+                for i in range(0, len(x), CHUNK_SIZE)
+            ]
+        )
 
 
 @contextlib.contextmanager

@@ -16,7 +16,15 @@ from bnrank._core.store import Stored
 from bnrank.discovery.estimators import learning, summary
 from bnrank.discovery.estimators.base import BottleneckEstimator, voice
 from bnrank.discovery.estimators.counts import Count
-from bnrank.discovery.estimators.tables import Data, constant_columns, names_of, refuse_tables_by_name, scaling_of
+from bnrank.discovery.estimators.tables import (
+    Data,
+    checked_by_scikit,
+    constant_columns,
+    in_memory,
+    names_of,
+    refuse_tables_by_name,
+    scaling_of,
+)
 
 NO_TARGET = "this estimator requires y to be passed, but the target y is None"
 
@@ -118,10 +126,12 @@ class BottleneckRegressor(RegressorMixin, MultiOutputMixin, BottleneckEstimator)
         x = self._begin(X)
         validation.choice(self.outputs, "outputs", ["auto", "jointly", "each"])
         validation.expect(y is not None, "y", "None", f"outputs; {NO_TARGET}")
-        refuse_tables_by_name(y, "y")
-        values = check_array(y, ensure_2d=False, dtype=np.float64, input_name="y")
-        validation.expect(values.ndim in (1, 2), "y", f"shape {values.shape}", "(N, d_out) or (N,)")
-        check_consistent_length(x, values)
+        y = in_memory(y, "y")
+        with checked_by_scikit("y"):
+            refuse_tables_by_name(y, "y")
+            values = check_array(y, ensure_2d=False, allow_nd=True, dtype=np.float64, input_name="y")
+            validation.expect(values.ndim in (1, 2), "y", f"shape {values.shape}", "(N, d_out) or (N,)")
+            check_consistent_length(x, values)
         self._one_dimensional = values.ndim == 1
         table = values.reshape(len(x), -1)
         wanted = self._wanted(x.shape[1], table.shape[1], f"{table.shape[1]} output(s)")
@@ -180,12 +190,14 @@ class BottleneckClassifier(ClassifierMixin, BottleneckEstimator):
         """Fit to inputs (N, d_in) and classes (N,)."""
         x = self._begin(X)
         validation.expect(y is not None, "y", "None", f"classes; {NO_TARGET}")
-        missing = int(pd.isna(np.asarray(y, dtype=object).ravel()).sum())
-        validation.expect(not missing, "y", f"missing values (NaN) ({missing} of {len(x)} rows)", "a class each")
-        labels = column_or_1d(y, warn=True)
-        check_consistent_length(x, labels)
-        check_classification_targets(labels)
-        self.classes_, numbers = np.unique(labels, return_inverse=True)
+        y = in_memory(y, "y")
+        with checked_by_scikit("y"):
+            missing = int(pd.isna(np.asarray(y, dtype=object).ravel()).sum())
+            validation.expect(not missing, "y", f"missing values (NaN) ({missing} of {len(x)} rows)", "a class each")
+            labels = column_or_1d(y, warn=True)
+            check_consistent_length(x, labels)
+            check_classification_targets(labels)
+            self.classes_, numbers = np.unique(labels, return_inverse=True)
         count = len(self.classes_)
         validation.expect(count > 1, "y", f"1 class, {str(self.classes_[0])!r}", "at least 2 classes")
         wanted = self._wanted(x.shape[1], count - 1, f"{count} classes")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -14,6 +15,7 @@ from scipy.sparse import issparse
 from sklearn.utils.validation import validate_data
 from torch import Tensor
 
+from bnrank._core import validation
 from bnrank.networks.mlp import MLP, from_layers
 from bnrank.tasks import Task
 
@@ -50,8 +52,31 @@ def read_samples(estimator: Any, x: Any, *, reset: bool) -> np.ndarray:
     TypeError, ValueError
         If entries are missing, infinite or categorical (the columns are named), or the shape does not fit.
     """
-    refuse_tables_by_name(x, "X")
-    return validate_data(estimator, x, reset=reset, dtype=np.float64, ensure_min_samples=2 if reset else 1)
+    x = in_memory(x, "X")
+    with checked_by_scikit("X"):
+        refuse_tables_by_name(x, "X")
+        return validate_data(estimator, x, reset=reset, dtype=np.float64, ensure_min_samples=2 if reset else 1)
+
+
+def in_memory(value: Any, name: str) -> Any:
+    """Return a tensor as an array, and anything else unchanged."""
+    if not isinstance(value, Tensor):
+        return value
+    plain = validation.dense(value, name).detach().cpu()
+    return (plain.double() if plain.is_floating_point() else plain).numpy()
+
+
+@contextlib.contextmanager
+def checked_by_scikit(name: str) -> Iterator[None]:
+    """Raise errors of scikit-learn's checks again, with the argument's name before the message."""
+    try:
+        yield
+    except (TypeError, ValueError, RuntimeError, OverflowError, AttributeError) as error:
+        message = str(error)
+        if isinstance(error, TypeError | ValueError) and message.startswith((f"{name}:", "X has", "Unknown label")):
+            raise
+        kind = ValueError if isinstance(error, ValueError) else TypeError
+        raise kind(f"{name}: {message}") from error
 
 
 def refuse_tables_by_name(table: Any, argument: str) -> None:

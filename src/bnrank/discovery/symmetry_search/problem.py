@@ -145,7 +145,8 @@ def _names(names: Sequence[str] | None, model: object, x: object, d: int) -> tup
             return tuple(str(name) for name in known)
         first = 0 if hasattr(model, "predict") else 1  # as in scikit-learn and summaries, names start at x0
         return tuple(f"x{i + first}" for i in range(d))
-    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+    names = validation.sequence(names, "names", "a sequence of strings")
+    if not all(isinstance(name, str) for name in names):
         raise TypeError(f"names: got {validation.describe(names)}, expected a sequence of strings")
     validation.expect(len(names) == d, "names", f"{len(names)}", f"one per column, {d}")
     validation.expect(len(set(names)) >= d, "names", list(names), "a different one for every column")

@@ -148,7 +148,7 @@ class Symmetries(Printed):
 
         Raises
         ------
-        IndexError, ValueError
+        TypeError, ValueError
             If there is no such generator or x does not fit.
 
         Examples
@@ -160,12 +160,12 @@ class Symmetries(Printed):
         >>> round(float(found.moved(torch.tensor([[3.0, 4.0]]), 0, 1.0).norm()), 9)
         5.0
         """
-        points = torch.as_tensor(x).double()
+        points = validation.real(x, "x").double()
         d, count = len(self.names), len(self.generators)
         validation.expect(points.ndim == 2 and points.shape[1] == d, "x", f"shape {tuple(points.shape)}", f"(N, {d})")
-        if not -count <= index < count:
-            raise IndexError(f"index: got {index}, expected that of one of {count} generators")
-        return moved(points, t * self.generators[index])
+        validation.expect(count, "index", f"{index!r}", "no call, since there is no generator")
+        index = validation.integer(index, "index", -count, count - 1)
+        return moved(points, validation.number(t, "t") * self.generators[index])
 
     def summary(self) -> str:
         """Return a page of text: the symmetries, the evidence for them, and the implied bound on the rank."""

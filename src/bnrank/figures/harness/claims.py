@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from bnrank._core import validation
+
 
 @dataclass(frozen=True)
 class Claim:
@@ -27,6 +29,10 @@ class Claim:
     passed: bool | None
     measured: str | float
     expected: str
+
+    def __post_init__(self) -> None:
+        validation.text(self.name, "name")
+        validation.optional(validation.flag, self.passed, "passed")
 
 
 def at_least(name: str, value: Any, bound: float, **options: Any) -> Claim:

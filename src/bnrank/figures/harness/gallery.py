@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from bnrank._core import validation
 from bnrank.figures.harness import store
 from bnrank.figures.harness.figure import Figure, Outcome
 from bnrank.reporting import Section, page
@@ -130,6 +131,7 @@ def duration(seconds: float) -> str:
     >>> duration(0.02), duration(35.6), duration(125), duration(7260)
     ('under 1 s', '36 s', '2 min 5 s', '2 h 1 min')
     """
+    seconds = validation.number(seconds, "seconds", 0.0)
     if seconds < 1:
         return "under 1 s"
     whole = round(seconds)

@@ -56,7 +56,7 @@ def frequency_spectra(profile: xr.Dataset, ax: Axes | None = None, *, max_lines:
     drawn = frequency_lines(profile, max_lines)
     modulus = np.unique(np.asarray(profile["modulus"].values, dtype=float))
     layer = profile["layer"].values
-    ax = axes_for(ax, (1, 1), (7.6, 4.6))[0]
+    ax = axes_for(ax, (1, 1), (7.6, 4.6), name="ax")[0]
     shade(ax, profile)
     named: list[tuple[float, float, str, Any]] = []
     for line in reversed(drawn):
@@ -122,7 +122,7 @@ def frequency_lines(profile: xr.Dataset, max_lines: int = 200) -> list[Line]:
         As :func:`frequency_spectra`.
     """
     max_lines = validation.integer(max_lines, "max_lines")
-    values = variable(profile, "frequency_singular_values", ("layer", "frequency", "channel"))
+    values = variable(profile, "frequency_singular_values", ("layer", "frequency", "channel"), "profile")
     kept = {name: channels for name, _, channels in kept_frequencies(profile)}
     found = []
     for i, name in enumerate(map(str, profile["frequency"].values)):

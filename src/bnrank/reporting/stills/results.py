@@ -13,6 +13,7 @@ from bnrank.discovery.estimators.summary import Summary
 from bnrank.reporting.charts.discovery import by_class, classes
 from bnrank.reporting.charts.parts import cut
 from bnrank.reporting.sections import found_in
+from bnrank.reporting.tables import listed
 from bnrank.theory.verdicts import HOLDS, INCONCLUSIVE, VIOLATED, Verdict, Verdicts
 
 _MARKERS = "osD^vP"
@@ -62,7 +63,7 @@ def discovered(found: object, axes: Any = None, *, output: int = 0, coordinates:
     output = validation.integer(output, "output", 0)
     expected = f"a number below {summary.outputs}, that of the outputs"
     validation.expect(output < summary.outputs, "output", f"{output}", expected)
-    pair = [validation.integer(j, f"coordinates[{i}]") for i, j in enumerate(coordinates)]
+    pair = validation.integers(coordinates, "coordinates")
     fits = len(pair) == 2 and (summary.n_components < 2 or max(pair) <= summary.n_components)
     validation.expect(fits, "coordinates", f"{coordinates}", f"two of 1, ..., {summary.n_components}")
     axes = axes_for(axes, (1, 3), (13.0, 3.9))
@@ -161,7 +162,7 @@ def tightness(verdicts: Verdicts, axes: Any = None) -> Axes:
     >>> ax.get_xlabel()
     'left side / right side'
     """
-    drawn = [v for v in verdicts if drawable(v)]
+    drawn = [v for v in listed(verdicts) if drawable(v)]
     validation.expect(drawn, "verdicts", "no inequality between positive numbers", "at least one")
     (ax,) = axes_for(axes, (1, 1), (8.0, 1.3 + 0.3 * len(drawn)))
     ratios = [v.left / v.right for v in drawn]

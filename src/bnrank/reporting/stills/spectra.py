@@ -48,8 +48,8 @@ def bottleneck_spectra(profile: xr.Dataset, axes: Any = None, *, top: int = 10) 
     [3, 3, 1]
     """
     names = ("activation_singular_values", "weight_singular_values")
-    spectra = [variable(profile, name, ("layer", "index")) for name in names]
-    ratio = variable(profile, "nonlinearity", ("layer",))
+    spectra = [variable(profile, name, ("layer", "index"), "profile") for name in names]
+    ratio = variable(profile, "nonlinearity", ("layer",), "profile")
     axes = axes_for(axes, (1, 3), (12.5, 3.8))
     top = validation.integer(top, "top")
     layer = profile["layer"].values
@@ -102,13 +102,13 @@ def norm_versus_depth(
     'rank 2: slope 2.00 (3 runs)'
     """
     named = {"depths": depths, "norms": norms, "ranks": ranks, "costs": costs}
-    runs = {name: np.asarray(value, dtype=float) for name, value in named.items()}
+    runs = {name: validation.numbers(value, name).double().cpu().numpy() for name, value in named.items()}
     for name, value in runs.items():
         if value.ndim != 1 or value.shape != runs["depths"].shape or not value.size:
             expected = f"one entry per run, shape {runs['depths'].shape}"
             raise ValueError(f"{name}: got {validation.describe(value)}, expected {expected}")
     threshold = validation.number(cost_threshold, "cost_threshold")
-    ax = axes_for(ax, (1, 1), (7.2, 4.8))[0]
+    ax = axes_for(ax, (1, 1), (7.2, 4.8), name="ax")[0]
     fitted = runs["costs"] < threshold
     handles = []
     for rank in np.unique(runs["ranks"][np.isfinite(runs["ranks"])]):
@@ -167,16 +167,17 @@ def weight_spectra(trials: Any, axes: Any = None, *, top: int = 10) -> Any:
     if isinstance(trials, Mapping) and not isinstance(trials, xr.Dataset):
         named = {str(title): entry for title, entry in trials.items()}
     else:
-        named = {f"trial {i}": entry for i, entry in enumerate(trials, 1)}
+        entries = validation.sequence(trials, "trials", "profiles or arrays of shape (layer, index)")
+        named = {f"trial {i}": entry for i, entry in enumerate(entries, 1)}
     validation.expect(named, "trials", "none", "at least one profile or array of shape (layer, index)")
     top = validation.integer(top, "top")
     spectra = []
     for title, entry in named.items():
         if isinstance(entry, xr.Dataset):
-            values = variable(entry, "weight_singular_values", ("layer", "index"))
+            values = variable(entry, "weight_singular_values", ("layer", "index"), f"trials[{title!r}]")
             layer = entry["layer"].values
         else:
-            values = np.asarray(entry, dtype=float)
+            values = validation.numbers(entry, f"trials[{title!r}]").double().cpu().numpy()
             validation.expect(values.ndim == 2, f"trials[{title!r}]", values, "shape (layer, index)")
             layer = np.arange(1, len(values) + 1)
         spectra.append((title, layer, values[:, :top]))
@@ -196,12 +197,15 @@ def weight_spectra(trials: Any, axes: Any = None, *, top: int = 10) -> Any:
 # what pictures of spectra share --------------------------------------------------------------------------------------
 
 
-def variable(dataset: xr.Dataset, name: str, dims: tuple[str, ...]) -> np.ndarray[Any, Any]:
-    """Return a variable's values in the order of ``dims``; raise ValueError if it is missing or has others."""
-    if name not in dataset:
-        raise ValueError(f"{name}: not in the Dataset, which holds {sorted(map(str, dataset.data_vars))}")
+def variable(dataset: xr.Dataset, name: str, dims: tuple[str, ...], argument: str) -> np.ndarray[Any, Any]:
+    """Return a variable's values in the order of ``dims``; raise an error if it is missing or has others."""
+    validation.kind(dataset, argument, xr.Dataset, "an")
+    if not isinstance(name, str) or name not in dataset:
+        held = sorted(map(str, dataset.data_vars))
+        raise ValueError(f"{argument}: {name}: not in the Dataset, which holds {held}")
     found = dataset[name].dims
-    validation.expect(set(found) == set(dims), name, f"dimensions {found}", f"{dims}")
+    validation.expect(set(found) == set(dims), f"{argument}: {name}", f"dimensions {found}", f"{dims}")
+    validation.expect(dataset[name].dtype.kind in "biuf", f"{argument}: {name}", dataset[name].values, "real numbers")
     return np.asarray(dataset[name].transpose(*dims).values, dtype=float)
 
 

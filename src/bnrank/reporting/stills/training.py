@@ -55,14 +55,24 @@ def plateaus(
         If the history lacks a variable, a layer or the member is not in it, or a mark or plateau is not one of its
         rows.
     """
+    loss = variable(history, "loss", ("member", "step"), "history")
     member = _position(history, member)
-    loss = variable(history, "loss", ("member", "step"))[member]
+    loss = loss[member]
+    variable(history, "weight_singular_values", ("member", "step", "layer", "index"), "history")
     step = history["step"].values
-    for what, row in [*(marks or {}).items(), *((f"plateau {p.number}", p.end_row) for p in found)]:
-        validation.expect(0 <= row < len(step), what, f"row {row}", f"a row of the history, 0 to {len(step) - 1}")
+    found = validation.sequence(found, "found", "plateaus of the loss")
+    for p in found:
+        validation.expect(hasattr(p, "number") and hasattr(p, "end_row"), "found", p, "plateaus of the loss", TypeError)
+    validation.expect(marks is None or isinstance(marks, Mapping), "marks", marks, "a mapping to rows", TypeError)
+    lines_at = [(f"marks[{what!r}]", row) for what, row in (marks or {}).items()]
+    for what, row in [*lines_at, *((f"found: plateau {p.number}", p.end_row) for p in found)]:
+        row = validation.integer(row, what, 0)
+        validation.expect(row < len(step), what, f"row {row}", f"a row of the history, 0 to {len(step) - 1}")
     known = history["layer"].values.tolist()
     if layers is None:
         layers = [known[i] for i in evenly(len(known), 6)]
+    layers = validation.integers(layers, "layers")
+    validation.expect(layers and set(layers) <= set(known), "layers", f"{layers}", f"some of {known}")
     columns = len(layers) if len(layers) in (1, 2, 4) else 3
     rows = -(-len(layers) // columns)
     if axes is None:
@@ -135,14 +145,14 @@ def spectra_over_steps(
     ValueError
         If the history lacks the variable, or the layer or the member is not in it.
     """
+    top, key, layer = validation.integer(top, "top"), validation.flag(key, "key"), validation.integer(layer, "layer")
+    spectra = variable(history, "weight_singular_values", ("member", "step", "layer", "index"), "history")
     member = _position(history, member)
-    top = validation.integer(top, "top")
-    spectra = variable(history, "weight_singular_values", ("member", "step", "layer", "index"))
     known = history["layer"].values.tolist()
     validation.expect(layer in known, "layer", f"{layer}", f"one of {known}")
     values = spectra[member, :, known.index(layer), :top]
     recorded = np.isfinite(values).any(1)
-    ax = axes_for(ax, (1, 1), (6.4, 3.8))[0]
+    ax = axes_for(ax, (1, 1), (6.4, 3.8), name="ax")[0]
     lines(ax, history["step"].values[recorded], values[recorded], marker=None)
     dress(ax, "step", "singular value of W", f"Layer {layer}")
     ax.set_ylim(bottom=0)
@@ -174,7 +184,9 @@ def training_curves(
     ValueError
         If the history lacks a quantity.
     """
-    values = [variable(history, name, ("member", "step")) for name in quantities]
+    quantities = validation.sequence(quantities, "quantities", "names of variables of the history")
+    validation.expect(quantities, "quantities", "none", "at least one")
+    values = [variable(history, name, ("member", "step"), "history, quantities") for name in quantities]
     axes = axes_for(axes, (1, len(values)), (4.2 * len(values), 3.8))
     members = history["member"].values
     status = history.coords["status"].values if "status" in history.coords else [""] * len(members)
