@@ -100,9 +100,8 @@ def report(
     'ranks.html'
     """
     path = as_path(path, "path")
-    title, notes = (
-        validation.optional(validation.text, value, name) for value, name in ((title, "title"), (notes, "notes"))
-    )
+    title = validation.optional(validation.text, title, "title")
+    notes = validation.optional(validation.text, notes, "notes")
     claims = validation.sequence(() if claims is None else claims, "claims", "a sequence of claims")
     sections = sections_from(source)
     if title is None:

@@ -228,7 +228,7 @@ def find(
     depth = reading.check_depth(depth)
     widths = _widths(depth, width, x_.shape[1], g_.shape[1])
     starts = validation.integer(starts, "starts", 0)
-    steps = steps if isinstance(steps, Steps) else Steps(steps)
+    steps = steps if isinstance(steps, Steps) else Steps(validation.integer(steps, "steps", 0))
     slope = validation.slope(slope, linear=True)
     validation.choice(start, "start", STARTS)
     rtol = validation.number(rtol, "rtol", 0.0)
