@@ -35,7 +35,8 @@ def layer_rows(profile: xr.Dataset) -> list[dict[str, object]]:
             found = profile[variable]
             values = found.max([dim for dim in found.dims if dim != "layer"]).values.tolist()
             ranks = "rank" in variable
-            columns[heading] = [int(value) if ranks and math.isfinite(value) else float(value) for value in values]
+            numbers = [int(value) if ranks and math.isfinite(value) else float(value) for value in values]
+            columns[heading] = [None if math.isnan(value) else value for value in numbers]
     return [dict(zip(columns, line, strict=True)) for line in zip(*columns.values(), strict=True)]
 
 

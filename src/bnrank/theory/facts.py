@@ -238,7 +238,8 @@ class Facts:
 
     def log_volume(self, row: int, k: int) -> float:
         """Return log |Jf(x_row)|_+ of the first k singular values."""
-        row, k = validation.integer(row, "row", 0, len(self.x) - 1), validation.integer(k, "k", 0)
+        row = validation.integer(row, "row", 0, len(self.x) - 1)
+        k = validation.integer(k, "k", 0, self.jacobian_values.shape[1])
         return float(linalg.log_pseudo_determinant(self.jacobian_values[row], k))
 
     @cached_property

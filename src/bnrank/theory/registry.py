@@ -1,6 +1,6 @@
 """All statements of the theory, and their verdicts on one network."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 
 import numpy as np
@@ -89,10 +89,11 @@ def check(
     facts = Facts(net, x, y, ridge, rtol=rtol, seed=seed, max_samples=max_samples)
     wanted = STATEMENTS
     if only is not None:
-        if not isinstance(only, Iterable):
-            raise TypeError(f"only: got {validation.describe(only)}, expected ids of statements, such as 'T4'")
+        given = (
+            [only] if isinstance(only, str) else validation.sequence(only, "only", "ids of statements, such as 'T4'")
+        )
         known = list(dict.fromkeys(s.id for s in STATEMENTS))
-        ids = [validation.choice(i, "only", known) for i in ([only] if isinstance(only, str) else only)]
+        ids = [validation.choice(i, "only", known) for i in given]
         wanted = tuple(s for s in STATEMENTS if s.id in ids)
     return Verdicts(tuple(statement(facts) for statement in wanted), _about(facts))
 

@@ -247,6 +247,8 @@ def growth_bound(net: nn.Module, x: Tensor | np.ndarray, *, rtol: float = 1e-6) 
     chain, rtol = as_mlp(net), validation.rtol(rtol)
     samples = validation.samples(x, "x", ndim=None).detach().flatten(1).double().to(chain.weights[0].device)
     weights = [weight.detach() for weight in chain.weights]
+    fits = samples.shape[1] == weights[0].shape[1]
+    validation.expect(fits, "x", f"{samples.shape[1]} columns", f"{weights[0].shape[1]}, the inputs of the network")
     nearest = {number: nearest_rank_one(weight) for number, weight in enumerate(weights, start=1)}
     layers = [number for number, (_, s) in nearest.items() if len(s) == 1 or s[1] <= rtol * s[0]]
     validation.expect(layers, "net", "no weight of rank one", "at least one layer with s_2 <= rtol s_1")

@@ -125,6 +125,7 @@ def expand(
     """
     L, y = _pairs(depths, norms)
     known = None if sigma is None else validation.number(sigma, "sigma", 0.0, strict=True)
+    validation.expect(known is None or 1e-150 < known < 1e150, "sigma", sigma, "a number from 1e-150 to 1e150")
     columns = np.stack([L, np.ones_like(L), 1 / L], 1)
     estimate, gaps, inverse = _least_squares(columns, y)
     freedom = len(y) - 3

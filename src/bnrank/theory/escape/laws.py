@@ -295,6 +295,7 @@ def first_escape(
         known = np.isfinite(values).any(axis=(1, 2))
         radius = np.interp(times, times[known], np.sqrt(np.nansum(values[known, :, :rank] ** 2, axis=(1, 2))))
     speed = speed_of(net, x, g)
+    validation.expect(speed > 0, "x, g", f"data of which the speed is {speed:g}", "a loss that falls along the network")
     start = math.sqrt(sum(float(w.detach().square().sum()) for w in net.weights))
     last = float(np.interp(end, times, radius))
     predicted = float(time_to(last, start, speed, net.depth))

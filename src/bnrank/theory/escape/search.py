@@ -20,6 +20,7 @@ Array = np.ndarray
 Data = tuple[Array, Array, float]  # X and G, each of norm 1, and the slope of the activation
 STARTS = ("gaussian", "rank one")
 CONSTANT = 0.5  # share of the steps with constant length
+MAX_STEPS = 10**9
 EVERY = 50  # steps between checks for convergence
 TRIES = 100  # largest number of draws of a start, repeated while its gradient is zero
 ROUNDS = 3  # rounds of polishing
@@ -131,7 +132,7 @@ class Steps:
     last: float | None = 1e-10
 
     def __post_init__(self) -> None:
-        validation.integer(self.count, "count", 0)
+        validation.integer(self.count, "count", 0, MAX_STEPS)
         validation.number(self.first, "first", 0.0, strict=True)
         if self.last is not None:
             validation.number(self.last, "last", 0.0, strict=True)
@@ -226,9 +227,12 @@ def find(
     """
     x_, g_ = reading.data(x, g)
     depth = reading.check_depth(depth)
-    widths = _widths(depth, width, x_.shape[1], g_.shape[1])
     starts = validation.integer(starts, "starts", 0)
-    steps = steps if isinstance(steps, Steps) else Steps(validation.integer(steps, "steps", 0))
+    if isinstance(width, int | np.integer):
+        sizes = {"depth": depth, "width": validation.integer(width, "width"), "starts": max(starts, 1)}
+        validation.networks_fit(x_.shape[1], g_.shape[1], sizes)
+    widths = _widths(depth, width, x_.shape[1], g_.shape[1])
+    steps = steps if isinstance(steps, Steps) else Steps(validation.integer(steps, "steps", 0, MAX_STEPS))
     slope = validation.slope(slope, linear=True)
     validation.choice(start, "start", STARTS)
     rtol = validation.number(rtol, "rtol", 0.0)

@@ -182,7 +182,7 @@ def with_blocks(
             items += quantities(block, entries, number=True)
         items += differences(entries, found)
         findings = Findings(_named(items), graph)
-        if verify:
+        if validation.flag(verify, "verify"):
             _verify(findings, net, example)
         return findings, found, entries
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -229,6 +230,10 @@ class Monitor(Printed):
             kind = type(self._attachment.optimizer).__name__
             raise ValueError(f"record: attached to {kind}, which records by itself")
         last = self._track(0).step
+        time, lr = (validation.optional(validation.number, value, name) for value, name in ((time, "time"), (lr, "lr")))
+        ridge = validation.number(ridge, "ridge", 0.0)
+        if gradient is not None:
+            validation.expect(isinstance(gradient, Mapping), "gradient", gradient, "a mapping by parameter", TypeError)
         self.observe(
             (0 if last is None else last + 1) if step is None else step, time, self._own(), gradient, lr, ridge
         )
