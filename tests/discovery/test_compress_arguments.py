@@ -167,3 +167,9 @@ def test_a_foreign_file_is_refused_in_words(tmp_path):
         match=r"other\.safetensors is a safetensors file that bnrank did not write, expected a compressed network",
     ):
         store.load(path, search.KIND)
+
+
+def test_classes_in_a_column_are_refused_with_the_expected_shape():
+    x = normal(30, 6)
+    with pytest.raises(ValueError, match=r"^y: got shape \(30, 1\), expected \(30,\), one class per sample"):
+        compress(perceptron(), x, torch.zeros(30, 1, dtype=torch.long), **QUICK)

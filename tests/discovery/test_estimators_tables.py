@@ -5,6 +5,7 @@ import threading
 
 import numpy as np
 import pytest
+import torch
 from sklearn.exceptions import NotFittedError
 
 from bnrank.discovery import BottleneckAutoencoder, BottleneckClassifier, BottleneckRegressor, NothingFoundWarning
@@ -245,3 +246,23 @@ def test_so_few_rows_are_undetermined_for_networks_and_autoencoders_too():
         found, columns = BottleneckAutoencoder().fit(table), table.shape[1]
         assert (found.n_components_, found.undetermined_, found.n_components_interval_) == (1, True, (0, columns))
         assert found.reason_.count("undetermined") == 1
+
+
+@pytest.mark.parametrize("method", ["fit", "predict", "transform"])
+def test_messages_of_scikit_learn_name_the_argument(method):
+    x, y = linear_table(2)
+    found = BottleneckRegressor().fit(x, y)
+    given = (x[0], y) if method == "fit" else (x[0],)
+    with pytest.raises(ValueError, match=r"^X: Expected 2D array, got 1D array instead"):
+        getattr(found, method)(*given)
+    with pytest.raises(ValueError, match=r"^y: Found input variables with inconsistent numbers of samples"):
+        found.fit(x, y[:-1])
+    with pytest.raises(TypeError, match=r"^X: got a sparse tensor, expected a dense one"):
+        BottleneckRegressor().fit(torch.from_numpy(x).to_sparse(), y)
+
+
+def test_a_tensor_counts_as_the_array_of_its_values():
+    x, y = linear_table(2)
+    plain = BottleneckRegressor().fit(x, y).transform(x)
+    tensors = torch.tensor(x, requires_grad=True), torch.tensor(y, requires_grad=True)
+    assert np.array_equal(BottleneckRegressor().fit(*tensors).transform(tensors[0]), plain)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bnrank.networks import LinearNetwork
-from bnrank.networks.constructions import completely_positive, deepen, diagonal, linear
+from bnrank.networks.constructions import completely_positive, deepen, diagonal, linear, linear_maps
 from bnrank.networks.mlp import leaky_relu
 from helpers import norm, normal
 from networks.constructed import QUICK, close
@@ -256,3 +256,15 @@ def test_domains_that_are_not_completely_positive_are_refused():
 def test_bad_arguments_are_named(call, error, words):
     with pytest.raises(error, match=words):
         call()
+
+
+def test_least_squares_that_reach_their_limit_of_iterations_are_no_error(monkeypatch):
+    z = normal(20, 3).abs()
+    axis, basis = torch.ones(3, dtype=torch.float64) / 3**0.5, torch.eye(3, dtype=torch.float64)
+    assert linear_maps._combined(z, axis, basis) is not None
+
+    def unfinished(*arguments):
+        raise RuntimeError("Maximum number of iterations reached.")
+
+    monkeypatch.setattr("scipy.optimize.nnls", unfinished)
+    assert linear_maps._combined(z, axis, basis) is None

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import xarray as xr
+from torch import Tensor
 
 from bnrank._core import remarks, validation
 from bnrank.theory.verdicts import HOLDS, INCONCLUSIVE, VIOLATED, Verdict, Verdicts
@@ -111,9 +112,16 @@ def listed(verdicts: object) -> list[Verdict]:
 def check_claim(claim: object, name: str) -> None:
     """Raise TypeError unless a claim has all that a table shows of it."""
     complete = all(hasattr(claim, part) for part in ("name", "passed", "measured", "expected"))
-    expected = ".name, .passed (True, False or None), .measured and .expected"
-    complete = complete and isinstance(getattr(claim, "passed", 0), bool | np.bool_ | None)
-    validation.expect(complete, name, claim, expected, TypeError)
+    validation.expect(complete, name, claim, ".name, .passed, .measured and .expected", TypeError)
+    check_passed(claim.passed, f"{name}.passed")  # type: ignore[attr-defined]
+
+
+def check_passed(passed: object, name: str) -> None:
+    """Raise TypeError unless a value is True, False, a tensor or array of one of them, or None."""
+    single = isinstance(passed, Tensor | np.ndarray) and passed.ndim == 0 and str(passed.dtype).endswith("bool")
+    validation.expect(
+        single or isinstance(passed, bool | np.bool_ | None), name, passed, "True, False or None", TypeError
+    )
 
 
 def _check_dimension(dataset: object, name: str, dimension: str) -> None:

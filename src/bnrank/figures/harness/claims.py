@@ -5,8 +5,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from bnrank._core import validation
+from bnrank.reporting import tables
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,10 @@ class Claim:
 
     def __post_init__(self) -> None:
         validation.text(self.name, "name")
-        validation.optional(validation.flag, self.passed, "passed")
+        validation.text(self.expected, "expected")
+        tables.check_passed(self.passed, "passed")
+        known = isinstance(self.measured, str | int | float | np.generic | Tensor)
+        validation.expect(known, "measured", self.measured, "a text or a number", TypeError)
 
 
 def at_least(name: str, value: Any, bound: float, **options: Any) -> Claim:

@@ -170,6 +170,16 @@ class Figure:
     data: Mapping[str, Sequence[str]] = field(default_factory=dict)
     printed: bool = True
 
+    def __post_init__(self) -> None:
+        for name in ("id", "name", "title", "source", "expected"):
+            validation.text(getattr(self, name), name)
+        for name in ("settings", "gigabytes", "data"):
+            value = getattr(self, name)
+            validation.expect(isinstance(value, Mapping), name, value, "a mapping from scales", TypeError)
+        validation.expect(callable(self.make), "make", self.make, "a function", TypeError)
+        validation.integer(self.version, "version", 0)
+        validation.flag(self.printed, "printed")
+
     @property
     def label(self) -> str:
         """Its id and its name."""
