@@ -58,10 +58,11 @@ def opened(path: Path, name: str) -> Iterator[BinaryIO]:
     except (OSError, ValueError) as error:
         reason = "" if isinstance(error, FileNotFoundError) else f" and can be read ({error})"
         raise ValueError(f"{name}: got {str(path)!r}, expected a file that exists{reason}") from error
+    status = os.fstat(number)
+    if not stat.S_ISREG(status.st_mode):  # a folder cannot even be opened below
+        os.close(number)
+        raise ValueError(f"{name}: got {str(path)!r}, a folder, pipe or device, expected a file that exists")
     with os.fdopen(number, "rb") as file:
-        status = os.fstat(number)
-        regular = stat.S_ISREG(status.st_mode)
-        validation.expect(regular, name, f"{str(path)!r}, a folder, pipe or device", "a file that exists")
         limit = validation.memory()
         expected = f"at most {limit:,}, the memory of this machine"
         validation.expect(status.st_size <= limit, name, f"{str(path)!r} of {status.st_size:,} bytes", expected)

@@ -73,7 +73,7 @@ def checked_by_scikit(name: str) -> Iterator[None]:
         yield
     except (TypeError, ValueError, RuntimeError, OverflowError, AttributeError) as error:
         message = str(error)
-        if isinstance(error, TypeError | ValueError) and message.startswith((f"{name}:", "X has", "Unknown label")):
+        if isinstance(error, TypeError | ValueError) and message.startswith((f"{name}:", "X has")):
             raise
         kind = ValueError if isinstance(error, ValueError) else TypeError
         raise kind(f"{name}: {message}") from error
