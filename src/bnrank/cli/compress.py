@@ -7,7 +7,7 @@ import typer
 
 import bnrank
 from bnrank.cli.arguments import DATA, ModelFiles, ModelSpec, TableColumns, output_path, page_path, write_page
-from bnrank.cli.naming import Names
+from bnrank.cli.naming import Names, naming
 from bnrank.cli.terminal import say
 
 
@@ -56,6 +56,7 @@ def compress_command(
     if not found.changed:
         say("The network: cannot be reduced; none is written")
         return
-    say(f"The network: {found.save(save)}")
+    with naming({"path": "--save"}):
+        say(f"The network: {found.save(save)}")
     net_too = "" if "" in found.plan else ", net) with the original network net"
     say(f"  in Python: bnrank.load({str(save)!r}{net_too or ')'}")

@@ -14,7 +14,7 @@ import typer
 import bnrank
 from bnrank._core import files, validation
 from bnrank.cli.arguments import Data, Quiet, TableColumns, output_path, page_path, words, write_page
-from bnrank.cli.naming import Names
+from bnrank.cli.naming import Names, naming
 from bnrank.cli.terminal import say
 
 if TYPE_CHECKING:
@@ -97,7 +97,8 @@ def discover_command(
         say(f"{table.dropped} of {len(x) + table.dropped} rows with missing values are dropped")
     say(str(found.summary()))
     if save is not None:
-        say(f"The estimator: {found.save(save)}")
+        with naming({"path": "--save"}):
+            say(f"The estimator: {found.save(save)}")
         say(f"  in Python: bnrank.load({str(save)!r})")
     if coordinates is not None:
         _write_coordinates(found, x, coordinates)
