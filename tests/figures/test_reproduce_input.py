@@ -235,7 +235,7 @@ def test_a_folder_that_cannot_be_written_to_is_one_clear_error(tmp_path, plant, 
     (tmp_path / "taken").write_text("mine")
     code, _, error = command("--out", "taken")
     assert code == 2
-    assert error.startswith("error out: cannot write to 'taken/quick'")
+    assert error.startswith("error --out: cannot write to 'taken/quick'")
     assert len(error.splitlines()) <= 2
 
 
