@@ -108,12 +108,18 @@ def test_t47_written_out():
     torch.testing.assert_close(q.slopes(net, x), slope.detach()[:, :, None])
 
 
+def slope_at_zero(bend):
+    zero = torch.zeros((), requires_grad=True)
+    return float(torch.autograd.grad(bend(zero), zero)[0])
+
+
+CLAMPED = slope_at_zero(lambda h: h.clamp(min=0))  # 1 or 0, as the version of torch has it
 AT_KINKS = {
     "relu": (relu, 0.0),
     "leaky": (lambda h: functional.leaky_relu(h, 0.3), 0.3),
     "leaky in place": (lambda h: functional.leaky_relu(1 * h, 0.2, inplace=True), 0.2),
-    "clamp": (lambda h: h.clamp(min=0), 1.0),
-    "clamp_min": (lambda h: torch.clamp_min(h, 0), 1.0),
+    "clamp": (lambda h: h.clamp(min=0), CLAMPED),
+    "clamp_min": (lambda h: torch.clamp_min(h, 0), CLAMPED),
     "threshold": (lambda h: functional.threshold(h, 0, 0), 0.0),
     "abs": (torch.abs, 0.0),
 }

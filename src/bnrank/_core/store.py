@@ -35,7 +35,8 @@ CHUNK = 1 << 20
 _CHECKSUM = re.compile(rb'"bnrank file checksum":"([0-9a-f]{64})"')
 _ZEROS = b"0" * 64
 _TYPES = {
-    **{"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "BOOL": torch.bool},
+    **{f"F{bits}": getattr(torch, f"float{bits}") for bits in (64, 32, 16)},
+    **{"BF16": torch.bfloat16, "BOOL": torch.bool},
     **{"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "C64": torch.complex64},
     **{"U64": torch.uint64, "U32": torch.uint32, "U16": torch.uint16, "U8": torch.uint8},
     **{"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2},
