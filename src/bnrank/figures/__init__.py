@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,11 @@ def reproduce(
         If there is no such figure or scale, or the folder cannot be written to or is full.
     KeyboardInterrupt
         At Ctrl-C; the page is written, and the same call resumes.
+
+    Warns
+    -----
+    UserWarning
+        If a stored outcome is damaged; the figure is made again.
     """
     folder = _folder(out, scale)
     figures = _chosen(names)
@@ -128,8 +134,12 @@ def reproduce(
         refused.pop(figure.name, None)
         why = store.refusal(folder / figure.name, figure.stamp(scale), resume)
         if not why and resume:
-            with contextlib.suppress(ValueError):  # missing or corrupted: run again
+            try:
                 outcome = Outcome.open(folder / figure.name)
+            except ValueError as error:  # missing or damaged: run again
+                if store.is_there(folder / figure.name / store.CLAIMS):
+                    warnings.warn(f"{error}; the figure is made again", stacklevel=3)
+            else:
                 if not outcome.error:
                     return outcome
         why = why or lacking(figure, scale, data)
