@@ -290,7 +290,8 @@ def nearest_rank_one(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _matrix(weight: object, name: str) -> Tensor:
-    return validation.array(weight, name, "(n_out, n_in)", 2)
+    matrix = validation.array(weight, name, "(n_out, n_in)", 2)
+    return matrix if matrix.element_size() >= 4 else matrix.float()  # no decompositions in half precision
 
 
 def classes_on_line(net: nn.Module, x: Tensor | np.ndarray, *, rtol: float = 1e-6) -> LineClasses:

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from bnrank._core import validation
 from bnrank._core.results import Printed
 from bnrank.networks.chain import as_mlp, read_chain
 from bnrank.networks.functional import check_finite
@@ -122,7 +123,7 @@ def bracket(
     lower = lower_bound(
         net, x, domain=domain, rtol=rtol, starts=starts, rounds=rounds, max_regions=max_regions, seed=seed
     )
-    samples = torch.as_tensor(x).detach().to(lower.point).flatten(1)
+    samples = validation.numbers(x, "x").detach().to(lower.point).flatten(1)
     where = Domain.of(domain, samples)
     pruned = prune(chain).network
     widths: list[int] = []

@@ -238,7 +238,10 @@ def find(
     rtol = validation.number(rtol, "rtol", 0.0)
     seeds = np.random.SeedSequence(validation.integer(seed, "seed", 0)).spawn(starts + 1)
     rank_one = start == "rank one"
-    given = [_given(net, f"initial[{i}]", widths, slope) for i, net in enumerate(initial)]
+    given = [
+        _given(net, f"initial[{i}]", widths, slope)
+        for i, net in enumerate(validation.sequence(initial, "initial", "networks"))
+    ]
     validation.expect(starts + len(given), "starts", "0 and no network in initial", "at least one start")
     validation.expect(not (given and rank_one), "initial", "networks", "none where start is 'rank one'")
     unit_x, unit_g, units = reading.scaled(x_, g_)
