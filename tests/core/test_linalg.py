@@ -18,7 +18,7 @@ def test_ranks_of_batches_with_padding_zeros_and_nothing():
     assert linalg.counted(values)[0].tolist() == [[2.0, 1.0, 0.0], [0.0, 0.0, 0.0]]
     with pytest.raises(ValueError, match="rtol: got 1"):
         linalg.rank(values, 1.0)
-    with pytest.raises(ValueError, match=r"singular_values: got .* non-negative"):
+    with pytest.raises(ValueError, match=r"values: got .* non-negative"):
         linalg.counted([1.0, -1.0])
 
 

@@ -3,7 +3,6 @@
 import argparse
 import importlib
 import os
-import shutil
 import sys
 import time
 import traceback
@@ -30,29 +29,26 @@ def main() -> int:
     parser.add_argument("--call", type=int, help="one call of one function, with its traceback; -1 is the valid call")
     parser.add_argument("--slow", action="store_true", help="list the slowest calls")
     options = parser.parse_args()
-    try:
-        targets = all_targets(options.room, options.function)
-        if options.call is not None:
-            return _one(options, [t for t in targets if t.name == options.function] or targets)
-        started = time.monotonic()
-        done = []
-        for outcome in outcomes(jobs_for(targets, options.calls), options.seed):
-            done.append(outcome)
-            if sys.stderr.isatty():
-                print(f"\r{len(done)} calls", end="", file=sys.stderr)
-        told = findings(done, options.seed)
-        print("\n".join(told))
-        print(table(done))
-        skipped = sum(o.status == "not applicable" for o in done)
-        slowest = max(done, key=lambda o: o.seconds)
-        print(f"{len(told)} distinct findings; {skipped} changes did not apply; {time.monotonic() - started:.0f} s;")
-        print(f"slowest call: {slowest.seconds:.1f} s, {slowest.target}{list(slowest.changes)}")
-        if options.slow:
-            for o in sorted(done, key=lambda o: -o.seconds)[:40]:
-                print(f"{o.seconds:6.2f} s  {o.target} {o.call} {list(o.changes)} {o.status}")
-        return 1 if told else 0
-    finally:
-        shutil.rmtree(FOLDER, ignore_errors=True)
+    targets = all_targets(options.room, options.function)
+    if options.call is not None:
+        return _one(options, [t for t in targets if t.name == options.function] or targets)
+    started = time.monotonic()
+    done = []
+    for outcome in outcomes(jobs_for(targets, options.calls), options.seed):
+        done.append(outcome)
+        if sys.stderr.isatty():
+            print(f"\r{len(done)} calls", end="", file=sys.stderr)
+    told = findings(done, options.seed)
+    print("\n".join(told))
+    print(table(done))
+    skipped = sum(o.status == "not applicable" for o in done)
+    slowest = max(done, key=lambda o: o.seconds)
+    print(f"{len(told)} distinct findings; {skipped} changes did not apply; {time.monotonic() - started:.0f} s;")
+    print(f"slowest call: {slowest.seconds:.1f} s, {slowest.target}{list(slowest.changes)}")
+    if options.slow:
+        for o in sorted(done, key=lambda o: -o.seconds)[:40]:
+            print(f"{o.seconds:6.2f} s  {o.target} {o.call} {list(o.changes)} {o.status}")
+    return 1 if told else 0
 
 
 def _one(options: argparse.Namespace, targets: list) -> int:

@@ -12,9 +12,23 @@ NAN = {
     "rest": "of a layer without singular values outside of the bottleneck",
     "by_step": "of a first record, which has no step before it",
     "layers": "ratios of a layer without an activation after it",
+    "balance_residual": "of a network that is no chain of layers with activations, as Run.history says",
     "held_out": "of a trial without a held-out part",
 }
 """Fields of results that may be NaN without a warning, with the meaning of NaN."""
+
+MEANT = {
+    "bnrank.nonlinearity.ratio": "of a layer without an activation after it, as documented",
+    "bnrank.spectra.stable_rank": "of singular values that are all 0, as documented",
+}
+"""Functions whose plain result may hold NaN, with its meaning."""
+
+FORMULAS = {
+    *("bnrank.tasks.inverted_s", "bnrank.tasks.on_torus", "bnrank.tasks.ball_images"),
+    *(f"RankOneFactorization.{name}" for name in ("cost", "step", "trajectory", "statistics", "representative")),
+    *("RankOneFactorization.step_statistics", "RankOneFactorization.cost_of_statistics"),
+}
+"""Differentiable formulas of one tensor, also inside torch.func, where values cannot be looked at: NaN for NaN."""
 
 PADDED = {
     "weight_singular_values",

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import random
 import warnings
 from collections.abc import Sequence
 
@@ -37,3 +38,10 @@ def jobs_for(targets: Sequence[Target], calls: int) -> list[tuple[Target, int]]:
         count = round(left * weights[target.name] / total)
         jobs += [(target, call) for call in range(-1, count)]
     return jobs
+
+
+def sample(calls: int, seed: int) -> list[tuple[Target, int]]:
+    """Return some bad calls of functions in the rooms tasks, networks, measures and training, drawn from a seed."""
+    quick = [t for t in functions() if t.room in ("tasks", "networks", "measures", "training") and t.name not in SLOW]
+    draw = random.Random(seed)
+    return [(draw.choice(quick), draw.randrange(1000)) for _ in range(calls)]

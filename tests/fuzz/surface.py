@@ -95,6 +95,8 @@ def extra_names(name: str) -> tuple[str, ...]:
     extra: tuple[str, ...] = ("x", "y")
     if name == "bnrank.sweep":
         extra += ("depth", "ridge", "width", *_parameters(bnrank.train))
+    if name.endswith("Stack"):
+        extra += ("parts",)
     if name.endswith("LinearConvolutional"):
         extra += ("bias", "init", "seed", "dtype")
     if name.endswith("exit_time"):

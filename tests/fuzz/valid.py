@@ -1,7 +1,9 @@
 """A small valid call of every public function: values by parameter name, and what single functions need beside."""
 
+import atexit
 import gzip
 import inspect
+import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +20,7 @@ from bnrank.discovery import BottleneckAutoencoder, BottleneckClassifier, Bottle
 
 FOLDER = Path(tempfile.mkdtemp(prefix="bnrank-fuzz-")).resolve()
 """Files of valid and bad calls; removed at the end."""
+atexit.register(shutil.rmtree, FOLDER, ignore_errors=True)
 
 INPUTS = {
     *("Adam", "GradientDescent", "Limits", "Record", "Save", "SkipPlateau", "Solver", "Stop", "Steps", "Window"),
@@ -287,7 +290,7 @@ OWN: dict[str, Values] = {
     "bnrank.load": {"path": weights_file},
     "bnrank.report": {"source": verdicts, "path": lambda: new("page.html")},
     "bnrank.save": {"result": mlp},
-    "bnrank.flow": {"t_end": lambda: 0.05},
+    "bnrank.flow": {"t_end": lambda: 0.05, "limits": lambda: training.Limits(max_evaluations=200)},
     "bnrank.sweep": {
         "depths": lambda: [2],
         "steps": lambda: 2,

@@ -119,7 +119,7 @@ def effective_rank(values: Values) -> Tensor:
     """
     values = _checked(values).double()
     usable = values.numel() > 0 and bool(torch.isfinite(values).all())
-    validation.expect(usable, "singular_values", values, "(..., K), finite and non-negative")
+    validation.expect(usable, "values", values, "(..., K), finite and non-negative")
     largest = _largest(values)
     values = values / torch.where(largest > 0, largest, 1.0)  # squares of what is large or small overflow or vanish
     return values.sum(-1).square() / values.square().sum(-1).clamp(min=1.0)
@@ -136,6 +136,7 @@ def stable_rank(values: Values) -> Tensor:
     tensor(1.2500, dtype=torch.float64)
     """
     values = _checked(values)
+    validation.expect(not bool(torch.isinf(values).any()), "values", "infinite entries", "finite ones")
     return (values / _largest(values)).square().sum(-1)
 
 
@@ -176,14 +177,15 @@ def tails(values: Values) -> Tensor:
 
 def _checked(values: Values) -> Tensor:
     plain = not isinstance(values, Tensor | np.ndarray)
-    values = torch.as_tensor(values, dtype=torch.float64 if plain else None).detach()
+    values = validation.numbers(values, "values", "singular values (..., K)")
+    values = values.to(torch.float64) if plain else values
     usable = values.ndim > 0 and not bool((values < 0).any())
-    validation.expect(usable, "singular_values", values, "(..., K), all non-negative")
+    validation.expect(usable, "values", values, "(..., K), all non-negative")
     return values
 
 
 def _counts(values: Tensor, rtol: float, atol: float = 0.0) -> Tensor:
-    rtol = validation.rtol(rtol)
+    rtol, atol = validation.rtol(rtol), validation.number(atol, "atol", 0.0)
     return values > (rtol * _largest(values)).clamp(min=atol)
 
 

@@ -41,6 +41,8 @@ def as_path(value: object, name: str) -> Path:
     text = os.fspath(value)
     validation.expect(isinstance(text, str), name, value, "a path as text", TypeError)
     validation.expect(text and "\0" not in text, name, f"{text!r}", "a path")
+    short = all(len(os.fsencode(part)) <= 255 for part in Path(text).parts)
+    validation.expect(short, name, f"{text[:50]!r}...", "a path with names of at most 255 bytes")
     return Path(text)
 
 

@@ -205,7 +205,7 @@ def init(value: object, name: str = "init") -> str | float:
 def per_member(value: Any, name: str, members: int, minimum: float = 0.0, *, strict: bool = False) -> list[float]:
     """Return one number per member: a single number is repeated, a sequence must have one entry per member."""
     if isinstance(value, Tensor | np.ndarray):
-        value = value.tolist()
+        value = numbers(value, name, f"one number or one per member ({members})").tolist()
     if isinstance(value, list | tuple):
         expect(len(value) == members, name, f"{len(value)} values", f"one number or one per member ({members})")
         return [number(v, f"{name}[{i}]", minimum, strict=strict) for i, v in enumerate(value)]
@@ -262,10 +262,10 @@ def dense(value: Tensor, name: str) -> Tensor:
     return value.resolve_neg() if value.is_neg() else value
 
 
-def from_array(value: np.ndarray, name: str) -> Tensor:
+def from_array(value: np.ndarray, name: str, expected: str = "numbers") -> Tensor:
     """Return an array of numbers as a tensor, of the same memory where possible."""
     numbers = value.dtype.kind in "fiubc" and value.dtype.itemsize // (2 if value.dtype.kind == "c" else 1) <= 8
-    expect(numbers, name, value, "an array of numbers of at most 64 bits", TypeError)
+    expect(numbers, name, value, f"{expected} of at most 64 bits", TypeError)
     expect(not np.ma.is_masked(value), name, "a masked array", "one without missing values", TypeError)
     if not value.dtype.isnative:
         value = value.astype(value.dtype.newbyteorder("="))
@@ -337,7 +337,7 @@ def samples(value: object, name: str, *, features: int | None = None, minimum: i
         If it is empty, has too few samples, the wrong shape, or a NaN or infinite entry.
     """
     if isinstance(value, np.ndarray):
-        value = from_array(value, name)
+        value = from_array(value, name, "floating-point numbers")
     if not isinstance(value, Tensor):
         raise TypeError(f"{name}: got {describe(value)}, expected a torch.Tensor or numpy.ndarray")
     value = dense(value, name)

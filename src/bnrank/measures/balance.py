@@ -1,5 +1,6 @@
 """Balancedness of consecutive layers, neuron by neuron."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -7,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from bnrank._core import validation
-from bnrank.networks.functional import is_plain_mlp
+from bnrank.networks.functional import check_finite, is_plain_mlp
 
 __all__ = ["Balance", "between", "norms", "residual"]
 
@@ -51,8 +52,8 @@ def residual(net: nn.Module) -> Balance:
 
     Raises
     ------
-    TypeError
-        If the module is anything else.
+    TypeError, ValueError
+        If the module is anything else, or has NaN or infinite parameters.
 
     Examples
     --------
@@ -64,6 +65,7 @@ def residual(net: nn.Module) -> Balance:
     0.8
     """
     layers = _chain(net)
+    check_finite(net)
     return between([layer.weight for layer in layers], [layer.bias for layer in layers])
 
 
@@ -97,12 +99,22 @@ def norms(weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> tuple[l
     >>> norms([torch.tensor([[3.0]]), torch.tensor([[1.0]])], [])
     ([tensor([9.], dtype=torch.float64)], [tensor([1.], dtype=torch.float64)])
     """
-    layers = [weight.detach().double() for weight in weights]
+    given = enumerate(validation.sequence(weights, "weights"))
+    layers = [validation.numbers(w, f"weights[{i}]").double() for i, w in given]
+    given = enumerate(validation.sequence(biases, "biases"))
+    shifts = [None if b is None else validation.numbers(b, f"biases[{i}]").double() for i, b in given]
+    shapes = [tuple(w.shape) for w in layers]
+    matrices = bool(shapes) and all(len(shape) == 2 for shape in shapes)
+    chain = matrices and all(a[0] == b[1] for a, b in itertools.pairwise(shapes))
+    validation.expect(chain, "weights", f"shapes {shapes}", "(n_l, n_{l-1}), each taking what the one before gives")
+    sizes = [None if b is None else tuple(b.shape) for b in shifts]
+    fits = len(sizes) <= len(shapes) and all(b in (None, w[:1]) for b, w in zip(sizes, shapes, strict=False))
+    validation.expect(fits, "biases", f"shapes {sizes}", "at most one per layer, (n_l,) or None")
     incoming = [(w * w).sum(1) for w in layers[:-1]]
     outgoing = [(w * w).sum(0) for w in layers[1:]]
-    for number, bias in enumerate(biases[:-1]):
+    for number, bias in enumerate(shifts[:-1]):
         if bias is not None:
-            incoming[number] = incoming[number] + bias.detach().double() ** 2
+            incoming[number] = incoming[number] + bias**2
     return incoming, outgoing
 
 

@@ -14,7 +14,7 @@ from bnrank._core.results import Printed
 from bnrank._core.validation import Data
 from bnrank.measures import nonlinearity, spectra
 from bnrank.networks.functional import check_finite, example
-from bnrank.networks.reading import Layer, Reading, capture, read
+from bnrank.networks.reading import Layer, Reading, capture, read_or
 from bnrank.networks.reasons import Skipped
 
 __all__ = ["Bottleneck", "LayerStructure", "Structure", "bottleneck", "detect", "ranks"]
@@ -329,7 +329,7 @@ def bottleneck(
     check_finite(net)
     x = example(net, x)
     given = None if rank is None else validation.integer(rank, "rank", 0)
-    reading = read(net, x) if reading is None else reading
+    reading = read_or(reading, net, x)
     passes: dict[str, Any] = {"chunk_size": chunk_size, "dtype": dtype, "reading": reading}
     d_out = next(iter(capture(net, x[:2], reading, 2, dtype))).output[0].numel()
     weights = spectra.weight_singular_values(net, reading=reading)

@@ -57,7 +57,7 @@ def conv_singular_values(kernel: Data, size: Size, *, stride: Size = 1, dilation
     >>> conv_singular_values(mean_of_two, 4).squeeze().round(decimals=3)      # |cos(pi w / 4)|
     tensor([1.0000, 0.7070, 0.0000, 0.7070], dtype=torch.float64)
     """
-    kernel = torch.as_tensor(kernel).detach()
+    kernel = validation.numbers(kernel, "kernel")
     usable = kernel.ndim in (3, 4, 5) and kernel.is_floating_point() and kernel.numel() > 0
     validation.expect(usable, "kernel", kernel, "real (c_out, c_in, k), (..., k, k) or (..., k, k, k)")
     kernel = validation.finite(kernel.to(torch.float64), "kernel")

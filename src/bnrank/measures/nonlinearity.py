@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from bnrank._core.validation import Data
-from bnrank.networks.reading import Reading, capture, read
+from bnrank.networks.reading import Reading, capture, read_or
 
 __all__ = ["ratio"]
 
@@ -57,7 +57,7 @@ def ratio(
     >>> ratio(net, torch.ones(3, 1))                       # one of two equal entries is set to 0
     {'layers.0': 0.7071067811865476, 'layers.1': nan}
     """
-    reading = read(net, x) if reading is None else reading
+    reading = read_or(reading, net, x)
     changed = np.zeros(len(reading.layers))
     total = np.zeros(len(reading.layers))
     for part in capture(net, x, reading, chunk_size, dtype):

@@ -220,7 +220,7 @@ def describe(profile: xr.Dataset) -> list[str]:
     >>> describe(ds)
     ['skipped 1 (PReLU): activation with a learned slope and no weight matrix']
     """
-    known = "bottleneck_reason" in profile.attrs
+    known = "bottleneck_reason" in getattr(profile, "attrs", ())
     validation.expect(known, "profile", "a dataset without 'bottleneck_reason'", "the result of bnrank.profile")
     skipped = [Skipped(**row) for row in remarks.rows(profile, "skipped")]
     notes = remarks.rows(profile, "note")

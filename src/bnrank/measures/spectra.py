@@ -12,7 +12,7 @@ from bnrank._core.linalg import effective_rank, rank, stable_rank
 from bnrank._core.validation import Data
 from bnrank.measures.convolution import conv_singular_values, layer_singular_values
 from bnrank.networks.functional import example
-from bnrank.networks.reading import Reading, capture, read
+from bnrank.networks.reading import Reading, capture, read_or
 from bnrank.networks.reasons import Skipped
 
 __all__ = ["Accumulator", "Spectra", "activation_singular_values", "conv_singular_values", "effective_rank", "rank"]
@@ -71,7 +71,11 @@ class Spectra(dict[str, Tensor]):
 
 def singular_values(matrix: Tensor, name: str = "matrix") -> Tensor:
     """Return the singular values of (batches of) matrices in float64, descending; refuse NaN and infinity by name."""
-    values: Tensor = torch.linalg.svdvals(validation.finite(matrix.detach().to(torch.float64), name))
+    name = validation.text(name, "name")
+    expected = "real numbers (..., n_out, n_in)"
+    matrix = validation.real(validation.kind(matrix, name, Tensor), name, expected).to(torch.float64)
+    validation.expect(matrix.ndim >= 2, name, f"shape {tuple(matrix.shape)}", expected)
+    values: Tensor = torch.linalg.svdvals(matrix)
     return values
 
 
@@ -113,7 +117,7 @@ def weight_singular_values(
     >>> weight_singular_values(net)["layers.1"]
     tensor([0., 0.], dtype=torch.float64)
     """
-    reading = read(net, x) if reading is None else reading
+    reading = read_or(reading, net, x)
     values: dict[str, Tensor] = {}
     notes: dict[str, str] = {}
     skipped = list(reading.skipped)
@@ -159,7 +163,14 @@ class Accumulator:
 
     def add(self, piece: Tensor) -> None:
         """Add rows, (n, features), or to each of several matrices, (..., n, features); complex ones for "qr" only."""
-        piece = piece.detach() if piece.is_complex() else piece.detach().to(torch.float64)
+        piece = validation.dense(validation.kind(piece, "piece", Tensor), "piece").detach()
+        piece = piece if piece.is_complex() else piece.to(torch.float64)
+        ndim, features = piece.ndim, None if self._state is None else self._state.shape[-1]
+        fits = (ndim == 2 if self.method == "gram" else ndim >= 2) and features in (None, piece.shape[-1])
+        expected = f"(n, {'features' if features is None else features})"
+        validation.expect(fits, "piece", f"shape {tuple(piece.shape)}", expected)
+        real = self.method == "qr" or not piece.is_complex()
+        validation.expect(real, "piece", "complex numbers", "real ones for the method 'gram'", TypeError)
         self.rows += piece.shape[-2]
         if self.method == "gram":
             gram = piece.T @ piece
@@ -237,7 +248,7 @@ def activation_singular_values(
     validation.choice(which, "which", WHICH)
     validation.choice(method, "method", METHODS)
     x = example(net, x)
-    reading = read(net, x) if reading is None else reading
+    reading = read_or(reading, net, x)
     samples = x.shape[0]
     widths = [int(t[0].numel()) for t in getattr(next(iter(capture(net, x[:2], reading, 2, dtype))), which)]
     held = [width * (width if method == "gram" else min(width, samples)) for width in widths]

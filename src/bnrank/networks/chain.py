@@ -202,12 +202,15 @@ def read_chain(net: nn.Module, name: str = "net", *, multiply_out: bool = False)
     >>> chain.depth, chain.slope, chain.dtype
     (2, 0.0, torch.float32)
     """
+    name = validation.text(name, "name")
     try:
         check_finite(net)
         mlp = as_mlp(net, multiply_out=multiply_out)
     except (TypeError, ValueError) as error:
         raise type(error)(f"{name}: {str(error).removeprefix('net: ')}") from error
-    dtype = functools.reduce(torch.promote_types, (p.dtype for p in net.parameters() if p.is_floating_point()))
+    floats = [p.dtype for p in net.parameters() if p.is_floating_point()]
+    validation.expect(floats, name, f"{type(net).__name__} without floating-point parameters", "some", TypeError)
+    dtype = functools.reduce(torch.promote_types, floats)
     weights, biases = [w.detach() for w in mlp.weights], [b.detach() for b in mlp.biases]
     return Chain(weights, biases, mlp.slope, dtype, weights[0].device)
 

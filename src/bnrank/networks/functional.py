@@ -36,7 +36,7 @@ class Functional:
 
     def __init__(self, net: nn.Module, dtype: torch.dtype = torch.float64) -> None:
         self.module = unwrap(net)
-        self.dtype = dtype
+        self.dtype = validation.dtype(dtype)
         self.parameters = {n: self._cast(p) for n, p in self.module.named_parameters()}
         self.buffers = {n: self._cast(b) for n, b in self.module.named_buffers()}
         self._aliases = aliases(self.module)
@@ -67,6 +67,12 @@ class Functional:
             raise ValueError(
                 f"net: {type(self.module).__name__} returns {type(out).__name__}, expected one tensor; "
                 "wrap it in a module that returns the tensor of interest"
+            )
+        dense = not out.is_nested and out.layout == torch.strided and not out.is_complex()
+        if not dense:
+            kind = "complex numbers" if out.is_complex() else "a sparse or nested tensor"
+            raise ValueError(
+                f"net: {type(self.module).__name__} returns {kind}, expected a dense tensor of real numbers"
             )
         if out.ndim == 0 or len(out) != len(x):
             raise ValueError(f"net: the output has shape {tuple(out.shape)} for {len(x)} samples, expected (N, ...)")
@@ -125,7 +131,7 @@ def check_unshared(net: nn.Module) -> None:
     One parameter used in several places is allowed and counts once. Two parameters over the same memory (``p.data =
     q.data``) are ambiguous.
     """
-    pairs = _overlapping(unwrap(net))
+    pairs = _overlapping(unwrap(net, values=False))
     if pairs:
         shown = ", ".join(f"{a} and {b}" for a, b in pairs[:5])
         raise ValueError(
@@ -145,14 +151,17 @@ def _overlapping(net: nn.Module) -> list[tuple[str, str]]:
     return [(a[3], b[3]) for a, b in itertools.pairwise(spans) if a[0] == b[0] and b[1] < a[2]]
 
 
-def unwrap(net: nn.Module) -> nn.Module:
-    """Return the module inside ``torch.compile``; refuse other objects and parameters without a shape."""
+def unwrap(net: nn.Module, values: bool = True) -> nn.Module:
+    """Return the module inside ``torch.compile``; refuse other objects, and parameters without a shape or values."""
     if not isinstance(net, nn.Module):
         raise TypeError(f"net: got {validation.describe(net)}, expected a torch.nn.Module")
     if isinstance(net, nn.DataParallel | nn.parallel.DistributedDataParallel):
         raise ValueError(f"net: got a {type(net).__name__} wrapper, expected the module inside it, .module")
     original = getattr(net, "_orig_mod", None)  # torch.compile
     net = original if isinstance(original, nn.Module) else net
+    empty = [name for name, p in [*net.named_parameters(), *net.named_buffers()] if p.is_meta and not is_lazy(p)]
+    if empty and values:
+        raise ValueError(f"net: parameters on the meta device ({', '.join(empty[:5])}), expected some with values")
     lazy = [name for name, p in [*net.named_parameters(), *net.named_buffers()] if is_lazy(p)]
     if lazy:
         raise ValueError(f"net: parameters without a shape yet ({', '.join(lazy)}); run it once on data first")

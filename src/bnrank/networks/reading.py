@@ -168,6 +168,11 @@ def read(net: nn.Module, x: Tensor | np.ndarray | None = None) -> Reading:
     return Reading(tuple(found), tuple(skipped), tuple(_segments(net, found, runs)))
 
 
+def read_or(reading: Reading | None, net: nn.Module, x: Tensor | np.ndarray | None) -> Reading:
+    """Return a reading that a caller gave, or that of the module where none is given."""
+    return read(net, x) if reading is None else validation.kind(reading, "reading", Reading)
+
+
 def capture(
     net: nn.Module,
     x: Tensor | np.ndarray,
@@ -211,7 +216,7 @@ def capture(
     """
     x = example(net, x)
     chunk_size = validation.integer(chunk_size, "chunk_size")
-    reading = read(net, x) if reading is None else reading
+    reading = read_or(reading, net, x)
     inside, kind = dict(unwrap(net).named_modules()), type(net).__name__
     own = all(inside.get(layer.name) is layer.module for layer in reading.layers)
     validation.expect(own, "reading", "one of another module", f"what read(net, x) returns for {kind}")

@@ -56,6 +56,7 @@ def planar_curve(
     settings = dict(locals())
     n, n_test = validation.integer(n, "n", 2), validation.integer(n_test, "n_test", 0)
     width = validation.integer(width, "width")
+    validation.largest_fits(2 * (n + n_test) * (width + 2), {"n": n, "n_test": n_test, "width": width})
     target = validation.number(x_norm_squared, "x_norm_squared", 0.0, strict=True)
     for_g, for_z, for_z_test = streams(seed, 3)
     z = normal(for_z, n, 1).float()
@@ -147,6 +148,8 @@ def polyline(g: ShallowReLU, lower: float, upper: float) -> Tensor:
     validation.expect(isinstance(g, ShallowReLU), "g", validation.describe(g), "a bnrank.tasks.ShallowReLU", TypeError)
     validation.expect(g.w1.shape[1] == 1, "g", f"a function of {g.w1.shape[1]} latents", "one")
     lower, upper = validation.number(lower, "lower"), validation.number(upper, "upper")
+    largest = max(-lower, upper)
+    validation.expect(largest < 1e100, "upper" if upper == largest else "lower", f"{largest:g}", "below 1e100 in size")
     validation.expect(lower < upper, "lower, upper", f"{lower:g} and {upper:g}", "the first below the second")
     w, b = g.w1.double().flatten(), g.b1.double()
     corners = -b[w != 0] / w[w != 0]

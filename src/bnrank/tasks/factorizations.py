@@ -74,7 +74,8 @@ class RankOneFactorization:
     def trajectory(self, v: Tensor, steps: int) -> Tensor:
         """Return v(0), ..., v(steps), (..., steps + 1, d)."""
         states = [_double(v, "v", len(self.w))]
-        for _ in range(validation.integer(steps, "steps", 0)):
+        validation.allocation((validation.integer(steps, "steps", 0) + 1) * (v.numel() + 64), "steps", steps)
+        for _ in range(steps):
             states.append(self.step(states[-1]))
         return torch.stack(states, -2).to(v.dtype)
 
@@ -122,6 +123,7 @@ def rank_one_factorization(d: int = 6, lr: float = 0.03, noise: float = 0.0, see
     d = validation.integer(d, "d", 2)
     lr = validation.number(lr, "lr", 0.0, strict=True)
     noise = validation.number(noise, "noise", 0.0)
+    validation.allocation(d * (d + 2), "d", d)
     for_w, for_across, for_error = streams(seed, 3)
     w, across = normal(for_w, d), normal(for_across, d)
     w = w / w.norm()
@@ -200,7 +202,9 @@ def matrix_factorization(
     """
     settings = dict(locals())
     n, n_test = validation.integer(n, "n"), validation.integer(n_test, "n_test", 0)
-    steps = validation.integer(steps, "steps")
+    steps, d = validation.integer(steps, "steps"), validation.integer(d, "d", 2)
+    sizes = {"n": n, "n_test": n_test, "d": d, "steps": steps}
+    validation.largest_fits(max(n, n_test) * (steps + 1) * d + (n + n_test) * (d + steps), sizes)
     start = validation.choice(start, "start", STARTS)
     radius = validation.number(radius, "radius", 0.0, strict=True)
     descent = rank_one_factorization(d, lr, noise, seed)
@@ -230,7 +234,12 @@ def matrix_factorization(
 
 
 def _double(value: Tensor, name: str, n: int) -> Tensor:
-    if not isinstance(value, Tensor) or not value.is_floating_point() or value.ndim < 1 or value.shape[-1] != n:
+    if (
+        not isinstance(value, Tensor)
+        or not validation.dense(value, name).is_floating_point()
+        or value.ndim < 1
+        or value.shape[-1] != n
+    ):
         raise ValueError(f"{name}: got {validation.describe(value)}, expected floating point (..., {n})")
     return value.double()
 

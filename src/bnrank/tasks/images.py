@@ -229,21 +229,29 @@ def parse_idx(path: str | Path, magic: int) -> np.ndarray:
     ...     parse_idx(path, 2049)
     array([7, 2, 1], dtype=uint8)
     """
-    path = sources.as_path(path, "path")
+    path, magic = sources.as_path(path, "path"), validation.integer(magic, "magic", 0)
     try:
         with sources.opened(path, "path") as packed, gzip.open(packed) as file:
             limit = sources.may_expand_to(os.fstat(packed.fileno()).st_size)
             data = file.read(limit + 1)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise ValueError(f"{path}: got a damaged or truncated file ({error}), expected whole gzip data") from error
-    validation.expect(len(data) <= limit, path, f"more than {limit:,} bytes", "at most as many, once expanded")
+        raise ValueError(
+            f"path: {path}: got a damaged or truncated file ({error}), expected whole gzip data"
+        ) from error
+    validation.expect(
+        len(data) <= limit, f"path: {path}", f"more than {limit:,} bytes", "at most as many, once expanded"
+    )
     header = 4 + 4 * (magic % 256)
     found = int.from_bytes(data[:4], "big")
-    validation.expect(found == magic, path, f"magic number {found}", f"{magic}")
-    validation.expect(len(data) >= header, path, f"{len(data)} bytes", f"at least the {header} bytes of the header")
+    validation.expect(found == magic, f"path: {path}", f"magic number {found}", f"{magic}")
+    validation.expect(
+        len(data) >= header, f"path: {path}", f"{len(data)} bytes", f"at least the {header} bytes of the header"
+    )
     shape = tuple(int.from_bytes(data[i : i + 4], "big") for i in range(4, header, 4))
     found, expected = len(data) - header, math.prod(shape)
-    validation.expect(found == expected, path, f"{found} bytes after the header", f"{expected} for shape {shape}")
+    validation.expect(
+        found == expected, f"path: {path}", f"{found} bytes after the header", f"{expected} for shape {shape}"
+    )
     return np.frombuffer(data, np.uint8, offset=header).reshape(shape)
 
 

@@ -29,6 +29,9 @@ def on_torus(angles: Tensor) -> Tensor:
     >>> on_torus(torch.tensor([[0.0, torch.pi]])).round().tolist()
     [[1.0, -1.0, 0.0, -0.0]]
     """
+    angles = validation.dense(validation.kind(angles, "angles", Tensor), "angles")
+    validation.expect(angles.is_floating_point(), "angles", angles, "floating-point numbers", TypeError)
+    validation.expect(angles.ndim == 2, "angles", f"shape {tuple(angles.shape)}", "(N, d)")
     return torch.cat([angles.cos(), angles.sin()], 1)
 
 
@@ -195,6 +198,9 @@ def torus_map(
         validation.expect(d in CUTOFFS, "cutoff", "None", f"an integer for d = {d}; there are defaults for d = 1 to 4")
         cutoff = CUTOFFS[d]
     cutoff = validation.integer(cutoff, "cutoff")
+    validation.expect(d <= 20, "d", f"{d}", "at most 20")
+    validation.allocation(len(decays) * 4 * (2 * cutoff + 1) ** d, "cutoff", cutoff)
+    validation.largest_fits(6 * (n + n_test) * d, {"n": n, "n_test": n_test})
     for_phases, train, test = streams(seed, 3)
     targets = torus_targets(d, decays, cutoff, for_phases)
 

@@ -127,7 +127,9 @@ def low_rank_map(
     latent = _at_most(latent, "latent", d_in=d_in, width=width)
     rank = _at_most(rank, "rank", latent=latent, d_out=d_out)
     n_test = validation.integer(n_test, "n_test", 0)
-    noise = validation.number(noise, "noise", 0.0)
+    noise, bias = validation.number(noise, "noise", 0.0), validation.flag(bias, "bias")
+    count = (n + n_test + width) * (d_in + d_out + latent + rank)
+    validation.largest_fits(count, {"n": n, "n_test": n_test, "d_in": d_in, "d_out": d_out, "width": width})
     for_g, for_h, for_z, for_z_test, for_noise = streams(seed, 5)
 
     z, z_test = normal(for_z, n, latent).float(), normal(for_z_test, n_test, latent).float()
@@ -233,6 +235,8 @@ def composition(
     d_in, d_out = validation.integer(d_in, "d_in"), validation.integer(d_out, "d_out")
     inner = _at_most(inner, "inner", d_in=d_in)
     frequency = validation.number(frequency, "frequency", 0.0, strict=True)
+    count = (n + n_test + inner) * (d_in + d_out)
+    validation.largest_fits(count, {"n": n, "n_test": n_test, "d_in": d_in, "d_out": d_out})
     for_h, train, test = streams(seed, 3)
     w, phases = frequency * normal(for_h, d_out, inner), 2 * math.pi * uniform(for_h, d_out)
 

@@ -10,6 +10,7 @@ from bnrank.tasks.task import Task, Truth, normal, streams, uniform
 
 FRAMES_IN = 2  # determine position and velocity
 WITHIN = ("image", "pixel")
+MAX_WIDTH = 1000  # of a bump, in units of the size of the image; wider ones are flat
 
 
 def inverted_s(t: Tensor) -> Tensor:
@@ -30,7 +31,7 @@ def inverted_s(t: Tensor) -> Tensor:
             [ 0.0000,  0.0000],
             [ 0.5000,  0.5000]])
     """
-    floating = isinstance(t, Tensor) and t.is_floating_point()
+    floating = isinstance(t, Tensor) and validation.dense(t, "t").is_floating_point()
     validation.expect(floating, "t", validation.describe(t), "a floating-point torch.Tensor", TypeError)
     return torch.stack([torch.sin(math.pi * t) / 2, t], -1)
 
@@ -80,6 +81,7 @@ def s_shapes(
     n, n_test = validation.integer(n, "n", classes), validation.integer(n_test, "n_test", 0)
     noise = validation.number(noise, "noise", 0.0)
     spacing = validation.number(spacing, "spacing", 0.0, strict=True)
+    validation.largest_fits(8 * (n + n_test), {"n": n, "n_test": n_test})
 
     def draw(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         labels = torch.arange(count) % classes
@@ -132,6 +134,7 @@ def separable(n: int = 100, d: int = 10, margin: float = 0.5, seed: int = 0, *, 
     """
     n, d, n_test = validation.integer(n, "n", 2), validation.integer(d, "d"), validation.integer(n_test, "n_test", 0)
     margin = validation.number(margin, "margin", 0.0, strict=True)
+    validation.largest_fits(2 * (n + n_test) * d + d, {"n": n, "n_test": n_test, "d": d})
     of_direction, train, test = streams(seed, 3)
     u = normal(of_direction, d)
     u /= u.norm()
@@ -186,10 +189,9 @@ def circle(points: int = 8, dtype: torch.dtype = torch.float32) -> Task:
     >>> task.x[[0, 2, 4, 6]].int().tolist()
     [[0, 1], [1, 0], [0, -1], [-1, 0]]
     """
-    points = validation.integer(points, "points", 2)
+    points = validation.integer(points, "points", 2, 10**6)
     validation.expect(not points % 2, "points", f"{points}", "an even number: the signs alternate around the circle")
-    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        raise TypeError(f"dtype: got {dtype!r}, expected a floating-point torch.dtype")
+    dtype = validation.dtype(dtype)
     x = torch.tensor([_circle_point(j, points) for j in range(points)], dtype=torch.float64).to(dtype)
     y = torch.tensor([[(-1.0) ** (j + 1)] for j in range(points)], dtype=dtype)
     return Task(x, y, name="circle", settings={"points": points, "dtype": str(dtype).removeprefix("torch.")})
@@ -240,10 +242,14 @@ def ball_images(positions: Tensor, size: int, width: float = 1.5) -> Tensor:
             [0.0100, 0.6100, 0.6100, 0.0100]])
     """
     size, width = validation.integer(size, "size", 2), validation.number(width, "width", 0.0, strict=True)
+    widest = MAX_WIDTH * size
+    validation.expect(width <= widest, "width", f"{width:g}", f"at most {MAX_WIDTH} times the size, {widest}")
     floating = isinstance(positions, Tensor) and positions.is_floating_point()
     validation.expect(floating, "positions", validation.describe(positions), "a floating-point torch.Tensor", TypeError)
+    positions = validation.dense(positions, "positions")
     shape = tuple(positions.shape)
     validation.expect(shape[-1:] in ((1,), (2,)), "positions", f"shape {shape}", "(..., 1) or (..., 2)")
+    validation.allocation(3 * positions.numel() // shape[-1] * size ** shape[-1] + 3 * size, "size", size)
     pixels = torch.arange(size, dtype=positions.dtype, device=positions.device)
     apart = torch.remainder(pixels - positions.unsqueeze(-1), size)  # (..., d, size)
     reach = math.ceil(10 * width / size)
@@ -340,6 +346,8 @@ def falling_ball(
     speed = size / 2 if speed is None else validation.number(speed, "speed", 0.0)
     width = validation.number(width, "width", 0.0, strict=True)
     within = validation.choice(within, "within", WITHIN)
+    sizes = {"n": n, "n_test": n_test, "size": size, "frames": frames}
+    validation.largest_fits(6 * max(n, n_test) * (frames + FRAMES_IN) * size**d, sizes)
     fall = torch.tensor([gravity, 0.0][:d], dtype=torch.float64)
 
     def latents(count: int, extent: float, generator: torch.Generator) -> Tensor:

@@ -143,10 +143,11 @@ def load_table(
     >>> task.name, task.loss, task.x.shape, task.y.shape
     ('trees', 'mse', torch.Size([2, 2]), torch.Size([2, 1]))
     """
+    path = sources.as_path(path, "path")
     settings = {**locals(), "path": str(path)}
     if loss is not None:
         validation.choice(loss, "loss", LOSSES)
-    if str(path) in NAMED and not (targets or ignore or loss):
+    if str(path) in NAMED and not (_listed(targets, "targets") or _listed(ignore, "ignore") or loss):
         return NAMED[str(path)]()
     table = read_table(path, targets, ignore, drop_missing=drop_missing)
     arrays: dict[str, Any] = {name: getattr(table, name) for name in ARRAYS if getattr(table, name) is not None}
@@ -194,9 +195,11 @@ def read_table(
     MissingDataError, TypeError, ValueError
         As `load_table`.
     """
-    targets, ignore = _listed(targets), _listed(ignore)
+    targets, ignore = _listed(targets, "targets"), _listed(ignore, "ignore")
+    outputs, drop_missing = validation.flag(outputs, "outputs"), validation.flag(drop_missing, "drop_missing")
+    min_rows = validation.integer(min_rows, "min_rows", 0)
+    path = sources.as_path(path, "path")
     named = str(path) in NAMED
-    path = Path(path)
     if not named:
         kind = path.suffix.lower()
         hint = f", or one of {', '.join(NAMED)}{validation.suggest(path.name, NAMED)}"
@@ -425,8 +428,10 @@ def _float32(values: np.ndarray) -> np.ndarray:
     return values[:, None] if values.ndim == 1 else values
 
 
-def _listed(names: str | Sequence[str] | None) -> list[str]:
-    return [names] if isinstance(names, str) else list(names or [])
+def _listed(names: str | Sequence[str] | None, name: str) -> list[str]:
+    if names is None or isinstance(names, str):
+        return [names] if names else []
+    return [validation.text(entry, f"{name}[{i}]") for i, entry in enumerate(validation.sequence(names, name))]
 
 
 def _shown(names: Sequence[str]) -> str:

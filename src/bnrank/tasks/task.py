@@ -110,6 +110,9 @@ class Task(Printed):
 
     def __post_init__(self) -> None:
         validation.choice(self.loss, "loss", LOSSES)
+        validation.text(self.name, "name")
+        validation.expect(isinstance(self.settings, Mapping), "settings", self.settings, "a mapping", TypeError)
+        validation.optional(validation.kind, self.truth, "truth", Truth)
         if (self.x_test is None) != (self.y_test is None):
             raise ValueError("x_test, y_test: got one without the other, expected both or neither")
         flat = self.loss == "mse" and isinstance(self.y, Tensor | np.ndarray) and self.y.ndim == 1
@@ -179,7 +182,7 @@ def signs(y: object, name: str) -> Tensor:
     """
     if not isinstance(y, Tensor | np.ndarray) or (isinstance(y, np.ndarray) and y.dtype.kind not in "iuf"):
         raise TypeError(f"{name}: got {validation.describe(y)}, expected a torch.Tensor or numpy.ndarray of -1 and +1")
-    labels = torch.as_tensor(y)
+    labels = validation.dense(y, name) if isinstance(y, Tensor) else validation.from_array(y, name)
     validation.expect(not (labels.dtype == torch.bool or labels.is_complex()), name, y, "numbers -1 and +1", TypeError)
     shape = tuple(labels.shape)
     expected = "labels (N,) or (N, 1) for 'logistic', whose output is one number"

@@ -30,14 +30,15 @@ from bnrank.tasks import Task
 from bnrank.tasks.task import as_task
 from bnrank.training.history import last_rows
 from bnrank.training.interruption import bar, discard_checkpoints
-from bnrank.training.options import Record, Save
-from bnrank.training.settings import OPTIMIZERS
+from bnrank.training.options import Record, Save, Stop, given
+from bnrank.training.settings import OPTIMIZERS, TrainSettings, starting_points
 from bnrank.training.trainer import CHECKPOINT, train
 
 if TYPE_CHECKING:
     import xarray as xr
 
 RESULT = "result.nc"
+MAX_PROCESSES = 1024
 LOCK = ".group.lock"  # in the folder of an ensemble that a sweep trains
 OPTIONS = [name for name in inspect.signature(train).parameters if name not in ("net", "task", "out", "progress")]
 OPTIONS.append("checkpoint_every")
@@ -125,6 +126,12 @@ def sweep(
     >>> dict(results.loss.sizes)
     {'depth': 2, 'width': 1, 'size': 1, 'ridge': 2, 'seed': 1}
     """
+    mapping = grid is None or isinstance(grid, Mapping)
+    validation.expect(mapping, "grid", grid, "a mapping of the names of axes to values", TypeError)
+    validation.expect(
+        executor is None or isinstance(executor, Executor), "executor", executor, "an Executor", TypeError
+    )
+    processes = validation.optional(validation.integer, processes, "processes", 1, MAX_PROCESSES)
     task, grid = as_task(task), dict(grid or {})
     axes: dict[str, list[Any]] = {
         "depth": _axis(depths, "depths", 1),
@@ -137,8 +144,14 @@ def sweep(
     validation.expect(largest <= task.n, "size", f"{largest}", f"at most the number of samples, {task.n}")
     for name in grid:
         validation.choice(name, "grid", ("width", "size", "slope", "bias", "init"))
-    network = {"slope": validation.slope(grid.get("slope", 0.0)), "bias": bool(grid.get("bias", True))}
-    network["init"] = grid.get("init", "he")
+    network: dict[str, Any] = {
+        "slope": validation.slope(grid.get("slope", 0.0)),
+        "bias": validation.flag(grid.get("bias", True), "bias"),
+    }
+    network["init"] = validation.init(grid.get("init", "he"))
+    depth, width = max(axes["depth"]), max(axes["width"])
+    weights = (depth - 1) * (width**2 + 256) + width * (task.d_in + task.d_out)
+    validation.largest_fits(weights, {"depths": depth, "width": width})
     for name in options:
         if name in ("members", "ridge", "seed"):
             raise ValueError(f"options: got {name!r}, which the grid decides; use ridges and seeds")
@@ -148,6 +161,7 @@ def sweep(
         raise ValueError("watch: the runs of a grid are trained in parallel; watch one of bnrank.train")
     if isinstance(options.get("optimizer"), str):
         validation.choice(options["optimizer"], "optimizer", OPTIMIZERS)
+    _check(options, replace(task, x=task.x[: min(axes["size"])], y=task.y[: min(axes["size"])]), axes, device)
     groups = [
         _Group(depth, width, size, tuple(axes["ridge"]), tuple(axes["seed"]), network, str(device), options)
         for depth, width, size in itertools.product(axes["depth"], axes["width"], axes["size"])
@@ -156,6 +170,24 @@ def sweep(
         folder = prepare_folder(temporary if out is None else out)
         ran = _run_all(groups, task, folder, executor, processes, progress)
         return _assemble(groups, task, folder, axes, ran)
+
+
+def _check(options: Mapping[str, Any], task: Task, axes: Mapping[str, list[Any]], device: str | torch.device) -> None:
+    """Raise what `bnrank.train` would raise of these options, before any network is trained."""
+    try:
+        torch.empty(0, device=device)
+    except (TypeError, ValueError, RuntimeError, AssertionError) as error:
+        raise ValueError(
+            f"device: got {validation.describe(device)}, expected a device of this machine: {error}"
+        ) from None
+    given_options = {"steps": 5000, "record": 100, "optimizer": "auto", "dtype": torch.float32, **options}
+    batch_size, optimizer = options.get("batch_size"), given_options["optimizer"]
+    ridge, seed = (list(values) for values in zip(*itertools.product(axes["ridge"], axes["seed"]), strict=True))
+    net, varied = MLP([task.d_in, 1, task.d_out]), [ridge, getattr(optimizer, "lr", None)]
+    start = starting_points(net, task, None, seed, varied, batch_size, given_options["dtype"])
+    stop, record = given(Stop, given_options["steps"], "steps"), given(Record, given_options["record"], "record")
+    TrainSettings.create(start, task, ridge, stop, optimizer, batch_size, record, None)
+    validation.optional(validation.integer, options.get("checkpoint_every"), "checkpoint_every")
 
 
 @dataclass(frozen=True)
@@ -270,7 +302,7 @@ def _run_all(
     done, ran = len(groups) - len(waiting), 0
     threads = torch.get_num_threads()
     if executor is None:
-        processes = min(threads, len(waiting)) if processes is None else validation.integer(processes, "processes")
+        processes = min(threads, len(waiting)) if processes is None else processes
     with bar(progress, text, len(groups)) as tell, contextlib.ExitStack() as stack:
         tell(done, text)
         if executor is None and processes is not None and processes > 1:

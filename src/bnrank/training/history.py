@@ -334,6 +334,7 @@ class Run(Printed):
         ValueError
             If the folder is full or cannot be written to, or a training is at work in it.
         """
+        tag = validation.optional(validation.text, tag, "tag")
         parts = self.settings.identity | ({} if tag is None else {"tag": repr(tag)})
         identity.require(parts)
         folder = prepare_folder(out)

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+import numpy as np
 from torch import Tensor
 
-from bnrank._core import validation
+from bnrank._core import sources, validation
 from bnrank._core.files import one_writer, prepare_folder
 
 METHODS = ("rk45", "dop853", "heun", "lsoda", "bdf", "euler")
@@ -19,9 +20,37 @@ MAX_HANDOVER_RTOL = 0.1  # beyond this relative difference the gradient at the o
 T = TypeVar("T")
 
 
-def given(kind: type[T], value: Any) -> T:
+def given(kind: type[T], value: Any, name: str) -> T:
     """Return ``value`` if it is of this kind of options, otherwise options with ``value`` as their first field."""
-    return value if isinstance(value, kind) else kind(value)  # type: ignore[call-arg]
+    if isinstance(value, kind):
+        return value
+    try:
+        return kind(value)  # type: ignore[call-arg]
+    except (TypeError, ValueError) as error:
+        if str(error).startswith(f"{name}: "):
+            raise
+        raise type(error)(f"{name}: {error}, or a bnrank.training.{kind.__name__}") from error
+
+
+def _keep(options: object, **values: Any) -> None:
+    """Set fields to their checked values."""
+    for name, value in values.items():
+        object.__setattr__(options, name, value)
+
+
+def _rates(value: Any) -> float | tuple[float, ...]:
+    """Return one step size or one per member, as they are given."""
+    if not isinstance(value, list | tuple | np.ndarray | Tensor):
+        return validation.number(value, "lr", 0.0, strict=True)
+    value = validation.numbers(value, "lr", "a number or one per member").tolist() if _is_array(value) else value
+    if not isinstance(value, list | tuple):
+        return validation.number(value, "lr", 0.0, strict=True)
+    validation.expect(len(value), "lr", "no values", "one number or one per member")
+    return tuple(validation.number(v, f"lr[{i}]", 0.0, strict=True) for i, v in enumerate(value))
+
+
+def _is_array(value: object) -> bool:
+    return isinstance(value, np.ndarray | Tensor)
 
 
 @dataclass(frozen=True)
@@ -41,6 +70,7 @@ class GradientDescent:
     schedule: str = "constant"
 
     def __post_init__(self) -> None:
+        _keep(self, lr=_rates(self.lr))
         validation.choice(self.schedule, "schedule", ("constant", "cosine", "linear", "normalized"))
 
 
@@ -60,6 +90,7 @@ class Adam:
     schedule: str = "constant"
 
     def __post_init__(self) -> None:
+        _keep(self, lr=_rates(self.lr))
         validation.choice(self.schedule, "schedule", ("constant", "cosine", "linear"))
 
 
@@ -82,9 +113,9 @@ class Stop:
     balance_residual: float = 0.0
 
     def __post_init__(self) -> None:
-        validation.integer(self.steps, "steps", 0)
-        validation.number(self.gradient_norm, "gradient_norm", 0.0)
-        validation.number(self.balance_residual, "balance_residual", 0.0)
+        norm = validation.number(self.gradient_norm, "gradient_norm", 0.0)
+        residual = validation.number(self.balance_residual, "balance_residual", 0.0)
+        _keep(self, steps=validation.integer(self.steps, "steps", 0), gradient_norm=norm, balance_residual=residual)
 
 
 class Watcher(Protocol):
@@ -154,9 +185,9 @@ class Record:
     watch: Watcher | None = None
 
     def __post_init__(self) -> None:
-        validation.integer(self.top_k, "top_k")
-        validation.optional(validation.integer, self.every, "every")
-        validation.optional(validation.integer, self.spectra_every, "spectra_every")
+        every = validation.optional(validation.integer, self.every, "every")
+        spectra_every = validation.optional(validation.integer, self.spectra_every, "spectra_every")
+        _keep(self, every=every, spectra_every=spectra_every, top_k=validation.integer(self.top_k, "top_k"))
         observes = not isinstance(self.watch, type) and callable(getattr(self.watch, "observe", None))
         if self.watch is not None and not observes:
             raise TypeError(f"watch: got {validation.describe(self.watch)}, expected an object with a method observe")
@@ -199,7 +230,9 @@ class Save:
 
     def __post_init__(self) -> None:
         validation.expect(isinstance(self.tag, str | None), "tag", self.tag, "a text", TypeError)
-        validation.optional(validation.integer, self.checkpoint_every, "checkpoint_every")
+        every = validation.optional(validation.integer, self.checkpoint_every, "checkpoint_every")
+        out, resume = sources.as_path(self.out, "out"), validation.flag(self.resume, "resume")
+        _keep(self, out=out, resume=resume, checkpoint_every=every)
 
 
 @contextlib.contextmanager
@@ -260,12 +293,14 @@ class Solver:
         method = validation.choice(self.method, "method", METHODS)
         euler = self.method == "euler"
         validation.choice(self.time, "time", TIMES)
-        validation.integer(self.seed, "seed", 0)
-        validation.optional(validation.number, self.rtol, "rtol", 0.0, strict=True)
-        validation.optional(validation.integer, self.batch_size, "batch_size")
+        rtol = validation.optional(validation.number, self.rtol, "rtol", 0.0, strict=True)
+        validation.expect(rtol is None or rtol < 1, "rtol", f"{rtol}", "a number between 0 and 1")
+        batch_size = validation.optional(validation.integer, self.batch_size, "batch_size")
+        _keep(self, seed=validation.integer(self.seed, "seed", 0), rtol=rtol, batch_size=batch_size)
         used_by = {"kink_rtol": ("rk45", "dop853"), "step": ("euler",), "max_relative_step": ("euler",)}
         for name, methods in used_by.items():
             value = validation.optional(validation.number, getattr(self, name), name, 0.0, strict=name != "kink_rtol")
+            _keep(self, **{name: value})
             if value is not None and method not in methods:
                 where = " and ".join(map(repr, methods))
                 raise ValueError(f"{name}: got {value:g}, which applies to method {where} only, not to {method!r}")
@@ -299,11 +334,12 @@ class SkipPlateau:
     t_after: float | None = None
 
     def __post_init__(self) -> None:
-        validation.number(self.handover_rtol, "handover_rtol", 0.0, strict=True)
+        _keep(self, handover_rtol=validation.number(self.handover_rtol, "handover_rtol", 0.0, strict=True))
         near = self.handover_rtol <= MAX_HANDOVER_RTOL
         validation.expect(near, "handover_rtol", f"{self.handover_rtol:g}", f"at most {MAX_HANDOVER_RTOL:g}")
-        validation.optional(validation.number, self.max_growth, "max_growth", 1.0, strict=True)
-        validation.optional(validation.number, self.t_after, "t_after", 0.0, strict=True)
+        growth = validation.optional(validation.number, self.max_growth, "max_growth", 1.0, strict=True)
+        after = validation.optional(validation.number, self.t_after, "t_after", 0.0, strict=True)
+        _keep(self, max_growth=growth, t_after=after)
 
 
 @dataclass(frozen=True)

@@ -126,7 +126,7 @@ class TrainSettings(Settings):
         theta, rows = start.theta, record.rows(100)
         return cls(
             **common(start.net, (task.x, task.y, task.loss), theta, str(start.device), rows, save),
-            batch_size=batch_size,
+            batch_size=None if batch_size is None else int(batch_size),
             top_k=record.top_k,
             task=json.dumps({"name": task.name, **{k: str(v) for k, v in task.settings.items()}}),
             ridge=tuple(validation.per_member(ridge, "ridge", members)),
@@ -212,7 +212,8 @@ def check_batch_size(batch_size: int | None, n: int) -> None:
 
 def check_dtype(dtype: object) -> None:
     """Raise unless ``dtype`` is float32 or float64."""
-    validation.expect(dtype in (torch.float32, torch.float64), "dtype", f"{dtype}", "torch.float32 or torch.float64")
+    known = isinstance(dtype, torch.dtype) and dtype in (torch.float32, torch.float64)
+    validation.expect(known, "dtype", f"{dtype}", "torch.float32 or torch.float64")
 
 
 @dataclass(frozen=True)
@@ -318,14 +319,14 @@ def _seeds(seed: int | Sequence[int] | None, count: int, default: int) -> tuple[
     if entries is not None:
         validation.expect(len(entries) == count, "seed", f"{len(entries)} values", f"one or one per member ({count})")
         return tuple(validation.integer(s, f"seed[{i}]", 0) for i, s in enumerate(entries))
-    first = default if seed is None else validation.integer(seed, "seed", 0)
+    first = default if seed is None else validation.integer(seed, "seed", 0, 2**63 - 1 - count)
     return tuple(first + i for i in range(count))
 
 
 def _entries(value: Any) -> list[Any] | None:
     """Return the entries of a sequence or array, or None for a single value."""
     if isinstance(value, Tensor | np.ndarray):
-        value = value.tolist()
+        value = None if isinstance(value, Tensor) and value.is_meta else value.tolist()
     return list(value) if isinstance(value, list | tuple) else None
 
 

@@ -120,8 +120,8 @@ def train(
     >>> bool(run.history.loss[0, -1] < run.history.loss[0, 0])
     True
     """
-    task, stop, rows = as_task(task), given(Stop, steps), given(Record, record)
-    save = None if out is None else given(Save, out)
+    task, stop, rows = as_task(task), given(Stop, steps, "steps"), given(Record, record, "record")
+    save = None if out is None else given(Save, out, "out")
     validation.expect(task.n >= 2, "task", "1 sample", "at least 2")
     lr = getattr(optimizer, "lr", None)
     start = starting_points(net, task, members, seed, [ridge, lr], batch_size, dtype)

@@ -81,7 +81,10 @@ def grid(size: int | Sequence[int]) -> Grid:
     >>> grid((3, 3)).names
     ('(0, 0)', '(0, 1)', '(1, 0)', '(1, 1)', '(1, -1)')
     """
-    sizes = tuple(validation.integer(n, "size") for n in (size if isinstance(size, Sequence) else [size]))
+    one = isinstance(size, int | np.integer)
+    entries = [size] if one else validation.sequence(size, "size", "an integer or one per dimension")
+    sizes = tuple(validation.integer(n, "size") for n in entries)
+    validation.allocation(200 * math.prod(sizes), "size", size)
     validation.expect(sizes, "size", "none", "one integer per dimension")
     found: dict[tuple[int, ...], int] = {}
     for w in itertools.product(*(range(-((n - 1) // 2), n // 2 + 1) for n in sizes)):
@@ -99,6 +102,7 @@ def label(name: str, multiplicity: int) -> str:
     >>> label("1", 2), label("(0, 0)", 1)
     ('±1', '(0, 0)')
     """
+    name, multiplicity = validation.text(name, "name"), validation.integer(multiplicity, "multiplicity", 1, 2)
     return f"±{name}" if multiplicity == 2 else name
 
 

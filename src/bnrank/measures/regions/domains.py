@@ -50,6 +50,7 @@ def along_line(
     """
     layers = read(net)
     ends = vector(start, "start", layers.d_in), vector(end, "end", layers.d_in)
+    merge = validation.flag(merge, "merge")
     return _along(layers, ends[0][None], ends[1][None], merge, rtol, max_regions)
 
 
@@ -109,6 +110,7 @@ def along_lines(
     )
     same = len(firsts) == len(seconds)
     validation.expect(same, "ends", f"{len(seconds)} points", f"as many as starts, {len(firsts)}")
+    merge = validation.flag(merge, "merge")
     return _along(layers, firsts, seconds, merge, rtol, max_regions)
 
 

@@ -55,7 +55,9 @@ def identity(k: int, depth: int, slope: float = 0.0, signed: bool = False) -> ML
     ([[2.0, 0.0]], [[2.0, -1.0]])
     """
     k, depth = validation.integer(k, "k"), validation.integer(depth, "depth")
+    validation.largest_fits(depth * (256 + 2 * k * k), {"k": k, "depth": depth})
     slope, eye = validation.slope(slope, linear=True), torch.eye(k, dtype=torch.float64)
+    signed = validation.flag(signed, "signed")
     return Chain(two_sided(eye, depth, slope) if signed else [eye] * depth, [], slope).network()
 
 
@@ -224,6 +226,7 @@ def bottleneck(h: nn.Module, g: nn.Module, depth: int, lower: Tensor | float | N
     k = len(before.weights[-1])
     shortest = before.depth + after.depth - (lower is None)
     depth = validation.integer(depth, "depth", shortest)
+    validation.allocation(256 * depth, "depth", depth)
     eye = torch.eye(k, dtype=torch.float64, device=after.device)
     if lower is None:
         middle = replace(after, weights=two_sided(eye, depth - shortest + 1, after.slope), biases=[])

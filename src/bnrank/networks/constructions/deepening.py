@@ -63,6 +63,7 @@ def deepen(net: nn.Module, depth: int, x: Tensor | np.ndarray | None = None, *, 
     """
     layers = read_chain(net, "net")
     depth = validation.integer(depth, "depth", layers.depth)
+    validation.allocation(256 * depth, "depth", depth)
     rtol = validation.number(rtol, "rtol", 0.0)
     if x is not None:
         x = validation.samples(x, "x", features=layers.weights[0].shape[1]).detach().to(layers.device, torch.float64)
@@ -217,6 +218,7 @@ def deepen_escape(
     fits = not layers.biases and layers.slope == 0 and layers.depth >= 2
     validation.expect(fits, "net", found, "a ReLU network without biases of depth at least 2")
     depth = validation.integer(depth, "depth", layers.depth)
+    validation.allocation(256 * depth, "depth", depth)
     validation.expect((x is None) == (g is None), "x, g", "one of the two", "both or neither")
     dtype = layers.dtype
     to_sphere = (layers.depth / layers.norm) ** 0.5 if layers.norm else 1.0

@@ -60,6 +60,7 @@ def linear(a: Tensor | np.ndarray, depth: int, *, rtol: float | None = None) -> 
     12.0
     """
     matrix, depth = validation.array(a, "a", "(d_out, d_in)", 2), validation.integer(depth, "depth")
+    validation.allocation(depth * (256 + matrix.numel()), "depth", depth)
     u, s, vh = spectrum(matrix, rtol)
     if depth == 1:
         return Chain([matrix.to(torch.float64)], [], 1.0, matrix.dtype, matrix.device).network()
@@ -114,6 +115,7 @@ def diagonal(w: Tensor | np.ndarray, depth: int) -> MLP:
     (-5.0, [[2.0, -3.0]])
     """
     vector, depth = validation.array(w, "w", "(d,)", 1), validation.integer(depth, "depth")
+    validation.allocation(depth * (256 + vector.numel()), "depth", depth)
     root = vector.to(torch.float64).abs() ** (1 / depth)
     weights = [*[torch.diag(root)] * (depth - 1), (vector.to(torch.float64).sign() * root)[None]]
     return Chain(weights, [], 1.0, vector.dtype, vector.device).network()
@@ -186,6 +188,7 @@ def completely_positive(
     (True, True)
     """
     matrix, depth = validation.array(a, "a", "(d_out, d_in)", 2), validation.integer(depth, "depth")
+    validation.allocation(depth * (256 + matrix.numel()), "depth", depth)
     domain, slope = validation.samples(x, "x", features=matrix.shape[1]).detach(), validation.slope(slope, linear=True)
     dtype = torch.promote_types(matrix.dtype, domain.dtype)
     u, s, vh = spectrum(matrix, rtol)

@@ -96,6 +96,7 @@ def diverging_geodesic(depth: int, gamma: float = 0.75, a: float = 1.0) -> MLP:
     0.39
     """
     depth, a = validation.integer(depth, "depth", 2), validation.number(a, "a", 0.0)
+    validation.allocation(256 * depth, "depth", depth)
     gamma = validation.number(gamma, "gamma")
     validation.expect(0.5 < gamma < 1, "gamma", f"{gamma:g}", "a number in the open interval (1/2, 1)")
     before, after = (depth - 2) // 2, depth - 2 - (depth - 2) // 2

@@ -79,6 +79,7 @@ class LayerGraph(Printed):
 
     def consumers(self, name: str) -> tuple[Node, ...]:
         """Return the distinct nodes that use the value of a node."""
+        name = validation.text(name, "name")
         return tuple(node for node in self.nodes if name in node.inputs)
 
     def __str__(self) -> str:

@@ -128,12 +128,14 @@ def flow(
     >>> round(result.handover.radius, 2), result.status
     (0.2, 'finished')
     """
-    t_after, limits = None if plateau is None else plateau.t_after, limits or Limits()
+    plateau = validation.optional(validation.kind, plateau, "plateau", SkipPlateau)
+    limits = Limits() if limits is None else validation.kind(limits, "limits", Limits)
+    t_after = None if plateau is None else plateau.t_after
     if (t_end is None) == (t_after is None):
         raise ValueError("t_end: give either t_end, or t_after of SkipPlateau; got both or neither")
     ends = math.inf if t_end is None else validation.number(t_end, "t_end", 0.0, strict=True), t_after or math.inf
-    solver, rows = given(Solver, solver), given(Record, record)
-    save = None if out is None else given(Save, out)
+    solver, rows = given(Solver, solver, "solver"), given(Record, record, "record")
+    save = None if out is None else given(Save, out, "out")
     own = _network(net, dtype, plateau is not None)
     x, y, loss = _data(own, task, dtype, next(net.parameters()).device)
     own = own.to(x.device)
@@ -205,10 +207,10 @@ def _data(
         validation.choice(loss, "loss", list(LOSSES))
     x = example(net, x)
     x = x.to(dtype) if x.is_floating_point() else x
-    if isinstance(y, np.ndarray) and y.dtype.kind in "iufb":
-        y = torch.from_numpy(np.ascontiguousarray(y))
-    if not isinstance(y, Tensor):
+    if not isinstance(y, Tensor | np.ndarray):
         raise TypeError(f"y: got {validation.describe(y)}, expected a torch.Tensor or numpy.ndarray")
+    y = validation.dense(y, "y").detach() if isinstance(y, Tensor) else validation.from_array(y, "y")
+    validation.expect(not y.is_complex(), "y", y, "real numbers", TypeError)
     found, one_each = f"shape {tuple(y.shape)}", y.ndim > 0 and len(y) == len(x)
     validation.expect(one_each, "y", found, f"one entry per sample of x, {len(x)}")
     validation.finite(y, "y")
