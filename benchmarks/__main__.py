@@ -31,6 +31,7 @@ SUBJECTS = (
     "balancing",
     "escape",
     "escape_flow",
+    "damage",
 )
 HEADINGS = ("what", "against", "result", "spread", "best", "target", "verdict", "note")
 WIDTH = 180  # characters of the table where the output is not a terminal

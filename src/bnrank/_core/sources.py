@@ -21,7 +21,7 @@ MAX_EXPANSION = 50
 """Bytes in memory per byte of a compressed file, beyond the first `FREE`."""
 FREE = 1 << 26
 """Bytes that a compressed file of any size may expand to."""
-_TEXT = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_TEXT = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)  # possessive: no memory for backtracking
 
 
 class DamagedError(ValueError):

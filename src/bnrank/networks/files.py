@@ -70,6 +70,8 @@ def build(
     kind = _KINDS[arguments.pop("kind")]
     if stored is None:
         return kind(**arguments, dtype=dtype)
+    layers = max((len(value) for value in arguments.values() if isinstance(value, list | str)), default=0)
+    validation.expect(layers <= 1000 + 2 * len(stored), "layers", f"{layers}", f"those of {len(stored)} tensors")
     with validation.at_most((1 << 20) + sum(2 * tensor.numel() + 1024 for tensor in stored.values())):
         return kind(**arguments, dtype=dtype)
 

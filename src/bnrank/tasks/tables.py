@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -33,13 +34,13 @@ NAMED: dict[str, Callable[..., Task]] = {
 
 _UNREADABLE = (
     *(ValueError, KeyError, EOFError, OSError, NotImplementedError, RuntimeError, MemoryError, OverflowError),
-    *(zipfile.BadZipFile, zlib.error),
+    *(zipfile.BadZipFile, zlib.error, SyntaxError, tokenize.TokenError),
 )
 MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "?")
 ARRAYS = ("x", "y", "x_test", "y_test")
 MAX_COLUMNS = 100_000
 """Columns of a .csv file."""
-MAX_LINE = 1 << 22
+MAX_LINE = 1 << 21
 """Characters of a row of a .csv file."""
 MAX_SHOWN = 8  # columns named in an error
 

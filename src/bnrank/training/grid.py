@@ -285,7 +285,8 @@ def _load(folder: Path) -> xr.Dataset:
     DamagedError
         If it is missing, damaged or of another group.
     """
-    result = netcdf.parse(checksums.read(folder, [RESULT])[RESULT], folder / RESULT)
+    files = checksums.read(folder, {*checksums.listed(folder), RESULT})  # those of the run, too
+    result = netcdf.parse(files[RESULT], folder / RESULT)
     own = result.attrs.get("folder") == folder.name and {"status", "error"} <= set(result.variables)
     if not own:
         raise DamagedError(f"out: {str(folder / RESULT)!r} is damaged: it is not the result of this folder")
