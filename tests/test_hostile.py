@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 from benchmarks import damage
 
 HERE = Path(__file__).parent
