@@ -124,7 +124,8 @@ def run(target: Target, seed: int, call: int) -> Outcome:
         restore(before)
         return outcome("finding", "global state changed", ", ".join(different))
     if failure is not None:
-        found = refusal(failure, target.names)
+        given = built.get("name")  # the name by which messages call another argument
+        found = refusal(failure, (*target.names, given) if isinstance(given, str) and given else target.names)
         if found is None and call < 0:
             return outcome(
                 "finding", "valid call refused", f"{type(failure).__name__}: {failure}".splitlines()[0][:200]

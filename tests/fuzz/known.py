@@ -13,6 +13,7 @@ NAN = {
     "by_step": "of a first record, which has no step before it",
     "layers": "ratios of a layer without an activation after it",
     "balance_residual": "of a network that is no chain of layers with activations, as Run.history says",
+    "gradient_norm": "of mini-batches, in all rows but the last, as train says",
     "held_out": "of a trial without a held-out part",
 }
 """Fields of results that may be NaN without a warning, with the meaning of NaN."""

@@ -97,7 +97,11 @@ def test_one_sample():
             ValueError,
             r"net: got 2 networks, expected .* one per member \(3\)",
         ),
-        ({"net": [mlp(3, 4, 2), mlp(3, 5, 2)]}, ValueError, r"net: members 0 and 1 .*differ in more than .*widths"),
+        (
+            {"net": [mlp(3, 4, 2), mlp(3, 5, 2)]},
+            ValueError,
+            r"net: members 0 and 1 .*differ in more than .*layers.0.weight",
+        ),
         ({"net": []}, TypeError, r"net: got \[\]"),
         ({"net": [mlp(3, 4, 2), 3]}, TypeError, r"net: got 3"),
         ({"members": 0}, ValueError, "members: got 0, expected an integer of at least 1"),
@@ -136,7 +140,7 @@ def test_one_sample():
         (
             {"net": lambda seed: MLP([3, 4 + seed, 2]), "members": 2},
             ValueError,
-            "net: members 0 and 1 .*differ in more than .*widths",
+            "net: members 0 and 1 .*differ in more than .*layers.0.weight",
         ),
         ({"net": nn.Linear(3, 2), "members": 2}, ValueError, "members: got 2 of the same Linear"),
         (
@@ -167,3 +171,33 @@ def test_sequences_of_any_kind(seed):
     run = train(mlp(3, 4, 2), random_task(), seed=seed, ridge=np.array([0.1, 0.2]), steps=2, progress=False)
     assert run.settings.seeds == (3, 5)
     assert run.settings.ridge == (0.1, 0.2)
+
+
+class Infinite(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) / 0
+
+
+def test_data_that_require_a_gradient_train_as_those_that_do_not():
+    for net in (mlp(3, 4, 2), nn.Sequential(nn.Linear(3, 2))):
+        plain = train(net, (X, X[:, :2]), steps=3, progress=False)
+        given = train(net, (X.clone().requires_grad_(), X[:, :2].clone().requires_grad_()), steps=3, progress=False)
+        assert torch.equal(plain.parameters, given.parameters)
+
+
+def test_a_loss_that_is_not_finite_at_the_start_is_told():
+    with pytest.warns(UserWarning, match="net: the loss at the start is not finite for 1 of 1 members"):
+        run = train(Infinite(3, 2), (X, Y), steps=3, progress=False)
+    assert run.summary.status.values.tolist() == ["diverged"]
+
+
+@pytest.mark.parametrize(
+    ("net", "message"),
+    [
+        (nn.MultiheadAttention(3, 1), "net: cannot take x of shape"),
+        (nn.utils.parametrizations.spectral_norm(nn.Linear(3, 2)), "net: .* cannot be differentiated for all members"),
+    ],
+)
+def test_networks_that_cannot_be_evaluated_are_named(net, message):
+    with pytest.raises(ValueError, match=message):
+        train(net, (X, Y), steps=3, progress=False)

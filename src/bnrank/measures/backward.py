@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from bnrank._core import validation
 from bnrank.measures import kinks
 from bnrank.networks.mlp import MLP, leaky_relu
 
@@ -55,6 +56,7 @@ class Layers:
     @classmethod
     def of(cls, net: MLP, dtype: torch.dtype, *, copy: bool = False) -> Layers:
         """Return the parameters of an MLP in the given precision; with ``copy``, always as copies."""
+        dtype = validation.dtype(dtype)
         weights, biases = ([p.detach().to(dtype, copy=copy) for p in group] for group in (net.weights, net.biases))
         return cls(weights, biases, net.slope)
 

@@ -65,6 +65,7 @@ def residual(net: nn.Module) -> Balance:
     0.8
     """
     layers = _chain(net)
+    validation.expect(layers, "net", "no linear layer", "at least one")
     check_finite(net)
     return between([layer.weight for layer in layers], [layer.bias for layer in layers])
 

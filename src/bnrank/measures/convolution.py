@@ -67,6 +67,8 @@ def conv_singular_values(kernel: Data, size: Size, *, stride: Size = 1, dilation
     validation.expect(not any(a % b for a, b in zip(n, s, strict=True)), "size", f"{n}", f"multiples of the stride {s}")
     groups = validation.integer(groups, "groups")
     validation.expect(not kernel.shape[0] % groups, "groups", f"{groups}", f"a divisor of c_out = {kernel.shape[0]}")
+    each = 2 * d + 6 + 2 * min(kernel.shape[0], groups * kernel.shape[1] * math.prod(s))  # numbers per frequency
+    validation.allocation(each * math.prod(n), "size", size)
     blocks = [_block_values(block, n, s, dil) for block in kernel.chunk(groups)]
     return torch.cat(blocks, -1).sort(-1, descending=True).values
 

@@ -121,6 +121,8 @@ def write(net: nn.Module, path: str | os.PathLike[str], name: str) -> Path:
             "with the parts it was built with; save other modules "
             'with safetensors.torch.save_file(model.state_dict(), "model.safetensors")'
         )
+    for key, value in net.state_dict().items():
+        validation.dense(value, f"{name}: {key}")
     return store.save(path, net.state_dict(), {"plan": plan}, "network")
 
 

@@ -184,6 +184,7 @@ def two_digits(
     """
     a, b = validation.integer(a, "a", 0), validation.integer(b, "b", 0)
     validation.expect(a != b and max(a, b) <= 9, "a, b", f"{a} and {b}", "two different digits, 0 to 9")
+    images_test = validation.optional(validation.integer, images_test, "images_test", 0)
     whole = handwritten_digits(seed=seed, n_test=0 if images_test == 0 else None)
     train, test = streams(seed, 2)
 
@@ -308,7 +309,7 @@ def _task(pools: Sequence[np.ndarray], white: int, name: str, settings: Mapping[
     ``settings`` are the arguments of the generator.
     """
     images, values = pools[0], np.arange(256) / white
-    if settings["standardize"]:
+    if validation.flag(settings["standardize"], "standardize"):
         counts = sum(np.bincount(part.ravel(), minlength=256) for part in np.array_split(images, 50))
         weights = cast(np.ndarray, counts) / images.size
         mean = float(weights @ values)

@@ -339,10 +339,10 @@ class Run(Printed):
         identity.require(parts)
         folder = prepare_folder(out)
         with one_writer(folder):
-            self.write(folder, parts)
+            self._write(folder, parts)
         return folder
 
-    def write(self, folder: Path, parts: Mapping[str, str]) -> None:
+    def _write(self, folder: Path, parts: Mapping[str, str]) -> None:
         """Write the run, identified by its parts, to a folder in which no other process is at work."""
         plain = by_hand(self.net) or not isinstance(self.net, MLP)
         plan = blueprint(self.net) if plain and all(p.requires_grad for p in self.net.parameters()) else None

@@ -317,11 +317,17 @@ class ModuleObjective(Objective):
         with self.workers.all_threads():
             for first in range(0, n, MODULE_BLOCK):
                 part = slice(first, min(first + MODULE_BLOCK, n))
-                if batch is None:
-                    gradient, cost = self._shared(self.theta, self.x[part], self.y[part])
-                else:
-                    rows = batch[:, part]
-                    gradient, cost = self._own(self.theta, self.x[rows], self.y[rows])
+                try:
+                    if batch is None:
+                        gradient, cost = self._shared(self.theta, self.x[part], self.y[part])
+                    else:
+                        rows = batch[:, part]
+                        gradient, cost = self._own(self.theta, self.x[rows], self.y[rows])
+                except torch.OutOfMemoryError:
+                    raise
+                except (RuntimeError, NotImplementedError) as error:
+                    what = f"{type(self.net).__name__} cannot be differentiated for all members at once (torch.vmap)"
+                    raise ValueError(f"net: {what}: {error}") from error
                 weight = (part.stop - part.start) / n
                 if first == 0:
                     torch.mul(gradient, weight, out=self.gradient)

@@ -345,7 +345,7 @@ def _check_shapes(net: nn.Module, task: Task) -> None:
     with torch.no_grad():
         try:
             output = net(task.x[:2].to(dtype))
-        except RuntimeError as error:
+        except Exception as error:
             raise ValueError(f"net: cannot take x of shape {tuple(task.x.shape)}: {error}") from error
     if not isinstance(output, Tensor):
         raise ValueError(f"net: gives {validation.describe(output)}, expected one tensor")

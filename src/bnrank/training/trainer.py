@@ -2,10 +2,12 @@
 
 import os
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -107,7 +109,8 @@ def train(
     Warns
     -----
     UserWarning
-        If a checkpoint is damaged: training goes on from the one before, or starts over.
+        If a checkpoint is damaged: training goes on from the one before, or starts over. If the loss of a member at the
+        start is not finite.
 
     Examples
     --------
@@ -137,8 +140,17 @@ def train(
                 discard_checkpoints(folder / CHECKPOINT)
         run = trainer.run(folder, every, progress)
         if folder is not None:
-            run.write(folder, settings.identity)
+            run._write(folder, settings.identity)
+    _warn_of_start(run)
     return run
+
+
+def _warn_of_start(run: Run) -> None:
+    """Warn of members whose loss at the start is not finite, and whose history therefore holds NaN."""
+    bad = np.flatnonzero(~np.isfinite(run.history["loss"].values[:, :1]).all(1)).tolist()
+    if bad:
+        text = f"net: the loss at the start is not finite for {len(bad)} of {run.members} members: {bad[:5]}"
+        warnings.warn(f"{text}; their status is 'diverged'", stacklevel=3)
 
 
 class _Trainer:
@@ -167,8 +179,8 @@ class _Trainer:
         """Build the objective for the active members."""
         settings, net = self.settings, self.start.net
         dtype, device = getattr(torch, settings.dtype), torch.device(settings.device)
-        x = aligned(self.task.x.to(device, dtype))
-        y = self.task.y.to(device, torch.int64 if settings.loss == "cross_entropy" else dtype)
+        x = aligned(self.task.x.detach().to(device, dtype))
+        y = self.task.y.detach().to(device, torch.int64 if settings.loss == "cross_entropy" else dtype)
         kind = MLPObjective if by_hand(net) else ModuleObjective
         self.active = active
         self.objective: Any = kind(net, x, y, settings.loss, len(active), self.workers)  # type: ignore[arg-type]

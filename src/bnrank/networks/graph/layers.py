@@ -112,6 +112,12 @@ class LayerGraph(Printed):
             If a node is outside the theory or computes maxima, or if there are more than ``max_edges`` edges.
         """
         held = self.parameters if net is None else {name: p.detach() for name, p in unwrap(net).named_parameters()}
+        for name, own in self.parameters.items() if net is not None else ():
+            found = held.get(name)
+            fits = found is not None and found.shape == own.shape and not found.is_complex()
+            got = "none" if found is None else validation.describe(found)
+            expected = f"a parameter of shape {tuple(own.shape)}, as in the traced network"
+            validation.expect(fits, f"net: {name}", got, expected)
         return neurons(self, held, max_edges)
 
     def count(self) -> int:

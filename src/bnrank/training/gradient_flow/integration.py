@@ -205,7 +205,7 @@ def _data(
     x, y, loss = task if len(task) == 3 else (*task, "mse")
     if not callable(loss):
         validation.choice(loss, "loss", list(LOSSES))
-    x = example(net, x)
+    x = example(net, x).detach()
     x = x.to(dtype) if x.is_floating_point() else x
     if not isinstance(y, Tensor | np.ndarray):
         raise TypeError(f"y: got {validation.describe(y)}, expected a torch.Tensor or numpy.ndarray")

@@ -169,7 +169,7 @@ class Implicit:
         from scipy import integrate
 
         self.solver = {"lsoda": integrate.LSODA, "bdf": integrate.BDF}[method]
-        self.rtol = rtol
+        self.method, self.rtol = method, rtol
         self._running: Any = None
         self._size = 0.0
 
@@ -183,7 +183,10 @@ class Implicit:
         solver = self._running
         before = solver.t
         solver.t_bound = before + longest
-        solver.step()
+        try:
+            solver.step()
+        except ValueError as error:  # of SciPy's linear algebra, where a Jacobian is not finite
+            raise ValueError(f"solver: {self.method!r} cannot integrate this flow: {error}; use 'rk45'") from error
         if solver.status == "failed":
             raise StalledError
         solver.status = "running"
