@@ -313,3 +313,11 @@ def test_a_profile_without_circular_convolutions_has_none_and_a_mixed_one_says_w
     assert bnrank.measures.describe(ds)[-1] == stride
     assert not ds.kept_channels.any()
     assert ds.attrs["kept_reason"] == ds.attrs["bottleneck_reason"]
+
+
+def test_sizes_beyond_memory_and_arrays_without_numbers_are_refused():
+    net = bnrank.networks.CircularConvolutional((1, 4), [1])
+    with pytest.raises(ValueError, match=r"size: got .* expected a size that fits into the memory"):
+        bnrank.frequencies.weight_singular_values(net, size=10**12)
+    with pytest.raises(ValueError, match="values: got no number"):
+        bnrank.frequencies.rank(bnrank.frequencies.weight_singular_values(net, size=4) * float("nan"))

@@ -118,3 +118,10 @@ def test_the_network_is_left_alone():
     assert all(p.grad is None for p in net.parameters())
     assert all(m.training for m in net.modules())
     assert torch.equal(random, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.complex64, "cpu", -1])
+def test_a_dtype_that_is_not_floating_point_is_refused(dtype):
+    for measure in (bnrank.ntk.gram, bnrank.ntk.trace, bnrank.Jacobian):
+        with pytest.raises(TypeError, match="dtype: got"):
+            measure(bnrank.MLP([3, 4, 2]), torch.ones(2, 3), dtype=dtype)

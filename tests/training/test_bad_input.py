@@ -201,3 +201,14 @@ def test_a_loss_that_is_not_finite_at_the_start_is_told():
 def test_networks_that_cannot_be_evaluated_are_named(net, message):
     with pytest.raises(ValueError, match=message):
         train(net, (X, Y), steps=3, progress=False)
+
+
+def test_a_flow_that_an_implicit_solver_cannot_follow_names_the_solver():
+    net = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(net.weight, 1.0)
+
+    def loss(outputs, y):
+        return outputs.mean() * torch.sqrt(outputs.mean() - 0.9) / torch.sqrt(outputs.mean() - 0.9)
+
+    with pytest.raises(ValueError, match="solver: 'bdf' cannot integrate this flow"):
+        flow(net, (torch.ones(4, 1), torch.zeros(4, 1), loss), 10.0, solver="bdf")

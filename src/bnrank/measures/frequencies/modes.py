@@ -171,5 +171,4 @@ def checked(values: object) -> xr.DataArray:
         raise TypeError(f"values: got {validation.describe(values)}, expected an xarray.DataArray over {DIMS}")
     known = set(values.dims) == set(DIMS) and "multiplicity" in values.coords
     validation.expect(known, "values", f"dimensions {values.dims}", f"{DIMS} and the coordinate multiplicity")
-    validation.expect(bool(values.notnull().any()), "values", "no number", "at least one singular value")
     return values.transpose(*DIMS)
