@@ -129,7 +129,9 @@ def rank(values: xr.DataArray, atol: float = 0.1) -> xr.DataArray:
     """
     values = checked(values)
     atol = validation.number(atol, "atol", 0.0)
-    validation.expect(bool(values.notnull().any()), "values", "no number", "at least one singular value")
+    validation.expect(
+        not values.size or bool(values.notnull().any()), "values", "no number", "at least one singular value"
+    )
     counts = (values > atol).sum("channel").where(values.notnull().any("channel"))
     return counts.assign_attrs(long_name=f"number of singular values above {atol:g}", units="1")
 
