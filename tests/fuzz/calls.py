@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .judging import changed, fingerprint, nans, refusal, restore, surroundings
-from .known import CHANGES, FORMULAS, MEANT
+from .known import CHANGES, FORMULAS, MEANT, UNUSED
 from .mutations import Opaque, mutations, shuffled
 from .surface import Target
 from .valid import arguments
@@ -131,7 +131,7 @@ def run(target: Target, seed: int, call: int) -> Outcome:
                 "finding", "valid call refused", f"{type(failure).__name__}: {failure}".splitlines()[0][:200]
             )
         return outcome("finding", *found) if found else outcome("refusal", text=str(failure)[:200])
-    if any(isinstance(v, Opaque) for v in (built[p] for p, _ in changes)):
+    if any(isinstance(built[p], Opaque) for p, _ in changes if f"{target.name}({p})" not in UNUSED):
         return outcome("finding", "object accepted", "an object of no use was taken")
     held = sorted(set(nans(result)))
     if held and not caught and target.name not in FORMULAS | MEANT.keys():

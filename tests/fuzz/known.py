@@ -20,6 +20,8 @@ NAN = {
 
 MEANT = {
     "bnrank.nonlinearity.ratio": "of a layer without an activation after it, as documented",
+    "bnrank.figures.Claim": "the value as it was measured, which pages show as NaN",
+    "Tail.ratios": "of a layer that is 0, as documented",
     "bnrank.spectra.stable_rank": "of singular values that are all 0, as documented",
 }
 """Functions whose plain result may hold NaN, with its meaning."""
@@ -42,3 +44,6 @@ PADDED = {
 
 CHANGES = {"bnrank.networks.Stack": "draws the weights of its parts, unless init is None"}
 """Functions whose arguments change, as documented."""
+
+UNUSED = {"BottleneckAutoencoder.fit(y)"}
+"""Arguments that a function documents as not used: they may be anything, as scikit-learn has it."""

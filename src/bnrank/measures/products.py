@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from bnrank._core import validation
 from bnrank.networks.functional import Functional
 
 CHUNK_ENTRIES = 2**24  # float64 numbers of the largest intermediate tensor: 128 MiB
@@ -152,6 +153,8 @@ def largest_eigenvalue(apply: Callable[[Tensor], Tensor], like: Tensor, rtol: fl
     n = len(like)
     if n <= DENSE:
         matrix = torch.stack([apply(column) for column in torch.eye(n, dtype=like.dtype, device=like.device)])
+        if not bool(torch.isfinite(matrix).all()):
+            raise validation.RangeError("net, x: the Jacobian is beyond the range of floats; bring x to another scale")
         return max(0.0, float(torch.linalg.eigvalsh((matrix + matrix.T) / 2)[-1]))
 
     from scipy.sparse import linalg

@@ -102,6 +102,9 @@ def output_error(net: MLP, x: Tensor) -> float:
     True
     """
     net = validation.kind(net, "net", MLP, "an")
+    check_finite(net)
+    dtype = net.weights[0].dtype
+    validation.expect(dtype.is_floating_point, "net", f"parameters of {dtype}", "floating-point ones", TypeError)
     x = validation.samples(x, "x", features=net.weights[0].shape[1]).detach().to(net.weights[0])
     info, weights = torch.finfo(torch.float64), [w.detach() for w in net.weights]
     a, error = x, x.new_zeros(len(x))

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from bnrank._core import validation
 from bnrank.discovery.estimators import counts
 from bnrank.discovery.estimators.bottleneck import InputDirections, coordinates_of, project, truncate
 from bnrank.discovery.estimators.counts import Count, LinearFit, Trial, best_linear, linear_map, sample_losses
@@ -109,6 +110,8 @@ def investigate(data: Data, plan: Budget, wanted: int | None = None, *, by_input
     if linear.is_exact(k) or not plan.ridges:
         found = k and (wanted is not None or counts.is_better(linear.errors[k], linear.errors[0]))
         return Evidence("linear" if found else "constant", k if found else 0, linear, None, None, rows, plan)
+    enough = len(folds) - int(np.bincount(folds).max()) >= 2
+    validation.expect(enough, "X", f"{len(folds)} rows", "more: at least 2 for training when a fold is held out")
     path, rival = explore(some, folds, groups, linear.errors[0], plan), None
     if plan.shallow:
         plan.tell(f"depth {plan.shallow}")

@@ -307,6 +307,10 @@ class _Search:
 
 def _shortest(jacobian: Array, right: Array) -> Array:
     """Return J^T (J J^T)^+ right, the solution v of J v = right of minimum norm."""
-    values, vectors = np.linalg.eigh(jacobian @ jacobian.T)
+    try:
+        values, vectors = np.linalg.eigh(jacobian @ jacobian.T)
+    except np.linalg.LinAlgError as error:
+        why = "the Jacobian of the networks found is beyond the range of floats"
+        raise validation.RangeError(f"x, y: {why}; bring x and y to another scale") from error
     kept = values > RANK * values[-1]
     return jacobian.T @ (vectors[:, kept] @ ((vectors[:, kept].T @ right) / values[kept]))

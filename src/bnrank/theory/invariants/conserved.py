@@ -1,6 +1,6 @@
 """A conserved quantity: a quadratic form in the parameters."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -244,8 +244,13 @@ def gradient(net: nn.Module, x: Tensor, function: Callable[[Tensor], Tensor]) ->
     with torch.inference_mode(False), torch.enable_grad():
         network = Functional(net)
         weights = {name: p.requires_grad_() for name, p in network.parameters.items() if p.is_floating_point()}
-        value = function(network(x))
-        gradients = torch.autograd.grad(value, list(weights.values()), allow_unused=True)
+        outputs = network(x)
+        value = function(outputs)
+        gradients: Sequence[Tensor | None] = [None] * len(weights)  # where the outputs do not depend on the parameters
+        if outputs.requires_grad:
+            expected = "one that depends on the outputs by differentiable operations"
+            validation.expect(value.requires_grad, "loss", "a value without a gradient", expected)
+            gradients = torch.autograd.grad(value, list(weights.values()), allow_unused=True)
     found = {n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(weights.items(), gradients, strict=True)}
     return {name: p.detach() for name, p in weights.items()}, found
 

@@ -240,6 +240,8 @@ def _named(net: Any, of: Tail) -> Tensors:
             if name and places is not None and named[name].numel() != places.size:
                 came = validation.describe(named[name])
                 raise ValueError(f"net: got {name} as {came}, expected {places.size} entries")
+            if name and not bool(torch.isfinite(named[name]).all()):
+                raise ValueError(f"net: got NaN or infinite entries in {name}, expected finite parameters")
     return named
 
 
