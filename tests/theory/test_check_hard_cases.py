@@ -5,7 +5,7 @@ import warnings
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import bnrank
 from bnrank import constructions
@@ -172,3 +172,18 @@ def test_a_deep_linear_network_at_its_optimum_is_tight():
         assert verdicts[id_].slack == pytest.approx(0, abs=1e-9)
     assert isinstance(constructions.linear(a, 8), LinearNetwork)
     assert math.isfinite(verdicts["T1"].left)
+
+
+class _Constant(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.ones(len(x), 2, dtype=x.dtype)
+
+
+def test_outputs_that_no_parameter_enters_have_gradient_zero() -> None:
+    about = bnrank.check(_Constant(), torch.randn(6, 3), torch.zeros(6, 2), 0.1).about
+    assert about["cost"] == 2.0
+    assert about["stationarity"] == 1.0  # all of the gradient is that of the ridge

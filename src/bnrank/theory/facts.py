@@ -330,8 +330,9 @@ class Facts:
                 out = self.function.with_parameters(parameters, x).flatten(1)
             slope = out.detach().clone()[None]
             cost += float(cost_and_gradient(loss, slope, y.to(out.device), self.samples))
-            parts = torch.autograd.grad(out, trained, slope[0], allow_unused=True, materialize_grads=True)
-            gradient += torch.cat([g.flatten() for g in parts])
+            if out.requires_grad:  # else they do not depend on the parameters
+                parts = torch.autograd.grad(out, trained, slope[0], allow_unused=True, materialize_grads=True)
+                gradient += torch.cat([g.flatten() for g in parts])
         return cost, gradient, theta
 
     # Conserved quantities ----------------------------------------------------------------------------------------
