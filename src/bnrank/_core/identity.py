@@ -6,11 +6,13 @@ frozen parameters; functions, and the methods of classes outside torch and bnran
 closure values and the globals they use.
 """
 
+import collections
 import dataclasses
 import dis
 import enum
 import functools
 import hashlib
+import importlib.util
 import logging
 import os
 import re
@@ -29,14 +31,16 @@ from torch.nn.parameter import is_lazy
 
 FORMAT = 1  # of stored results; a new number when the same call gives another result, or files another layout
 UNKNOWN = "unidentified"  # first word of the text of a part that cannot be described
+MOST = 1 << 20  # characters of a description, beyond which its SHA-256 stands for it
 LONG = 100  # characters beyond which the SHA-256 stands for a text
 
 Parts = dict[str, str]
 
 _OF_MODULES = {*vars(nn.Module()), "_compiled_call_impl"}  # attributes of every module
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_WITHOUT_EFFECT = {"__init__", "__repr__", "__str__", "extra_repr", "__doc__", "__module__", "__dict__", "__weakref__"}
+_WITHOUT_EFFECT = {"__repr__", "__str__", "extra_repr", "__doc__", "__module__", "__dict__", "__weakref__"}
 _WITHOUT_EFFECT |= {"__annotations__", "__qualname__", "__firstlineno__", "__static_attributes__", "__parameters__"}
+_WITHOUT_EFFECT |= {"__orig_bases__", "__annotate__", "__annotate_func__", "__annotations_cache__"}
 _LIBRARIES = tuple(os.path.realpath(sysconfig.get_path(kind)) for kind in ("purelib", "platlib", "stdlib"))
 _PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 
@@ -52,8 +56,8 @@ def describe(value: object, name: str, *, values: bool = True) -> Parts:
     name : str
         The name of the whole, with which the names of all parts start.
     values : bool
-        Include the values of buffers and frozen parameters of modules; otherwise only shapes. Values of trained
-        parameters are never included.
+        Include the values of buffers and frozen parameters of modules; otherwise only shapes. Values of the trained
+        parameters of a network (``name`` is "net") are never included.
 
     Examples
     --------
@@ -62,9 +66,13 @@ def describe(value: object, name: str, *, values: bool = True) -> Parts:
     >>> describe(0.1, "ridge")
     {'ridge': '0.1'}
     """
-    walk = _Walk(name, values)
+    trained = {id(p) for p in value.parameters()} if isinstance(value, nn.Module) and name == "net" else set()
+    walk = _Walk(name, values, trained)
     walk.add(value, name)
-    return walk.parts
+    if sum(len(key) + len(text) for key, text in walk.parts.items()) <= MOST:
+        return walk.parts
+    unknown = {key: text for key, text in walk.parts.items() if text.startswith(UNKNOWN)}
+    return {name: f"{len(walk.parts)} parts, {_sha(_joined(walk.parts))}"} | unknown
 
 
 def digest(*values: object) -> str:
@@ -82,8 +90,7 @@ def digest(*values: object) -> str:
     """
     parts = describe(list(values), "value")
     require(parts)
-    text = "".join(f"{len(key)} {len(text)} {key} {text}" for key, text in parts.items())
-    return hashlib.sha256(text.encode()).hexdigest()
+    return hashlib.sha256(_joined(parts)).hexdigest()
 
 
 def differences(
@@ -137,8 +144,10 @@ def expect_same(stored: Mapping[str, str], net: nn.Module, source: object, *, va
 class _Walk:
     """Collects the parts of a value."""
 
-    def __init__(self, root: str, values: bool) -> None:
-        self.root, self.values = root, values
+    def __init__(self, root: str, values: bool, trained: set[int]) -> None:
+        self.root, self.values, self.trained = root, values, trained
+        self.classes: dict[type, str] = {}  # the label of each
+        self.described: set[type] = set()
         self.parts: Parts = {}
         self.reached: dict[int, tuple[str, object]] = {}  # id -> name, and the object, so that the id stays its own
 
@@ -154,7 +163,11 @@ class _Walk:
         self.reached[id(value)] = name, value
         if isinstance(value, Tensor):
             self.parts[name] = tensor(value)
-        elif isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        elif isinstance(value, np.ma.MaskedArray):
+            self.parts[name] = "masked array"
+            self.add(np.asarray(value.data), f"{name}.data")
+            self.add(np.ma.getmaskarray(value), f"{name}.mask")
+        elif type(value) in (np.ndarray, np.memmap) and not value.dtype.hasobject:
             self.parts[name] = array(value)
         elif isinstance(value, torch.jit.ScriptModule):
             self.parts[name] = f"{UNKNOWN} a scripted module"
@@ -173,50 +186,87 @@ class _Walk:
             self.add(value(), name)
         elif isinstance(value, functools._lru_cache_wrapper):
             self.add(value.__wrapped__, name)
-        elif isinstance(value, types.ModuleType | np.ufunc) or _is_builtin(value):
+        elif isinstance(value, types.ModuleType) and _is_own(value):
             self.parts[name] = _named(value)
+            for key, entry in vars(value).items():
+                if not key.startswith("__"):
+                    self.add(entry, f"{name}.{key}")
+        elif isinstance(value, types.ModuleType) or _is_builtin(value):
+            self.parts[name] = _named(value)
+        elif isinstance(value, np.ufunc):
+            known = getattr(np, value.__name__, None) is value
+            self.parts[name] = f"numpy.{value.__name__}" if known else f"{UNKNOWN} function {value.__name__}"
+        elif isinstance(value, re.Pattern):
+            self.parts[name] = f"pattern {value.pattern!r}, {value.flags}"
         elif isinstance(value, type):
-            self.parts[name] = f"class {_short_name(value)}"
+            self.parts[name] = f"class {self.label(value)}"
             self.code_of(value)
+            if issubclass(value, nn.Module) and isinstance(vars(value).get("__init__"), types.FunctionType):
+                self.code(vars(value)["__init__"], f"{name}.__init__")
         else:
             self.container(value, name)
 
     def container(self, value: Any, name: str) -> None:
         """Add a container, a dataclass, or an object of a class outside installed packages."""
         kind = type(value)
+        own = kind.__module__ != "builtins" and hasattr(value, "__dict__")
         if isinstance(value, Mapping):
-            self.parts[name] = f"{kind.__name__} of {len(value)}"
-            for key, entry in sorted(((plain(key) or UNKNOWN, entry) for key, entry in value.items()), key=_first):
-                self.add(entry, f"{name}[{key}]")
-                if key == UNKNOWN:
+            self.parts[name] = f"{self.label(kind)} of {len(value)}"
+            for i, (key, entry) in enumerate(value.items()):
+                text = plain(key)
+                self.add(entry, f"{name}[{i if text is None else text}]")
+                if text is None:
                     self.parts[f"{name} (keys)"] = f"{UNKNOWN} keys"
-        elif isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.ndim):
-            self.parts[name] = f"{kind.__name__} of {len(value)}"
+        elif isinstance(value, list | tuple) or (type(value) is np.ndarray and value.ndim):
+            self.parts[name] = f"{self.label(kind)} of {len(value)}"
             for i, entry in enumerate(value):
                 self.add(entry, f"{name}[{i}]")
+        elif isinstance(value, int | float | complex | str | bytes) and _is_own(kind):
+            base: Any = next(base for base in (int, float, complex, str, bytes) if isinstance(value, base))
+            self.parts[name] = f"{self.label(kind)} {short(base.__repr__(value))}"
         elif isinstance(value, torch.Generator):
             self.parts[name] = tensor(value.get_state())
         elif isinstance(value, logging.Logger):
             self.parts[name] = f"logger {value.name}"
         elif dataclasses.is_dataclass(value) or ((_is_own(kind) or _of_nn(kind)) and hasattr(value, "__dict__")):
-            self.parts[name] = _short_name(kind)
+            self.parts[name] = self.label(kind)
             self.code_of(kind)
+            own = False
             slots = {key: getattr(value, key) for key in _slots(kind) if hasattr(value, key)}
             for key, entry in {**getattr(value, "__dict__", {}), **slots}.items():
                 self.add(entry, f"{name}.{key}")
         else:
             self.parts[name] = f"{UNKNOWN} {kind.__module__}.{kind.__qualname__}"
+            own = False
+        if own and _is_own(kind):  # a subclass of a container or number
+            self.code_of(kind)
+            for key, entry in vars(value).items():
+                self.add(entry, f"{name}.{key}")
+
+    def label(self, kind: type) -> str:
+        """Return the name of a class, with a number if another class has the same."""
+        if kind not in self.classes:
+            name = _short_name(kind)
+            same = sum(_short_name(other) == name for other in self.classes)
+            self.classes[kind] = name if not same else f"{name} #{same + 1}"
+        return self.classes[kind]
 
     def module(self, net: nn.Module, name: str) -> None:
         """Add a module: class, attributes, hooks, parameters, buffers and submodules."""
         kind = type(net)
-        self.parts[name] = _short_name(kind) if not isinstance(net, fx.GraphModule) else "GraphModule"
+        self.parts[name] = self.label(kind) if not isinstance(net, fx.GraphModule) else "GraphModule"
+        if self.values and _depends_on_mode(kind):  # type: ignore[arg-type]
+            self.parts[f"{name}.training"] = str(net.training)
         for key, parameter in net._parameters.items():
             self.held(parameter, f"{name}.{key}", "trained")
         for key, buffer in net._buffers.items():
             self.held(buffer, f"{name}.{key}", "constant" if key in net._non_persistent_buffers_set else "buffer")
         for key, part in net._modules.items():
             self.add(part, f"{name}.{key}")
+        orders = {"modules": list(net._modules), "parameters": list(net._parameters) if _has_code(kind) else []}
+        for what, names in orders.items():
+            if len(names) > 1 and names != [str(i) for i in range(len(names))]:
+                self.parts[f"{name} (order of {what})"] = short(", ".join(names))
         if isinstance(net, fx.GraphModule):
             self.parts[f"{name} (code)"] = _sha(str(net.code).encode())
         else:
@@ -235,9 +285,10 @@ class _Walk:
             self.add(value, name)
             return
         self.reached[id(value)] = name, value
-        frozen = kind == "trained" and not value.requires_grad
-        loaded = kind != "constant" and not self.values  # its value comes from the file
-        kind = "parameter" if kind == "trained" and not self.values else "frozen" if frozen else kind
+        frozen = kind == "trained" and not (value.requires_grad and id(value) in self.trained)
+        known = id(value) in self.trained or kind in ("buffer", "constant")
+        loaded = kind != "constant" and known and not self.values  # its value comes from the file
+        kind = "parameter" if kind == "trained" and loaded else "frozen" if frozen else kind
         if is_lazy(value):
             self.parts[name] = "uninitialized"
         elif loaded or kind == "trained":
@@ -247,42 +298,52 @@ class _Walk:
 
     def function(self, function: types.FunctionType, name: str) -> None:
         """Add a function: its name; outside installed packages also code, defaults, closure and globals."""
-        if not _is_own(function):
+        if _is_own(function):
+            self.parts[name] = f"function {_short_name(function)}"
+            self.code(function, name)
+        else:
             self.parts[name] = f"function {_named(function)}"
-            return
-        self.parts[name] = f"function {_short_name(function)}"
-        self.code(function, name)
+            if "<locals>" in function.__qualname__ or function.__closure__:
+                self.bound(function, name)
 
     def code(self, function: types.FunctionType, name: str) -> None:
         """Add the code of a function, its defaults, its closure, and what it uses of its module."""
         code = function.__code__
         self.parts[f"{name} (code)"] = f"{_code(code, function.__doc__)} (Python {_PYTHON})"
-        defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).items()]
-        if defaults:
-            self.add(defaults, f"{name} (defaults)")
-        for key, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-            try:
-                self.add(cell.cell_contents, f"{name} ({key})")
-            except ValueError:  # an empty cell
-                self.parts[f"{name} ({key})"] = "empty"
+        self.bound(function, name)
         for key, value in _globals(code, function.__globals__):
             label = f"{name} ({key})"
-            if isinstance(value, type) and not _is_own(value):
+            if value is _Missing:
+                self.parts[label] = f"{UNKNOWN} a module that is not imported yet"
+            elif isinstance(value, type) and not _is_own(value):
                 self.parts[label] = _named(value)
             elif label not in self.parts:
                 self.add(value, label)
 
+    def bound(self, function: types.FunctionType, name: str) -> None:
+        """Add the default arguments, the closure and the attributes of a function."""
+        defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).items()]
+        if defaults:
+            self.add(defaults, f"{name} (defaults)")
+        for key, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            try:
+                self.add(cell.cell_contents, f"{name} ({key})")
+            except ValueError:  # an empty cell
+                self.parts[f"{name} ({key})"] = "empty"
+        for key, value in vars(function).items():
+            if key != "__wrapped__":  # in the closure
+                self.add(value, f"{name}.{key}")
+
     def code_of(self, kind: type) -> None:
         """Add the methods and class attributes of a class, and of its bases, outside torch and bnrank."""
         for base in kind.__mro__:
-            if id(base) in self.reached and self.reached[id(base)][0].endswith("class"):
+            if base in self.described or not _has_code(base):
                 continue
-            self.reached[id(base)] = f"{self.root} class", base
-            if not _has_code(base):
-                continue
+            self.described.add(base)
             for key, value in vars(base).items():
-                label = f"{self.root} ({_short_name(base)}.{key})"
-                if key in _WITHOUT_EFFECT or isinstance(value, types.MemberDescriptorType | types.GetSetDescriptorType):
+                label = f"{self.root} ({self.label(base)}.{key})"
+                descriptor = isinstance(value, types.MemberDescriptorType | types.GetSetDescriptorType | _FieldOfTuple)
+                if key in _WITHOUT_EFFECT or descriptor or (key == "__init__" and issubclass(base, nn.Module)):
                     continue
                 if isinstance(value, staticmethod | classmethod):
                     value = value.__func__
@@ -294,14 +355,17 @@ class _Walk:
                     self.add(value, label)
 
 
-def plain(value: object) -> str | None:
+def plain(value: object, within: tuple[int, ...] = ()) -> str | None:
     """Return the exact text of a plain value, or a container of plain values; None for any other.
 
     Examples
     --------
     >>> plain({"b": [1, 1.0], "a": True})
-    "{'a': True, 'b': [1, 1.0]}"
+    "{'b': [1, 1.0], 'a': True}"
     """
+    if id(value) in within or len(within) > 100:
+        return None
+    inner = (*within, id(value))
     if value is None or value is ... or type(value) in (bool, int, float, complex, str, bytes):
         return repr(value)
     if isinstance(value, np.float64 | np.bool_ | np.int64):
@@ -311,13 +375,14 @@ def plain(value: object) -> str | None:
     if isinstance(value, torch.dtype | torch.device | torch.layout | torch.Size | range | slice | os.PathLike):
         return str(value)
     if isinstance(value, enum.Enum):
-        return f"{type(value).__qualname__}.{value.name}"
+        held = plain(value.value, inner)
+        return None if held is None else f"{_short_name(type(value))}.{value.name} = {held}"
     if type(value) is dict:
-        pairs = [(plain(key), plain(entry)) for key, entry in value.items()]
-        texts = sorted(f"{key}: {entry}" for key, entry in pairs if key is not None and entry is not None)
+        pairs = [(plain(key, inner), plain(entry, inner)) for key, entry in value.items()]
+        texts = [f"{key}: {entry}" for key, entry in pairs if key is not None and entry is not None]
         return "{" + ", ".join(texts) + "}" if len(texts) == len(pairs) else None
     if isinstance(value, list | tuple | set | frozenset) and type(value).__module__ == "builtins":
-        entries = [plain(entry) for entry in value]
+        entries = [plain(entry, inner) for entry in value]
         texts = [entry for entry in entries if entry is not None]
         if len(texts) < len(entries):
             return None
@@ -335,14 +400,26 @@ def short(text: str) -> str:
 def tensor(value: Tensor) -> str:
     """Return dtype, shape and SHA-256 of the raw bytes of a tensor."""
     value = value.detach()
+    if type(value) not in (Tensor, nn.Parameter, nn.Buffer) and not is_lazy(value):
+        return f"{UNKNOWN} {type(value).__module__}.{type(value).__qualname__}"
     if value.layout != torch.strided or value.is_meta or value.is_quantized or value.is_nested:
         return f"{UNKNOWN} a tensor of layout {value.layout} on {value.device}"
     raw = value.cpu().resolve_conj().resolve_neg().contiguous().flatten().view(torch.uint8).numpy()
     return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}, {_sha(raw.data)}"
 
 
-def _first(pair: tuple[str, Any]) -> str:
-    return pair[0]
+_FieldOfTuple = type(vars(collections.namedtuple("_FieldOfTuple", "a"))["a"])
+
+
+def _joined(parts: Parts) -> bytes:
+    return "".join(f"{len(key)} {len(text)} {key} {text}" for key, text in parts.items()).encode()
+
+
+@functools.cache
+def _depends_on_mode(kind: type) -> bool:
+    """Return whether a method of a module's class reads ``training``."""
+    functions = [f for base in kind.__mro__[: kind.__mro__.index(nn.Module)] for f in vars(base).values()]
+    return any(isinstance(f, types.FunctionType) and "training" in f.__code__.co_names for f in functions)
 
 
 def _is_builtin(value: Any) -> bool:
@@ -356,6 +433,7 @@ def _is_builtin(value: Any) -> bool:
 def array(value: np.ndarray) -> str:
     """Return dtype, shape and SHA-256 of the raw bytes of an array."""
     kind = value.dtype.name if value.dtype.isnative and value.dtype.kind in "biufc" else value.dtype.str
+    kind = str(value.dtype.descr) if value.dtype.kind == "V" else kind
     return f"{kind} {value.shape}, {_sha(np.ascontiguousarray(value).tobytes())}"
 
 
@@ -382,18 +460,27 @@ def _code(code: types.CodeType, doc: str | None = None) -> str:
 
 def _globals(code: types.CodeType, namespace: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield the globals that a code object reads, and what it reads of modules outside installed packages."""
-    module: Any = None
-    for instruction in dis.get_instructions(code):
-        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME") and instruction.argval in namespace:
-            value = namespace[instruction.argval]
-            yield instruction.argval, value
-            module = value if isinstance(value, types.ModuleType) and _is_own(value) else None
-            before = instruction.argval
-        elif instruction.opname in ("LOAD_ATTR", "LOAD_METHOD") and module is not None:
-            if hasattr(module, instruction.argval):
-                yield f"{before}.{instruction.argval}", getattr(module, instruction.argval)
-            module = None
-        elif instruction.opname not in ("CACHE", "PUSH_NULL", "NOP"):
+    module, before = None, ""
+    steps = list(dis.get_instructions(code))
+    for i, step in enumerate(steps):
+        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME") and step.argval in namespace:
+            module, before = namespace[step.argval], step.argval
+        elif step.opname in ("LOAD_ATTR", "LOAD_METHOD") and module is not None and hasattr(module, step.argval):
+            module, before = getattr(module, step.argval), f"{before}.{step.argval}"
+        elif step.opname == "IMPORT_NAME":
+            level = steps[i - 2].argval if i > 1 and isinstance(steps[i - 2].argval, int) else 0
+            package = namespace.get("__package__") or ""
+            absolute = importlib.util.resolve_name("." * level + step.argval, package) if level else step.argval
+            found = sys.modules.get(absolute)
+            if found is None or _is_own(found):
+                yield f"import {absolute}", found or _Missing
+            continue
+        else:
+            if step.opname not in ("CACHE", "PUSH_NULL", "NOP"):
+                module = None
+            continue
+        if not (isinstance(module, types.ModuleType) and _is_own(module)):
+            yield before, module
             module = None
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
@@ -406,11 +493,19 @@ def _short_name(value: Any) -> str:
 
 
 def _of_nn(kind: type) -> bool:
-    return _module_of(kind).startswith("torch.nn.")
+    return _module_of(kind).startswith(("torch.nn.", "torch.autograd.grad_mode"))
+
+
+class _Missing:
+    """A module that a function imports, and that is not imported yet."""
 
 
 def _module_of(value: Any) -> str:
     """Return the name of the module that defines a class or function, or of a module."""
+    if isinstance(value, types.FunctionType):  # functools.wraps copies the other attributes
+        return str(value.__globals__.get("__name__"))
+    if isinstance(value, type) and value.__module__ == "builtins" and value.__flags__ & 1 << 9:  # made by exec
+        return "__main__"
     name = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None)
     return str(name or type(value).__module__)
 

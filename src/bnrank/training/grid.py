@@ -205,7 +205,12 @@ class _Group:
 
     def path(self, task: Task, folder: Path) -> Path:
         """Return the results folder, named by the hash of everything that determines the results."""
-        return folder / identity.digest(identity.FORMAT, vars(self), task.loss, task.x, task.y)[:20]
+        return (
+            folder
+            / identity.digest(
+                identity.FORMAT, vars(self) | {"options": sorted(self.options.items())}, task.loss, task.x, task.y
+            )[:20]
+        )
 
 
 def _train_group(group: _Group, task: Task, folder: Path, wait: bool = False) -> str:
