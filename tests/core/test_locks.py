@@ -125,6 +125,27 @@ def test_what_is_being_written_is_removed_only_when_its_process_is_dead(tmp_path
     assert not part.exists()
 
 
+def test_what_is_being_written_is_never_removed(tmp_path):
+    end, numbers = time.monotonic() + 1.5, []
+
+    def work(i):
+        while time.monotonic() < end:
+            if i < 2:
+                files.write_atomically(tmp_path / f"{i}.txt", "whole")
+            else:
+                files.discard_partial(tmp_path)
+
+    for i in range(4):
+        numbers.append(os.fork())
+        if numbers[-1] == 0:
+            try:
+                work(i)
+                os._exit(0)
+            finally:
+                os._exit(1)
+    assert [os.waitpid(number, 0)[1] for number in numbers] == [0] * 4
+
+
 def test_without_locks_nothing_is_removed_and_nobody_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(locks, "fcntl", None)
     (tmp_path / ".a.txt.x1y2z3.partial").mkdir()

@@ -58,8 +58,9 @@ def discard_partial(folder: Path) -> None:
     Where the system has no locks, nothing is removed.
     """
     for path in folder.glob(f".*{PARTIAL}"):
-        if locks.is_free(path):
-            shutil.rmtree(path, ignore_errors=True)
+        with locks.free(path) as free:  # locked until it is gone: its creator then makes a new one
+            if free:
+                shutil.rmtree(path, ignore_errors=True)
 
 
 @contextlib.contextmanager

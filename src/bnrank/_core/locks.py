@@ -59,18 +59,18 @@ def release(descriptor: int) -> None:
         os.close(descriptor)
 
 
-def is_free(path: Path) -> bool:
-    """Return whether nobody holds the lock of a folder; False where that cannot be decided."""
-    if fcntl is None:
-        return False
+@contextlib.contextmanager
+def free(path: Path) -> Iterator[bool]:
+    """Provide whether nobody else holds the lock of a folder, and hold it meanwhile; False where that is unknown."""
     try:
-        descriptor = _opened(path, os.O_RDONLY)
+        descriptor = None if fcntl is None else _opened(path, os.O_RDONLY)
     except OSError:
-        return False
+        descriptor = None
     try:
-        return take(descriptor) is True
+        yield descriptor is not None and take(descriptor) is True
     finally:
-        release(descriptor)
+        if descriptor is not None:
+            release(descriptor)
 
 
 @contextlib.contextmanager
