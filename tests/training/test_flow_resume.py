@@ -1,5 +1,6 @@
 """A flow that is killed goes on from its last checkpoint, to the same bits."""
 
+import functools
 import os
 import signal
 
@@ -79,6 +80,21 @@ def test_other_settings_are_refused_and_fresh_starts_overwrite(tmp_path):
         start(out=tmp_path, rtol=1e-5)
     fresh = start(out=tmp_path, rtol=1e-5, resume=False)
     assert_same(fresh, start(rtol=1e-5))
+
+
+@pytest.mark.parametrize(("name", "skip_plateau"), [("t_end", False), ("t_end", True), ("t_after", True)])
+def test_a_flow_goes_on_to_a_later_end_and_is_not_returned_for_an_earlier_one(name, skip_plateau, tmp_path):
+    net, task = make([3, 6, 5, 2], 0.0, False, init=0.05, seed=1, dtype=torch.float64), random_task()
+    to = functools.partial(follow, net, task, skip_plateau=skip_plateau, out=tmp_path)
+    first = to(**{name: 9.0})
+    assert (first.handover is not None) == skip_plateau
+    again = to(**{name: 9.0})
+    assert np.array_equal(again.loss, first.loss)
+    with pytest.raises(ValueError, match=rf"^{name}: got 8\.5, but the flow in '.*' is at 9\.0"):
+        to(**{name: 8.5})
+    longer, whole = to(**{name: 9.5}), follow(net, task, skip_plateau=skip_plateau, **{name: 9.5})
+    assert (longer.status, longer.times[-1]) == ("finished", pytest.approx(whole.times[-1], rel=1e-6))
+    assert longer.loss[-1] == pytest.approx(whole.loss[-1], rel=1e-4)
 
 
 @pytest.mark.parametrize("damage", ["truncated", "network", "swapped", "missing", "all"])

@@ -5,6 +5,7 @@ import threading
 import time as clock
 from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -250,6 +251,15 @@ class Driver:
             self.stepper.load(state["stepper"])
         self.record.pinned = None if self.handover is None else self.handover.row
         self.cost.evaluations = state["evaluations"]
+
+    def check_end(self, folder: Path) -> None:
+        """Raise if the flow, restored from a folder, is beyond its end."""
+        if (self.time if self.handover is None else self.since) <= self._left():
+            return
+        name, end, at = "t_end", self.t_end, self._row().time
+        if math.isfinite(self.t_after):
+            name, end, at = "t_after", self.t_after, self.since
+        raise ValueError(f"{name}: got {end}, but the flow in {str(folder)!r} is at {at}")
 
     def _restart(self) -> None:
         """Set the length of the first step."""

@@ -93,6 +93,8 @@ def flow(
     out : path or Save, optional
         Folder for checkpoints. A killed flow loses at most the steps since the last checkpoint. The resumed flow is
         bitwise identical to an uninterrupted one, except with the stiff solvers, which restart at the current point.
+        A complete flow goes on to a later end. One of its steps ended at the old end, so that its later steps, and
+        their errors, are not those of a flow in one go.
     dtype : torch.float32 or torch.float64
         Precision of the integration.
     progress : bool
@@ -106,8 +108,9 @@ def flow(
     Raises
     ------
     TypeError, ValueError
-        If an argument is invalid; if the folder cannot be written to, or another process integrates in it; or if the
-        plateau cannot be skipped: the network has biases, the module is not a chain, or G or x is zero.
+        If an argument is invalid; if the folder cannot be written to, another process integrates in it, or the flow in
+        it has other settings or is beyond the end; or if the plateau cannot be skipped: the network has biases, the
+        module is not a chain, or G or x is zero.
 
     Notes
     -----
@@ -305,6 +308,7 @@ class _Store:
                 driver.restore(stored.tensors["theta"], stored.tensors["velocity"], about)
             except (KeyError, TypeError, ValueError, RuntimeError) as error:
                 raise refused(stored.path, error) from error
+            driver.check_end(folder)
             if stored.path == self.path:
                 self.rows, self.rows_before = set(self.checksums), self._rows_of(previous(self.path))
             else:
