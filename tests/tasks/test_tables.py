@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bnrank._core import validation
 from bnrank.tasks import MissingDataError, load_table, read_table
 
 rng = np.random.default_rng(0)
@@ -115,6 +116,15 @@ def test_csv(tmp_path):
     assert torch.equal(load_table(**task.settings).x, task.x)
     assert load_table(path, "a", loss="mse").y.tolist() == [[1], [5]]
     assert load_table(path, "c, d").y.tolist() == [[3.5], [7]]
+
+
+def test_no_text_is_made_for_a_line_that_is_read(tmp_path, monkeypatch):
+    counts, expect = [], validation.expect
+    monkeypatch.setattr(validation, "expect", lambda *args: counts.append(args) or expect(*args))
+    for rows in (10, 1000):
+        counts.clear()
+        load_table(table(tmp_path, "a,b\n" + "1,2.5\n" * rows), "b")
+        assert len(counts) < 100
 
 
 def test_csv_labels(tmp_path):
