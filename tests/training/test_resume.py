@@ -169,6 +169,44 @@ class TestDamage:
             start(tmp_path, **self.arguments)
 
 
+@pytest.mark.parametrize("how", ["saved", "no checkpoints", "damaged checkpoints"])
+def test_a_run_without_checkpoints_is_overwritten_only_by_one_with_its_settings(how, tmp_path):
+    arguments = {"optimizer": "adam", "steps": 20}
+    run = start(tmp_path / "a", checkpoint_every=10, **arguments)
+    folder = run.save(tmp_path / "b") if how == "saved" else tmp_path / "a"
+    for path in folder.glob("checkpoint*"):
+        path.unlink() if how == "no checkpoints" else path.write_bytes(b"damaged")
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    with warnings.catch_warnings(action="ignore"):
+        with pytest.raises(ValueError, match=r"out: .*holds a run with other settings \(ridge: stored \[0.0\], now"):
+            start(folder, ridge=0.2, **arguments)
+        assert before == {path.name: path.read_bytes() for path in folder.iterdir()}
+        assert_same_run(start(folder, **arguments), run)
+        for path in folder.glob("checkpoint*"):
+            path.unlink()
+        (folder / "networks.safetensors").write_bytes(b"damaged")
+        start(folder, ridge=0.2, **arguments)
+    assert Run.open(folder).settings.ridge == (0.2,)
+
+
+def test_checksums_of_other_files_are_not_overwritten(tmp_path):
+    arguments, sums = {"optimizer": "adam", "steps": 5}, tmp_path / "SHA256SUMS"
+    run = start(tmp_path, **arguments)
+    text = sums.read_text()
+    sums.write_text(text.replace("history", "hirtory"))  # damaged
+    start(tmp_path, **arguments)
+    Run.open(tmp_path)
+    (tmp_path / "data.csv").write_text("1")
+    for foreign in (f"{'0' * 64} *elsewhere.csv\n", f"{text}{'0' * 64}  data.csv\n"):
+        sums.write_text(foreign)
+        for work in (lambda: start(tmp_path, **arguments), lambda: start(tmp_path, resume=False, **arguments)):
+            with pytest.raises(ValueError, match=r"^out: got '.*', whose SHA256SUMS lists '(elsewhere|data).csv'"):
+                work()
+        with pytest.raises(ValueError, match=r"^out: .*SHA256SUMS lists"):
+            run.save(tmp_path)
+        assert sums.read_text() == foreign
+
+
 def test_a_fresh_start_that_is_interrupted_does_not_bring_the_old_run_back(tmp_path, monkeypatch):
     arguments = {"optimizer": "adam", "steps": 20}
     start(tmp_path, **arguments)

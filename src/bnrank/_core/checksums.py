@@ -4,17 +4,18 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from bnrank._core import sources
+from bnrank._core import sources, validation
 from bnrank._core.files import atomic_path
 from bnrank._core.sources import DamagedError
 
 NAME = "SHA256SUMS"
 """The file with the checksums of the others, for ``sha256sum -c SHA256SUMS``; a folder without it is incomplete."""
 _LINE = re.compile(r"([0-9a-f]{64})  ([^\x00-\x1f\\]+)\n")
+_NAME = re.compile(r"^[0-9a-fA-F]{64} [ *](.+?)\r?$", re.MULTILINE)  # as other programs write it
 _MAX_FILE = 1 << 24
 
 Content = bytes | Callable[[Path], object]
@@ -58,6 +59,23 @@ def discard(folder: Path, *names: str) -> None:
     """Remove the checksums of a folder, so that its files no longer count, and files of these names."""
     for name in (NAME, *filter(None, names)):
         (folder / name).unlink(missing_ok=True)
+
+
+def refuse_foreign(folder: Path, own: Container[str], name: str = "out") -> None:
+    """Raise if the checksums of a folder, which are to be replaced, list files other than these; damage is no matter.
+
+    A name that is not in the folder counts as damaged if others of the list are own.
+    """
+    try:
+        text = sources.read(folder / NAME, name, _MAX_FILE).decode(errors="replace")
+    except (ValueError, OSError):
+        return
+    names = set(_NAME.findall(text))
+    foreign = sorted(file for file in names if file not in own)
+    there = [file for file in foreign if os.path.lexists(folder / file)]
+    if there or (foreign and len(foreign) == len(names)):
+        got = f"{str(folder)!r}, whose {NAME} lists {(there or foreign)[0]!r}"
+        validation.expect(False, name, got, f"a folder without checksums of other files; {NAME} would be overwritten")
 
 
 def read(folder: Path, names: Iterable[str], name: str = "out", advice: str = "") -> dict[str, bytes]:

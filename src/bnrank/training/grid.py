@@ -28,7 +28,7 @@ from bnrank._core.sources import DamagedError
 from bnrank.networks import MLP
 from bnrank.tasks import Task
 from bnrank.tasks.task import as_task
-from bnrank.training.history import last_rows
+from bnrank.training.history import RESULT, last_rows
 from bnrank.training.interruption import bar, discard_checkpoints
 from bnrank.training.options import Record, Save, Stop, given
 from bnrank.training.settings import OPTIMIZERS, TrainSettings, starting_points
@@ -37,7 +37,6 @@ from bnrank.training.trainer import CHECKPOINT, train
 if TYPE_CHECKING:
     import xarray as xr
 
-RESULT = "result.nc"
 MAX_PROCESSES = 1024
 LOCK = ".group.lock"  # in the folder of an ensemble that a sweep trains
 OPTIONS = [name for name in inspect.signature(train).parameters if name not in ("net", "task", "out", "progress")]

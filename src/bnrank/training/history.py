@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     import xarray as xr
 
 NETWORKS, HISTORY, SUMMARY, SETTINGS = "networks.safetensors", "history.nc", "summary.nc", "settings.json"
+RESULT = "result.nc"  # of an ensemble of a grid, in the folder of its run
+OWN = frozenset({NETWORKS, HISTORY, SUMMARY, SETTINGS, RESULT})  # the files with checksums
 LARGE = 300  # a flow uses Lanczos iterations for the top singular values of matrices with both sides above this
 SERIES = {
     "loss": ("C + lambda ||theta||^2", "regularized loss"),
@@ -332,13 +334,15 @@ class Run(Printed):
         TypeError
             If a part of the network cannot be identified, and no version is given.
         ValueError
-            If the folder is full or cannot be written to, or a training is at work in it.
+            If the folder is full or cannot be written to, a training is at work in it, or it holds checksums
+            (SHA256SUMS) of other files.
         """
         tag = validation.optional(validation.text, tag, "tag")
         parts = self.settings.identity | ({} if tag is None else {"tag": repr(tag)})
         identity.require(parts)
         folder = prepare_folder(out)
         with one_writer(folder):
+            checksums.refuse_foreign(folder, OWN)
             self._write(folder, parts)
         return folder
 

@@ -90,6 +90,15 @@ def load_checkpoint(
     return None
 
 
+def check_settings(path: Path, kind: str, settings: Settings) -> None:
+    """Raise if a stored result of this kind has other settings; a file that is missing or damaged has none."""
+    try:
+        stored = store.load(path, kind, name="out")
+    except ValueError:
+        return
+    _check_settings(stored, settings)
+
+
 def _check_settings(stored: Stored, settings: Settings) -> None:
     """Raise if a checkpoint has other settings."""
     try:

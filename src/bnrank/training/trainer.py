@@ -16,9 +16,10 @@ from bnrank.tasks import Task
 from bnrank.tasks.task import as_task
 from bnrank.training.ensemble import BatchOrder, Workers, aligned, squared_norm
 from bnrank.training.first_order import EnsembleAdam, EnsembleDescent
-from bnrank.training.history import SERIES, EnsembleRecorder, Run, show, summarize
+from bnrank.training.history import NETWORKS, OWN, SERIES, EnsembleRecorder, Run, show, summarize
 from bnrank.training.interruption import (
     bar,
+    check_settings,
     discard_checkpoints,
     interruptions,
     load_checkpoint,
@@ -104,7 +105,7 @@ def train(
     ------
     TypeError, ValueError
         If an argument is invalid, the folder cannot be written to or another process trains in it, or it holds a
-        checkpoint that has other settings.
+        checkpoint or a run that has other settings, or checksums (SHA256SUMS) of other files.
 
     Warns
     -----
@@ -133,6 +134,7 @@ def train(
     with folder_of(save) as folder, Workers(None if settings.device == "cpu" else 1) as workers:
         trainer = _Trainer(start, task, settings, workers, rows.watch)
         if folder is not None and save is not None:
+            checksums.refuse_foreign(folder, OWN)
             if save.resume:
                 trainer.resume(folder)
             else:
@@ -319,9 +321,11 @@ class _Trainer:
         save_checkpoint(folder / CHECKPOINT, tensors, about, "checkpoint", self.settings)
 
     def resume(self, folder: Path) -> None:
-        """Resume from the folder's checkpoint, if it exists."""
+        """Resume from the folder's checkpoint, if it exists; a run that is overwritten must have the same settings."""
         stored = load_checkpoint(folder / CHECKPOINT, "checkpoint", self.settings)
         if stored is None:
+            if (folder / checksums.NAME).exists():  # of a run that was not discarded
+                check_settings(folder / NETWORKS, "run", self.settings)
             return
         step = stored.about.get("step", 0)
         if step > self.settings.steps:
