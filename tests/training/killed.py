@@ -3,6 +3,7 @@
 Prints, per kind of run, how many times it was killed before the end.
 """
 
+import contextlib
 import json
 import os
 import random
@@ -50,7 +51,7 @@ def killed(folder, kind, number):
         if done:
             assert status == 0, "a resumed run failed"
             return False
-        if path.exists():
+        with contextlib.suppress(FileNotFoundError):  # for a moment, only the checkpoint before is there
             seen.add(path.stat().st_mtime_ns)
         time.sleep(0.0005)
     time.sleep(draw.uniform(0, 0.01))
