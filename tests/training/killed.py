@@ -51,7 +51,7 @@ def killed(folder, kind, number):
         if done:
             assert status == 0, "a resumed run failed"
             return False
-        with contextlib.suppress(FileNotFoundError):  # for a moment, only the checkpoint before is there
+        with contextlib.suppress(FileNotFoundError):
             seen.add(path.stat().st_mtime_ns)
         time.sleep(0.0005)
     time.sleep(draw.uniform(0, 0.01))

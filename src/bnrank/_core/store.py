@@ -126,7 +126,7 @@ def save(
             save_file(plain, temporary, metadata)
             _seal(temporary)
             if previous is not None and path.exists():
-                path.replace(previous)
+                _keep(path, temporary.with_name(previous.name), previous)
     except (OSError, safetensors.SafetensorError) as error:
         raise StorageError(f"path: cannot write {str(path)!r}: {getattr(error, 'strerror', None) or error}") from error
     return path
@@ -246,6 +246,16 @@ def _checksum(header: bytes, chunks: Iterable[bytes | memoryview]) -> str:
     for chunk in chunks:
         result.update(chunk)
     return result.hexdigest()
+
+
+def _keep(path: Path, scratch: Path, previous: Path) -> None:
+    """Give a file a second name, so that it is there at every moment; where no links can be made, rename it."""
+    try:
+        scratch.hardlink_to(path)
+    except OSError:
+        path.replace(previous)
+    else:
+        scratch.replace(previous)
 
 
 def _seal(path: Path) -> None:
