@@ -21,7 +21,7 @@ def test_a_device_or_pipe_is_never_replaced(tmp_path):
 def test_a_path_is_a_text_or_path_of_a_possible_length(tmp_path):
     with pytest.raises(TypeError, match=r"out: got 3 \(int\), expected a path"):
         files.checked_path(3, "out")
-    with pytest.raises(ValueError, match=r"save: cannot write to .*too long"):
+    with pytest.raises(ValueError, match=r"save: got 'a{20}\.\.\.' in a path, .*names of at most 255 bytes"):
         files.checked_path(tmp_path / ("a" * 300), "save")
 
 

@@ -3,11 +3,13 @@
 import copy
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import bnrank
 from bnrank import MLP
 
 
@@ -143,3 +145,20 @@ def test_compile_to_and_deepcopy(slope):
 def test_bad_arguments_are_named(arguments, error, message):
     with pytest.raises(error, match=message):
         MLP(**({"widths": [3, 4, 2]} | arguments))
+
+
+def test_seeds_of_64_bits_and_integers_that_python_does_not_write(tmp_path):
+    for seed in (2**63, np.uint64(2**64 - 1)):
+        net = MLP([3, 2], seed=seed)
+        assert net.seed == int(seed)
+        assert torch.equal(bnrank.load(bnrank.save(net, tmp_path / "net.safetensors")).weights[0], net.weights[0])
+    with pytest.raises(ValueError, match=r"seed: got an integer of 16,610 bits, expected an integer of at most"):
+        MLP([3, 2], seed=10**5000)
+    assert bnrank.tasks.low_rank_map(n=5, seed=2**100).n == 5
+
+
+def test_flags_may_be_1_or_0():
+    assert MLP([3, 2], bias=1).biases
+    assert not MLP([3, 2], bias=0).biases
+    with pytest.raises(TypeError, match="bias: got 2"):
+        MLP([3, 2], bias=2)

@@ -301,7 +301,7 @@ def test_files_that_do_not_fit_and_stacks_are_refused(tmp_path):
         store.save(path, tensors, {"plan": {**plan, "kind": wrong}}, "network")
         with pytest.raises(ValueError, match="damaged plan"):
             bnrank.load(path)
-    with pytest.raises(TypeError, match=r"net: got Stack, expected a bnrank\.MLP or one of ResNetIdentity"):
+    with pytest.raises(TypeError, match=r"result: got Stack, expected a bnrank\.MLP or one of ResNetIdentity"):
         bnrank.save(Stack(nn.Linear(3, 1)), tmp_path / "stack.safetensors")
 
 

@@ -41,8 +41,9 @@ def as_path(value: object, name: str) -> Path:
     text = os.fspath(value)
     validation.expect(isinstance(text, str), name, value, "a path as text", TypeError)
     validation.expect(text and "\0" not in text, name, f"{text!r}", "a path")
-    short = all(len(os.fsencode(part)) <= 255 for part in Path(text).parts)
-    validation.expect(short, name, f"{text[:50]!r}...", "a path with names of at most 255 bytes")
+    longest = max(Path(text).parts, key=lambda part: len(os.fsencode(part)), default="")
+    short = len(os.fsencode(longest)) <= 255
+    validation.expect(short, name, f"{longest[:20] + '...'!r} in a path", "a path with names of at most 255 bytes")
     return Path(text)
 
 

@@ -34,6 +34,8 @@ def describe(value: object) -> str:
         return "a nested tensor"
     if isinstance(value, Tensor | np.ndarray):
         return f"{type(value).__name__} of shape {tuple(value.shape)} and dtype {value.dtype}"
+    if isinstance(value, int) and value.bit_length() > 1000:  # Python writes no more than 4,300 digits
+        return f"an integer of {value.bit_length():,} bits"
     shown = " ".join(repr(value).split())
     return f"{shown if len(shown) <= 80 else shown[:77] + '...'} ({type(value).__name__})"
 
@@ -68,14 +70,26 @@ def integer(value: object, name: str, minimum: int = 1, maximum: int = 2**63 - 1
     """Return ``value`` as an int of at least ``minimum`` and at most ``maximum``."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise TypeError(f"{name}: got {describe(value)}, expected an integer of at least {minimum}")
-    expect(value >= minimum, name, f"{value}", f"an integer of at least {minimum}")
-    expect(value <= maximum, name, f"{describe(value)}", f"an integer of at most {maximum}")
+    got = str(value) if abs(int(value)) <= 1 << 128 else describe(value)
+    expect(value >= minimum, name, got, f"an integer of at least {minimum}")
+    expect(value <= maximum, name, got, f"an integer of at most {maximum}")
     return int(value)
 
 
+def seed(value: object, name: str = "seed", bits: int = 64) -> int:
+    """Return a seed, an integer of at most 64 bits for PyTorch, and as many as wanted for NumPy."""
+    return integer(value, name, 0, 2**bits - 1)
+
+
 def flag(value: object, name: str) -> bool:
-    """Return True or False as a bool."""
-    expect(isinstance(value, bool | np.bool_), name, value, "True or False", TypeError)
+    """Return True or False, or 1 or 0, as a bool."""
+    expect(
+        isinstance(value, bool | np.bool_) or (type(value) is int and value in (0, 1)),
+        name,
+        value,
+        "True or False",
+        TypeError,
+    )
     return bool(value)
 
 
@@ -174,7 +188,8 @@ def integers(value: object, name: str, minimum: int = 1) -> list[int]:
 
 def sequence(value: object, name: str, expected: str = "a sequence") -> list[Any]:
     """Return the entries of a sequence, array or other finite iterable; a text or a mapping is none."""
-    whole = isinstance(value, str | bytes | Mapping | torch.nn.Module | type)
+    lists = torch.nn.ParameterList | torch.nn.ModuleList
+    whole = isinstance(value, str | bytes | Mapping | torch.nn.Module | type) and not isinstance(value, lists)
     if whole or not isinstance(value, Iterable) or (isinstance(value, np.ndarray) and value.ndim == 0):
         raise TypeError(f"{name}: got {describe(value)}, expected {expected}")
     if isinstance(value, Tensor) and (not dense(value, name).ndim):

@@ -167,7 +167,7 @@ def _folds(groups: object, n: int, folds: int, seed: int) -> NDArray[np.int64]:
     validation.expect(labels.shape == (n,), "groups", f"shape {labels.shape}", f"({n},), one per sample")
     known, group = np.unique(labels, return_inverse=True)
     validation.expect(len(known) >= 2, "groups", "one group", "two at least")
-    order = np.random.default_rng(validation.integer(seed, "seed", 0)).permutation(len(known))
+    order = np.random.default_rng(validation.seed(seed, bits=128)).permutation(len(known))
     return (order % min(folds, len(known)))[group]
 
 

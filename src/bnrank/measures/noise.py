@@ -85,7 +85,7 @@ def denoising(
     samples = example(net, x).detach().double().cpu()
     std = validation.number(std, "std", 0.0, strict=True)
     # not torch's generator, which with a network's seed would reproduce the network's initial weights
-    generator = np.random.default_rng(validation.integer(seed, "seed", 0))
+    generator = np.random.default_rng(validation.seed(seed, bits=128))
     noise = std * torch.from_numpy(generator.standard_normal(tuple(samples.shape)))
     function = Functional(net)
     with torch.no_grad():

@@ -49,7 +49,7 @@ def rotations(v: Data, axis: Data, count: int = 32, seed: int = 0) -> Tensor:
     ([3.0, 3.0, 3.0, 3.0, 3.0], [[5.0, 5.0, 5.0, 5.0, 5.0]])
     """
     v = validation.samples(v, "v")
-    count, seed = validation.integer(count, "count"), validation.integer(seed, "seed", 0)
+    count, seed = validation.integer(count, "count"), validation.seed(seed)
     validation.expect(v.shape[1] >= 2, "v", f"shape {tuple(v.shape)}", "(m, d) with d of at least 2")
     w = validation.real(axis, "axis", "a tensor or array of real numbers").to(v.device, torch.float64)
     validation.expect(w.shape == v.shape[1:] and bool(w.any()), "axis", axis, f"({v.shape[1]},), not 0")

@@ -130,7 +130,7 @@ class Convolutional(Stack):
         ends = {"d_out": d_out, "tail": max(tail, default=0), "channels": entries}
         validation.largest_fits(size([entries, *tail, d_out]), ends)
         parts |= linear_tail(channels[-1] * math.prod(image), tail, d_out, bias, dtype)
-        super().__init__(parts, init=init, seed=validation.integer(seed, "seed", 0))
+        super().__init__(parts, init=init, seed=validation.seed(seed))
         self.settings = {"shape": shape, "channels": channels, "d_out": d_out, "window": asdict(window)}
         self.settings |= {"tail": tail, "slope": slope, "bias": bias}
 
@@ -243,7 +243,7 @@ class CircularConvolutional(Stack):
                 parts[f"activation{i}"] = activation(slope)
         if flatten:
             parts["flatten"] = nn.Flatten()
-        super().__init__(parts, init=init, seed=validation.integer(seed, "seed", 0))
+        super().__init__(parts, init=init, seed=validation.seed(seed))
         self.settings = {"shape": shape, "channels": channels, "kernel": taps[0] if one else taps}
         self.settings |= {"slope": slope, "bias": bias, "flatten": flatten}
 

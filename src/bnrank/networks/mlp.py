@@ -74,9 +74,9 @@ class MLP(nn.Module):
         self.slope = validation.slope(slope)
         self.bias = validation.flag(bias, "bias")
         self.init = validation.init(init)
-        self.seed = validation.integer(seed, "seed", 0)
+        self.seed = validation.seed(seed)
         dtype = validation.dtype(dtype)
-        validation.allocation(size(self.widths), "widths", self.widths)
+        validation.allocation(size(self.widths), "widths", self.widths, dtype.itemsize)
         self.layers = nn.ModuleList(
             nn.utils.skip_init(nn.Linear, n_in, n_out, bias=self.bias, dtype=dtype)
             for n_in, n_out in zip(self.widths, self.widths[1:], strict=False)
@@ -100,7 +100,7 @@ class MLP(nn.Module):
 
     def reset(self, seed: int, init: str | float | None = None) -> MLP:
         """Redraw all parameters in place, from the network's own generator, and return the network."""
-        init, seed = self.init if init is None else validation.init(init), validation.integer(seed, "seed", 0)
+        init, seed = self.init if init is None else validation.init(init), validation.seed(seed)
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for weight in self.weights:

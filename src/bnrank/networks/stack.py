@@ -41,7 +41,7 @@ class Drawn(nn.Module):
             If an argument is out of range, or a parameter belongs to a module other than Linear, Conv, `Diagonal` and
             `MLP`.
         """
-        seed = validation.integer(seed, "seed", 0)
+        seed = validation.seed(seed)
         init = validation.init(self.init if init is None else init)
         draw = Draw(torch.Generator().manual_seed(seed), init)
         draw(self, 1.0)
@@ -385,7 +385,7 @@ class ResNet(Stack):
         for i in range(blocks):
             parts[f"block{i + 1}"] = self.block(width, hidden, slope, after, bias, dtype=dtype)
         parts |= linear_tail(width, tail, d_out, bias, dtype)
-        super().__init__(parts, init=init, seed=validation.integer(seed, "seed", 0))
+        super().__init__(parts, init=init, seed=validation.seed(seed))
         self.settings = sizes | {"slope": float(slope), "tail": tail, "after": after, "bias": bias}
 
 

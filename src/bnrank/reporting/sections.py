@@ -99,9 +99,11 @@ class Section:
         if self.found is not None and found_in(self.found) is None:
             raise TypeError(f"found: got {describe(self.found)}, expected {_DISCOVERED}")
         validation.text(self.text, "text")
-        for i, claim in enumerate(validation.sequence(self.claims, "claims", "a sequence of claims")):
+        object.__setattr__(self, "claims", tuple(validation.sequence(self.claims, "claims", "a sequence of claims")))
+        object.__setattr__(self, "rows", tuple(validation.sequence(self.rows, "rows", "a sequence of mappings")))
+        for i, claim in enumerate(self.claims):
             check_claim(claim, f"claims[{i}]")
-        for i, row in enumerate(validation.sequence(self.rows, "rows", "a sequence of mappings")):
+        for i, row in enumerate(self.rows):
             expect(isinstance(row, Mapping), f"rows[{i}]", row, "a mapping from column to value", TypeError)
 
     @property

@@ -209,7 +209,7 @@ def streams(seed: int, count: int) -> list[torch.Generator]:
     TypeError, ValueError
         If ``seed`` is not an integer of at least 0.
     """
-    states = np.random.SeedSequence(validation.integer(seed, "seed", 0)).generate_state(count, np.uint32)
+    states = np.random.SeedSequence(validation.seed(seed, bits=128)).generate_state(count, np.uint32)
     return [torch.Generator().manual_seed(int(state)) for state in states]
 
 

@@ -223,7 +223,7 @@ def completely_positive(
     """
     given = validation.samples(x, "x")
     atol, rtol = validation.number(atol, "atol", 0.0, strict=True), validation.rtol(rtol)
-    rng = np.random.default_rng(validation.integer(seed, "seed", 0))
+    rng = np.random.default_rng(validation.seed(seed, bits=128))
     points = given.detach().double().cpu().numpy()
     sizes = np.abs(points).max(1, keepdims=True)
     kept = np.flatnonzero(sizes[:, 0] > 0)

@@ -86,7 +86,7 @@ class Facts:
         check_unshared(self.net)
         self.ridge = None if ridge is None else validation.number(ridge, "ridge", 0.0)
         self.rtol = validation.rtol(rtol)
-        self.seed = validation.integer(seed, "seed", 0)
+        self.seed = validation.seed(seed)
         self.all_x = example(self.net, x).detach()
         self.samples = len(self.all_x)
         limit = self.samples if max_samples is None else validation.integer(max_samples, "max_samples")

@@ -269,7 +269,7 @@ def select(
         KernelRidge(),
         {"kernel": [kernel for kernel, _, _ in tried], "alpha": alphas},
         scoring="neg_mean_squared_error",
-        cv=KFold(folds, shuffle=True, random_state=validation.integer(seed, "seed", 0)),
+        cv=KFold(folds, shuffle=True, random_state=validation.seed(seed, bits=32)),
     ).fit(inputs, outputs - mean)
     ridge = search.best_params_["alpha"]
     name, length = next((n, h) for kernel, n, h in tried if kernel is search.best_params_["kernel"])

@@ -176,7 +176,7 @@ def bracket(
     validation.choice(domain, "domain", ("data", "everywhere"))
     segments = validation.integer(segments, "segments", 0)
     max_regions = validation.integer(max_regions, "max_regions")
-    seed = validation.integer(seed, "seed", 0)
+    seed = validation.seed(seed)
     dtype = next((p.dtype for p in net.parameters() if p.is_floating_point()), torch.float64)
     eps = torch.finfo(dtype).eps
     output_rtol = max(1e-9, 100 * eps) if output_rtol is None else output_rtol

@@ -296,7 +296,7 @@ class Solver:
         rtol = validation.optional(validation.number, self.rtol, "rtol", 0.0, strict=True)
         validation.expect(rtol is None or rtol < 1, "rtol", f"{rtol}", "a number between 0 and 1")
         batch_size = validation.optional(validation.integer, self.batch_size, "batch_size")
-        _keep(self, seed=validation.integer(self.seed, "seed", 0), rtol=rtol, batch_size=batch_size)
+        _keep(self, seed=validation.seed(self.seed), rtol=rtol, batch_size=batch_size)
         used_by = {"kink_rtol": ("rk45", "dop853"), "step": ("euler",), "max_relative_step": ("euler",)}
         for name, methods in used_by.items():
             value = validation.optional(validation.number, getattr(self, name), name, 0.0, strict=name != "kink_rtol")

@@ -318,8 +318,8 @@ def _seeds(seed: int | Sequence[int] | None, count: int, default: int) -> tuple[
     entries = _entries(seed)
     if entries is not None:
         validation.expect(len(entries) == count, "seed", f"{len(entries)} values", f"one or one per member ({count})")
-        return tuple(validation.integer(s, f"seed[{i}]", 0) for i, s in enumerate(entries))
-    first = default if seed is None else validation.integer(seed, "seed", 0, 2**63 - 1 - count)
+        return tuple(validation.seed(s, f"seed[{i}]") for i, s in enumerate(entries))
+    first = default if seed is None else validation.integer(seed, "seed", 0, 2**64 - count)
     return tuple(first + i for i in range(count))
 
 

@@ -204,7 +204,7 @@ def compress(
     tune = validation.integer(tune, "tune", 0)
     limit = validation.integer(max_samples, "max_samples", judging.MIN_SAMPLES)
     timing = validation.integer(batch_size, "batch_size"), validation.integer(repeats, "repeats")
-    seed = validation.integer(seed, "seed", 0)
+    seed = validation.seed(seed)
     check_finite(net)
     parted = judging.split(original, x, y, held_out, seed)
     function = Functional(original)

@@ -104,7 +104,7 @@ def read_problem(
     points = validation.samples(_array(x, "x"), "x", minimum=4).detach()
     found = module_of(model, points)
     net = _with_columns(found, points)
-    resamples, seed = validation.integer(resamples, "resamples", 0), validation.integer(seed, "seed", 0)
+    resamples, seed = validation.integer(resamples, "resamples", 0), validation.seed(seed)
     limit = validation.integer(max_samples, "max_samples", 4)
     labels = _names(names, model, x, points.shape[1])
     held = None

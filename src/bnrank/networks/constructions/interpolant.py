@@ -97,7 +97,7 @@ def line_interpolant(
     method = method if method is None else validation.choice(method, "method", list(_METHODS))
     depth = validation.integer(depth, "depth", 4 if method == "steps" else 3)
     validation.allocation(256 * depth, "depth", depth)
-    slope, seed = validation.slope(slope), validation.integer(seed, "seed", 0)
+    slope, seed = validation.slope(slope), validation.seed(seed)
     validation.expect(not (method == "steps" and slope != 0), "slope", f"{slope:g}", "0 with method 'steps'")
     x, y = validation.samples(x, "x").detach(), validation.samples(y, "y").detach()
     validation.expect(len(x) == len(y), "y", f"{len(y)} samples", f"as many as x has, {len(x)}")

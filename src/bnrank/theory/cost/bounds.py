@@ -313,7 +313,7 @@ def two_point(
     chain = as_mlp(net)
     validation.expect(chain.slope == 0, "net", f"an activation of slope {chain.slope:g}", "ReLU, slope 0")
     max_pairs = validation.integer(max_pairs, "max_pairs")
-    generator = torch.Generator().manual_seed(validation.integer(seed, "seed", 0))
+    generator = torch.Generator().manual_seed(validation.seed(seed))
     first = example(chain, x)
     second = first if y is None else validation.samples(y, "y", features=chain.widths[0])
     limit = int((1 + (1 + 8 * max_pairs) ** 0.5) / 2) if y is None else int(max_pairs**0.5)

@@ -136,7 +136,7 @@ def maximize(
     """
     where = Domain.of(domain, function.x)
     starts, rounds = validation.integer(starts, "starts"), validation.integer(rounds, "rounds", 0)
-    max_regions, seed = validation.integer(max_regions, "max_regions", 0), validation.integer(seed, "seed", 0)
+    max_regions, seed = validation.integer(max_regions, "max_regions", 0), validation.seed(seed)
     at_samples = where.name == "data"
     points = None if at_samples else _all_regions(function, where, max_regions)
     exact = points is not None

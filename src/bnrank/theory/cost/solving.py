@@ -130,7 +130,7 @@ def solve(
     y = validation.samples(y, "y").detach().cpu().double()
     validation.expect(len(x) == len(y), "x, y", f"{len(x)} and {len(y)} samples", "the same number in both")
     depth, width = validation.integer(depth, "depth"), validation.integer(width, "width")
-    starts, seed = validation.integer(starts, "starts"), validation.integer(seed, "seed", 0)
+    starts, seed = validation.integer(starts, "starts"), validation.seed(seed)
     steps, polish = validation.integer(steps, "steps"), validation.integer(polish, "polish", 0)
     rtol = validation.number(rtol, "rtol", 0.0)
     size = float(y.abs().max())

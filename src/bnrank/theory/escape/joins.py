@@ -180,7 +180,7 @@ def join_rate(
     layers = hidden if layers is None else validation.integers(layers, "layers")
     inside = len(layers) > 0 and max(layers) in hidden
     validation.expect(inside, "layers", f"{layers}", f"hidden layers, from 1 to {chain.depth - 1}")
-    seed = validation.integer(seed, "seed", 0)
+    seed = validation.seed(seed)
     rtol = validation.number(rtol, "rtol", 0.0)
     samples = validation.samples(x, "x", features=chain.weights[0].shape[1]).detach().cpu().double()
     here = Pass(chain, loss, samples, y, validation.number(kink_rtol, "kink_rtol", 0.0))

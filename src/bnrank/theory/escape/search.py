@@ -236,7 +236,7 @@ def find(
     slope = validation.slope(slope, linear=True)
     validation.choice(start, "start", STARTS)
     rtol = validation.number(rtol, "rtol", 0.0)
-    seeds = np.random.SeedSequence(validation.integer(seed, "seed", 0)).spawn(starts + 1)
+    seeds = np.random.SeedSequence(validation.seed(seed, bits=128)).spawn(starts + 1)
     rank_one = start == "rank one"
     given = [
         _given(net, f"initial[{i}]", widths, slope)
