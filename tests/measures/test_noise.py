@@ -106,8 +106,8 @@ def test_effective_rank():
             "distance: got Tensor of shape (3, 2)",
         ),
         (lambda: distances_to_samples(torch.ones(2, 3), torch.ones(2, 2)), ValueError, "points: got shape (2, 3)"),
-        (lambda: effective_rank(torch.tensor([1.0, -1.0])), ValueError, "singular_values: got"),
-        (lambda: effective_rank(torch.tensor([1.0, torch.nan])), ValueError, "singular_values: got"),
+        (lambda: effective_rank(torch.tensor([1.0, -1.0])), ValueError, "values: got"),
+        (lambda: effective_rank(torch.tensor([1.0, torch.nan])), ValueError, "values: got"),
     ],
 )
 def test_errors_name_the_argument(call, error, message):
