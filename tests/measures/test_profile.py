@@ -9,6 +9,7 @@ from torch import nn
 import bnrank
 import helpers
 from bnrank import Jacobian
+from bnrank._core.validation import number, real
 from bnrank.measures import bottlenecks, describe, nonlinearity, ntk, profile, profiles, spectra
 
 normal = functools.partial(helpers.normal, dtype=torch.float32)
@@ -179,3 +180,27 @@ def test_errors_name_the_argument(arguments, error, message):
         profile(**settings)
     with pytest.raises(ValueError, match="profile: got a dataset without"):
         describe(xr.Dataset())
+
+
+def test_targets_are_read_as_samples_are_and_refused_by_name():
+    net, x, y = bnrank.MLP([3, 4, 2]), normal(6, 3), normal(6, 2).double().numpy()
+    expected = profile(net, x, torch.tensor(y))
+    for same in (y[::-1][::-1], y.astype(">f8"), np.asfortranarray(y), np.ma.masked_array(y)):
+        xr.testing.assert_identical(profile(net, x, same), expected)
+    assert profile(net, x, y[::-1]).sizes == expected.sizes
+    for wrong in (
+        np.ma.masked_array(y, y > 0),
+        torch.tensor(y).to_sparse(),
+        torch.tensor(y).to("meta"),
+        "y",
+        [[1], [2, 3]],
+    ):
+        with pytest.raises(TypeError, match=r"^y: got"):
+            profile(net, x, wrong)
+
+
+def test_masked_values_and_numbers_too_long_to_write_are_refused():
+    with pytest.raises(TypeError, match="values: got a masked array"):
+        real(np.ma.masked_array([1.0, 999.0], [0, 1]), "values")
+    with pytest.raises(ValueError, match="std: got an integer of 16,610 bits"):
+        number(10**5000, "std")

@@ -1,5 +1,6 @@
 import functools
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -9,7 +10,7 @@ import bnrank
 import helpers
 from bnrank import Jacobian
 from bnrank.measures import ntk
-from bnrank.networks.functional import Functional, check_unshared, is_plain_mlp
+from bnrank.networks.functional import Functional, check_unshared, example, is_plain_mlp
 from oracles import input_jacobian
 from oracles import ntk as dense_ntk
 
@@ -202,3 +203,13 @@ def test_the_samples_are_left_as_they_are_by_a_module_that_works_in_place():
     kept = x.clone()
     assert torch.equal(Functional(nn.Sequential(nn.ReLU(inplace=True)))(x), kept.relu())
     assert torch.equal(x, kept)
+
+
+def test_integer_samples_are_checked_as_others_are():
+    embed = nn.Embedding(9, 3)
+    ints = np.arange(12).reshape(6, 2) % 9
+    assert torch.equal(example(embed, ints[::-1]), torch.tensor(ints).flip(0))
+    assert torch.equal(example(embed, ints.astype(">i8")), torch.tensor(ints))
+    for wrong in (np.ma.masked_array(ints, ints > 3), torch.tensor(ints).to_sparse(), torch.tensor(ints).to("meta")):
+        with pytest.raises(TypeError, match=r"x: got a (masked|sparse|tensor on the meta)"):
+            example(embed, wrong)

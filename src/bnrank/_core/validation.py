@@ -130,10 +130,10 @@ def at_most(count: int) -> Iterator[None]:
 _AT_MOST: ContextVar[int | None] = ContextVar("at_most", default=None)
 
 
-def largest_fits(count: int, sizes: Mapping[str, int]) -> None:
-    """Raise ValueError, naming the largest of the arguments, unless ``count`` numbers fit into memory."""
+def largest_fits(count: int, sizes: Mapping[str, int], itemsize: int = 8) -> None:
+    """Raise ValueError, naming the largest of the arguments, unless the numbers fit into memory."""
     name = max(sizes, key=lambda key: sizes[key])
-    allocation(count, name, sizes[name])
+    allocation(count, name, sizes[name], itemsize)
 
 
 def networks_fit(d_in: int, d_out: int, sizes: Mapping[str, int]) -> None:
@@ -164,7 +164,8 @@ def number(value: object, name: str, minimum: float = -math.inf, *, strict: bool
         result = float(value)
     except OverflowError:
         result = math.inf
-    expect(math.isfinite(result) and (result > minimum if strict else result >= minimum), name, f"{value}", expected)
+    got = describe(value) if isinstance(value, int) and math.isinf(result) else f"{value}"
+    expect(math.isfinite(result) and (result > minimum if strict else result >= minimum), name, got, expected)
     return result
 
 
@@ -245,6 +246,7 @@ def real(value: object, name: str, expected: str = "real numbers") -> Tensor:
 
 def numbers(value: object, name: str, expected: str = "real numbers") -> Tensor:
     """Return real numbers, NaN and infinite ones among them, as :func:`real` does."""
+    expect(not np.ma.is_masked(value), name, "a masked array", "one without missing values", TypeError)
     try:
         made = dense(value, name).detach() if isinstance(value, Tensor) else None
         tensor = from_array(np.asarray(value), name).clone() if made is None else made

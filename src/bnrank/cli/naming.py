@@ -64,7 +64,8 @@ def verb(command: Callable[..., None]) -> Callable[..., None]:
             with naming(names):
                 command(**given)
         except SystemExit as exit_:  # commands raise typer.Exit: this is from a user's code
-            raise ValueError(f"MODEL: the code of the network called sys.exit({exit_.code!r})") from exit_
+            whose = "MODEL: the code of the network" if "MODEL" in names.values() else "the code that the command runs"
+            raise ValueError(f"{whose} called sys.exit({exit_.code!r})") from exit_
 
     run.__doc__ = command.__doc__
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}

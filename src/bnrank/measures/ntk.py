@@ -170,7 +170,7 @@ def top_eigenvalue(
     """
     net, x = _checked(net, x, chunk_size)
     rtol = validation.rtol(rtol)
-    seed = validation.seed(seed)
+    seed = validation.seed(seed, bits=128)
     if chunk_size is None and is_plain_mlp(net):
         chunk_size = max(1, products.CHUNK_ENTRIES // sum(net.widths))
     function = Functional(net)
@@ -237,7 +237,7 @@ def mixed_derivative_norm(
     net, x = _checked(net, x, chunk_size)
     validation.expect(x.is_floating_point(), "x", f"dtype {x.dtype}", "floating point to differentiate by", TypeError)
     rtol = validation.rtol(rtol)
-    seed = validation.seed(seed)
+    seed = validation.seed(seed, bits=128)
     if is_plain_mlp(net):
         return finite(_mixed_by_layers(Layers.of(net, torch.float64), x, rtol, chunk_size, seed))
     function = Functional(net)

@@ -335,7 +335,15 @@ def _squared_norm(layer: Layer) -> float:
 
 
 def _target(y: Data, n: int, d_out: int) -> Tensor:
-    y = torch.as_tensor(y)
+    try:
+        if not isinstance(y, Tensor | list | tuple):
+            y = validation.from_array(np.asanyarray(y), "y")
+        y = validation.dense(torch.as_tensor(y), "y")
+    except (TypeError, ValueError, RuntimeError) as error:
+        if str(error).startswith("y: "):
+            raise
+        expected = "targets, floating point of shape (N, d_out), or class indices"
+        raise TypeError(f"y: got {validation.describe(y)}, expected {expected}") from error
     if y.is_floating_point():
         y = validation.samples(y, "y", ndim=None if y.ndim > 2 else 2).flatten(1)
         got = f"{y.shape[1]} outputs per sample"

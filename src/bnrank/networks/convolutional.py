@@ -108,7 +108,7 @@ class Convolutional(Stack):
         window = _window(window)
         slope, bias = validation.slope(slope, linear=True), validation.flag(bias, "bias")
         dtype = validation.dtype(dtype)
-        _fit(shape, channels, window.kernel ** (len(shape) - 1))
+        _fit(shape, channels, window.kernel ** (len(shape) - 1), dtype.itemsize)
         convolution, pooling = ((nn.Conv1d, nn.AvgPool1d), (nn.Conv2d, nn.AvgPool2d))[len(shape) - 2]
         around, mode = window.around, "circular" if window.padding == "circular" else "zeros"
         image, parts = shape[1:], {}
@@ -128,7 +128,7 @@ class Convolutional(Stack):
         parts["flatten"] = nn.Flatten()
         entries = channels[-1] * math.prod(image)
         ends = {"d_out": d_out, "tail": max(tail, default=0), "channels": entries}
-        validation.largest_fits(size([entries, *tail, d_out]), ends)
+        validation.largest_fits(size([entries, *tail, d_out]), ends, dtype.itemsize)
         parts |= linear_tail(channels[-1] * math.prod(image), tail, d_out, bias, dtype)
         super().__init__(parts, init=init, seed=validation.seed(seed))
         self.settings = {"shape": shape, "channels": channels, "d_out": d_out, "window": asdict(window)}
@@ -232,7 +232,7 @@ class CircularConvolutional(Stack):
             raise ValueError(f"kernel: got {kernel if one else tuple(taps)}, expected {expected}")
         slope, dtype = validation.slope(slope, linear=True), validation.dtype(dtype)
         bias, flatten = validation.flag(bias, "bias"), validation.flag(flatten, "flatten")
-        _fit(shape, channels, math.prod(taps))
+        _fit(shape, channels, math.prod(taps), dtype.itemsize)
         layer: Any = (nn.Conv1d, nn.Conv2d)[len(image) - 1]
         parts: dict[str, nn.Module] = {}
         for i, (before, after) in enumerate(itertools.pairwise([shape[0], *channels]), 1):
@@ -257,10 +257,11 @@ def _window(window: object) -> Window:
     return validation.kind(window, "window", Window)
 
 
-def _fit(shape: list[int], channels: list[int], taps: int) -> None:
+def _fit(shape: list[int], channels: list[int], taps: int, itemsize: int) -> None:
     """Raise unless the kernels of the convolutions fit into memory."""
     between = size([shape[0], *channels])
-    validation.largest_fits(between * taps, {"shape": shape[0], "channels": max(channels), "kernel": taps})
+    sizes = {"shape": shape[0], "channels": max(channels), "kernel": taps}
+    validation.largest_fits(between * taps, sizes, itemsize)
 
 
 def _sizes(shape: Sequence[int], channels: Sequence[int]) -> tuple[list[int], list[int]]:

@@ -88,7 +88,9 @@ def example(net: nn.Module, x: object, minimum: int = 1, name: str = "x") -> Ten
     if isinstance(net, MLP):
         return validation.samples(x, name, features=net.widths[0], minimum=minimum)
     if isinstance(x, np.ndarray) and x.dtype.kind in "iu":
-        x = torch.from_numpy(x)
+        x = validation.from_array(x, name)
+    if isinstance(x, Tensor):
+        x = validation.dense(x, name)
     if isinstance(x, Tensor) and not x.is_floating_point() and not x.is_complex() and x.dtype != torch.bool:
         fits = x.ndim > 0 and x.numel() > 0 and len(x) >= minimum
         validation.expect(fits, name, f"shape {tuple(x.shape)}", f"(N, ...) with at least {minimum} sample(s)")

@@ -66,8 +66,9 @@ class Diagonal(nn.Module):
 
     def __init__(self, n: int, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
-        validation.allocation(validation.integer(n, "n"), "n", n)
-        self.weight = nn.Parameter(torch.ones(n, dtype=validation.dtype(dtype)))
+        dtype = validation.dtype(dtype)
+        validation.allocation(validation.integer(n, "n"), "n", n, dtype.itemsize)
+        self.weight = nn.Parameter(torch.ones(n, dtype=dtype))
 
     def forward(self, x: Tensor) -> Tensor:
         """Return weight * x."""
@@ -259,7 +260,7 @@ class Block(Drawn):
         self.after = 1.0 if after is None else validation.slope(after, "after", linear=True)
         bias, dtype = validation.flag(bias, "bias"), validation.dtype(dtype)
         count = self.width * self.hidden + self.hidden * self.out + self.width * self.out * (self.kind == "free")
-        validation.largest_fits(count, {"width": self.width, "hidden": self.hidden, "out": self.out})
+        validation.largest_fits(count, {"width": self.width, "hidden": self.hidden, "out": self.out}, dtype.itemsize)
         self.inner = linear(self.width, self.hidden, bias, dtype)
         self.outer = linear(self.hidden, self.out, bias, dtype)
         self.skip: nn.Module = nn.Identity()
@@ -380,7 +381,7 @@ class ResNet(Stack):
         tail, bias, dtype = validation.integers(tail, "tail"), validation.flag(bias, "bias"), validation.dtype(dtype)
         each = 2 * sizes["width"] * sizes["hidden"] + sizes["width"] ** 2 * (self.block.kind == "free") + 1024
         ends = size([sizes["d_in"], sizes["width"]]) + size([sizes["width"], *tail, sizes["d_out"]])
-        validation.largest_fits(each * sizes["blocks"] + ends, {**sizes, "tail": max(tail, default=0)})
+        validation.largest_fits(each * sizes["blocks"] + ends, {**sizes, "tail": max(tail, default=0)}, dtype.itemsize)
         parts: dict[str, nn.Module] = {"input": linear(d_in, width, bias, dtype)}
         for i in range(blocks):
             parts[f"block{i + 1}"] = self.block(width, hidden, slope, after, bias, dtype=dtype)

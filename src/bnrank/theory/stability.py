@@ -101,7 +101,7 @@ def output_error(net: MLP, x: Tensor) -> float:
     >>> 1e-14 < output_error(net, torch.zeros(1, 1, dtype=torch.float64)) < 1e-12
     True
     """
-    net = validation.kind(net, "net", MLP, "an")
+    net = validation.kind(net, "net", MLP)
     check_finite(net)
     dtype = net.weights[0].dtype
     validation.expect(dtype.is_floating_point, "net", f"parameters of {dtype}", "floating-point ones", TypeError)

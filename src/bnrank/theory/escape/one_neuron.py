@@ -188,7 +188,7 @@ def fastest(
     evaluated on all of X and G, and the upper end accounts for the omitted directions.
     """
     starts, steps = validation.integer(starts, "starts"), validation.integer(steps, "steps")
-    max_cones, seed = validation.integer(max_cones, "max_cones", 0), validation.seed(seed)
+    max_cones, seed = validation.integer(max_cones, "max_cones", 0), validation.seed(seed, bits=128)
     rtol = validation.number(rtol, "rtol", 0.0, strict=True)
     (x, x_exponent), (g, g_exponent) = linalg.scaled(x), linalg.scaled(g)
     used = x.any(1) & g.any(1)
