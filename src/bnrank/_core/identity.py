@@ -6,28 +6,38 @@ frozen parameters; functions, and the methods of classes outside torch and bnran
 closure values and the globals they use.
 """
 
-import collections
 import dataclasses
-import dis
 import enum
 import functools
 import hashlib
-import importlib.util
 import logging
-import os
 import re
-import sys
-import sysconfig
 import types
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
+from pathlib import PurePath
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, fx, nn
 from torch.nn.parameter import is_lazy
+
+from bnrank._core.functions import (
+    PYTHON,
+    FieldOfTuple,
+    Missing,
+    bytecode,
+    depends_on_mode,
+    full_name,
+    has_code,
+    is_builtin,
+    is_own,
+    of_nn,
+    short_name,
+    slots_of,
+    used_globals,
+)
 
 FORMAT = 1  # of stored results; a new number when the same call gives another result, or files another layout
 UNKNOWN = "unidentified"  # first word of the text of a part that cannot be described
@@ -41,8 +51,6 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 _WITHOUT_EFFECT = {"__repr__", "__str__", "extra_repr", "__doc__", "__module__", "__dict__", "__weakref__"}
 _WITHOUT_EFFECT |= {"__annotations__", "__qualname__", "__firstlineno__", "__static_attributes__", "__parameters__"}
 _WITHOUT_EFFECT |= {"__orig_bases__", "__annotate__", "__annotate_func__", "__annotations_cache__"}
-_LIBRARIES = tuple(os.path.realpath(sysconfig.get_path(kind)) for kind in ("purelib", "platlib", "stdlib"))
-_PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 
 
 def describe(value: object, name: str, *, values: bool = True) -> Parts:
@@ -176,7 +184,7 @@ class _Walk:
         elif isinstance(value, types.FunctionType):
             self.function(value, name)
         elif isinstance(value, types.MethodType):
-            self.parts[name] = f"method {_short_name(value.__func__)}"
+            self.parts[name] = f"method {short_name(value.__func__)}"
             self.add(value.__func__, f"{name}.__func__")
             self.add(value.__self__, f"{name}.__self__")
         elif isinstance(value, functools.partial):
@@ -186,13 +194,13 @@ class _Walk:
             self.add(value(), name)
         elif isinstance(value, functools._lru_cache_wrapper):
             self.add(value.__wrapped__, name)
-        elif isinstance(value, types.ModuleType) and _is_own(value):
-            self.parts[name] = _named(value)
+        elif isinstance(value, types.ModuleType) and is_own(value):
+            self.parts[name] = full_name(value)
             for key, entry in vars(value).items():
                 if not key.startswith("__"):
                     self.add(entry, f"{name}.{key}")
-        elif isinstance(value, types.ModuleType) or _is_builtin(value):
-            self.parts[name] = _named(value)
+        elif isinstance(value, types.ModuleType) or is_builtin(value):
+            self.parts[name] = full_name(value)
         elif isinstance(value, np.ufunc):
             known = getattr(np, value.__name__, None) is value
             self.parts[name] = f"numpy.{value.__name__}" if known else f"{UNKNOWN} function {value.__name__}"
@@ -221,24 +229,24 @@ class _Walk:
             self.parts[name] = f"{self.label(kind)} of {len(value)}"
             for i, entry in enumerate(value):
                 self.add(entry, f"{name}[{i}]")
-        elif isinstance(value, int | float | complex | str | bytes) and _is_own(kind):
+        elif isinstance(value, int | float | complex | str | bytes) and is_own(kind):
             base: Any = next(base for base in (int, float, complex, str, bytes) if isinstance(value, base))
             self.parts[name] = f"{self.label(kind)} {short(base.__repr__(value))}"
         elif isinstance(value, torch.Generator):
             self.parts[name] = tensor(value.get_state())
         elif isinstance(value, logging.Logger):
             self.parts[name] = f"logger {value.name}"
-        elif dataclasses.is_dataclass(value) or ((_is_own(kind) or _of_nn(kind)) and hasattr(value, "__dict__")):
+        elif dataclasses.is_dataclass(value) or ((is_own(kind) or of_nn(kind)) and hasattr(value, "__dict__")):
             self.parts[name] = self.label(kind)
             self.code_of(kind)
             own = False
-            slots = {key: getattr(value, key) for key in _slots(kind) if hasattr(value, key)}
+            slots = {key: getattr(value, key) for key in slots_of(kind) if hasattr(value, key)}
             for key, entry in {**getattr(value, "__dict__", {}), **slots}.items():
                 self.add(entry, f"{name}.{key}")
         else:
             self.parts[name] = f"{UNKNOWN} {kind.__module__}.{kind.__qualname__}"
             own = False
-        if own and _is_own(kind):  # a subclass of a container or number
+        if own and is_own(kind):  # a subclass of a container or number
             self.code_of(kind)
             for key, entry in vars(value).items():
                 self.add(entry, f"{name}.{key}")
@@ -246,8 +254,8 @@ class _Walk:
     def label(self, kind: type) -> str:
         """Return the name of a class, with a number if another class has the same."""
         if kind not in self.classes:
-            name = _short_name(kind)
-            same = sum(_short_name(other) == name for other in self.classes)
+            name = short_name(kind)
+            same = sum(short_name(other) == name for other in self.classes)
             self.classes[kind] = name if not same else f"{name} #{same + 1}"
         return self.classes[kind]
 
@@ -255,7 +263,7 @@ class _Walk:
         """Add a module: class, attributes, hooks, parameters, buffers and submodules."""
         kind = type(net)
         self.parts[name] = self.label(kind) if not isinstance(net, fx.GraphModule) else "GraphModule"
-        if self.values and _depends_on_mode(kind):  # type: ignore[arg-type]
+        if self.values and depends_on_mode(kind):  # type: ignore[arg-type]
             self.parts[f"{name}.training"] = str(net.training)
         for key, parameter in net._parameters.items():
             self.held(parameter, f"{name}.{key}", "trained")
@@ -263,7 +271,10 @@ class _Walk:
             self.held(buffer, f"{name}.{key}", "constant" if key in net._non_persistent_buffers_set else "buffer")
         for key, part in net._modules.items():
             self.add(part, f"{name}.{key}")
-        orders = {"modules": list(net._modules), "parameters": list(net._parameters) if _has_code(kind) else []}
+        orders = {
+            "modules": list(net._modules),
+            "parameters": list(net._parameters) if has_code(kind) else [],
+        }
         for what, names in orders.items():
             if len(names) > 1 and names != [str(i) for i in range(len(names))]:
                 self.parts[f"{name} (order of {what})"] = short(", ".join(names))
@@ -298,25 +309,26 @@ class _Walk:
 
     def function(self, function: types.FunctionType, name: str) -> None:
         """Add a function: its name; outside installed packages also code, defaults, closure and globals."""
-        if _is_own(function):
-            self.parts[name] = f"function {_short_name(function)}"
+        if is_own(function):
+            self.parts[name] = f"function {short_name(function)}"
             self.code(function, name)
         else:
-            self.parts[name] = f"function {_named(function)}"
+            self.parts[name] = f"function {full_name(function)}"
             if "<locals>" in function.__qualname__ or function.__closure__:
                 self.bound(function, name)
 
     def code(self, function: types.FunctionType, name: str) -> None:
         """Add the code of a function, its defaults, its closure, and what it uses of its module."""
         code = function.__code__
-        self.parts[f"{name} (code)"] = f"{_code(code, function.__doc__)} (Python {_PYTHON})"
+        digest_of_code = bytecode(code, plain, function.__doc__).hex()
+        self.parts[f"{name} (code)"] = f"SHA-256 {digest_of_code} (Python {PYTHON})"
         self.bound(function, name)
-        for key, value in _globals(code, function.__globals__):
+        for key, value in used_globals(code, function.__globals__):
             label = f"{name} ({key})"
-            if value is _Missing:
+            if value is Missing:
                 self.parts[label] = f"{UNKNOWN} a module that is not imported yet"
-            elif isinstance(value, type) and not _is_own(value):
-                self.parts[label] = _named(value)
+            elif isinstance(value, type) and not is_own(value):
+                self.parts[label] = full_name(value)
             elif label not in self.parts:
                 self.add(value, label)
 
@@ -337,12 +349,12 @@ class _Walk:
     def code_of(self, kind: type) -> None:
         """Add the methods and class attributes of a class, and of its bases, outside torch and bnrank."""
         for base in kind.__mro__:
-            if base in self.described or not _has_code(base):
+            if base in self.described or not has_code(base):
                 continue
             self.described.add(base)
             for key, value in vars(base).items():
                 label = f"{self.root} ({self.label(base)}.{key})"
-                descriptor = isinstance(value, types.MemberDescriptorType | types.GetSetDescriptorType | _FieldOfTuple)
+                descriptor = isinstance(value, types.MemberDescriptorType | types.GetSetDescriptorType | FieldOfTuple)
                 if key in _WITHOUT_EFFECT or descriptor or (key == "__init__" and issubclass(base, nn.Module)):
                     continue
                 if isinstance(value, staticmethod | classmethod):
@@ -372,11 +384,13 @@ def plain(value: object, within: tuple[int, ...] = ()) -> str | None:
         return repr(value.item())
     if isinstance(value, np.generic):
         return f"{value.dtype.str}({value.item()!r})"
-    if isinstance(value, torch.dtype | torch.device | torch.layout | torch.Size | range | slice | os.PathLike):
+    if isinstance(value, torch.dtype | torch.device | torch.layout | torch.Size | range | slice):
         return str(value)
+    if isinstance(value, PurePath):
+        return repr(value)
     if isinstance(value, enum.Enum):
         held = plain(value.value, inner)
-        return None if held is None else f"{_short_name(type(value))}.{value.name} = {held}"
+        return None if held is None else f"{short_name(type(value))}.{value.name} = {held}"
     if type(value) is dict:
         pairs = [(plain(key, inner), plain(entry, inner)) for key, entry in value.items()]
         texts = [f"{key}: {entry}" for key, entry in pairs if key is not None and entry is not None]
@@ -408,26 +422,8 @@ def tensor(value: Tensor) -> str:
     return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}, {_sha(raw.data)}"
 
 
-_FieldOfTuple = type(vars(collections.namedtuple("_FieldOfTuple", "a"))["a"])
-
-
 def _joined(parts: Parts) -> bytes:
     return "".join(f"{len(key)} {len(text)} {key} {text}" for key, text in parts.items()).encode()
-
-
-@functools.cache
-def _depends_on_mode(kind: type) -> bool:
-    """Return whether a method of a module's class reads ``training``."""
-    functions = [f for base in kind.__mro__[: kind.__mro__.index(nn.Module)] for f in vars(base).values()]
-    return any(isinstance(f, types.FunctionType) and "training" in f.__code__.co_names for f in functions)
-
-
-def _is_builtin(value: Any) -> bool:
-    """Return whether a value is a function written in C that is bound to no object."""
-    owner = getattr(value, "__self__", None)
-    unbound = owner is None or isinstance(owner, type | types.ModuleType)
-    kinds = types.BuiltinFunctionType | types.MethodDescriptorType | types.WrapperDescriptorType
-    return isinstance(value, kinds) and unbound
 
 
 def array(value: np.ndarray) -> str:
@@ -439,98 +435,3 @@ def array(value: np.ndarray) -> str:
 
 def _sha(content: Any) -> str:
     return f"SHA-256 {hashlib.sha256(content).hexdigest()}"
-
-
-def _slots(kind: type) -> Iterator[str]:
-    for base in kind.__mro__:
-        slots = vars(base).get("__slots__", ())
-        yield from [slots] if isinstance(slots, str) else slots
-
-
-def _code(code: types.CodeType, doc: str | None = None) -> str:
-    """Return the SHA-256 of what a code object does; names of files, line numbers and the docstring do not count."""
-    constants: Sequence[Any] = code.co_consts
-    if doc is not None and constants and constants[0] == doc:
-        constants = (None, *constants[1:])
-    parts = [_code(c) if isinstance(c, types.CodeType) else repr(plain(c)) for c in constants]
-    parts += [repr(names) for names in (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)]
-    parts += [str((code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags))]
-    return _sha(code.co_code + code.co_exceptiontable + "\0".join(parts).encode())
-
-
-def _globals(code: types.CodeType, namespace: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the globals that a code object reads, and what it reads of modules outside installed packages."""
-    module, before = None, ""
-    steps = list(dis.get_instructions(code))
-    for i, step in enumerate(steps):
-        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME") and step.argval in namespace:
-            module, before = namespace[step.argval], step.argval
-        elif step.opname in ("LOAD_ATTR", "LOAD_METHOD") and module is not None and hasattr(module, step.argval):
-            module, before = getattr(module, step.argval), f"{before}.{step.argval}"
-        elif step.opname == "IMPORT_NAME":
-            level = steps[i - 2].argval if i > 1 and isinstance(steps[i - 2].argval, int) else 0
-            package = namespace.get("__package__") or ""
-            absolute = importlib.util.resolve_name("." * level + step.argval, package) if level else step.argval
-            found = sys.modules.get(absolute)
-            if found is None or _is_own(found):
-                yield f"import {absolute}", found or _Missing
-            continue
-        else:
-            if step.opname not in ("CACHE", "PUSH_NULL", "NOP"):
-                module = None
-            continue
-        if not (isinstance(module, types.ModuleType) and _is_own(module)):
-            yield before, module
-            module = None
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _globals(constant, namespace)
-
-
-def _short_name(value: Any) -> str:
-    """Return the name of a class or function, without the function in which it is defined."""
-    return str(value.__qualname__.rpartition("<locals>.")[2])
-
-
-def _of_nn(kind: type) -> bool:
-    return _module_of(kind).startswith(("torch.nn.", "torch.autograd.grad_mode"))
-
-
-class _Missing:
-    """A module that a function imports, and that is not imported yet."""
-
-
-def _module_of(value: Any) -> str:
-    """Return the name of the module that defines a class or function, or of a module."""
-    if isinstance(value, types.FunctionType):  # functools.wraps copies the other attributes
-        return str(value.__globals__.get("__name__"))
-    if isinstance(value, type) and value.__module__ == "builtins" and value.__flags__ & 1 << 9:  # made by exec
-        return "__main__"
-    name = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None)
-    return str(name or type(value).__module__)
-
-
-def _has_code(kind: type) -> bool:
-    """Return whether the methods of a class count: any class outside torch, bnrank and the standard library."""
-    package = _module_of(kind).split(".")[0]
-    if package in ("torch", "bnrank", "builtins"):
-        return False
-    return _is_own(kind) or (issubclass(kind, nn.Module) and package not in sys.stdlib_module_names)
-
-
-def _is_own(value: Any) -> bool:
-    """Return whether a class, function or module is defined outside installed packages and the standard library."""
-    name = _module_of(value)
-    package = name.split(".")[0]
-    if package in ("torch", "bnrank", "builtins") or (package in sys.stdlib_module_names and package != "__main__"):
-        return False
-    path = getattr(sys.modules.get(name), "__file__", None)
-    folder = "" if path is None else os.path.realpath(path)
-    return not folder.startswith(_LIBRARIES) and not {"site-packages", "dist-packages"} & set(Path(folder).parts)
-
-
-def _named(value: Any) -> str:
-    """Return the name of a class, function or module."""
-    name = getattr(value, "__qualname__", None)
-    module = _module_of(value)
-    return module if isinstance(value, types.ModuleType) or name is None else f"{module}.{name}"

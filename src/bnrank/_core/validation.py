@@ -77,19 +77,14 @@ def integer(value: object, name: str, minimum: int = 1, maximum: int = 2**63 - 1
 
 
 def seed(value: object, name: str = "seed", bits: int = 64) -> int:
-    """Return a seed, an integer of at most 64 bits for PyTorch, and as many as wanted for NumPy."""
+    """Return a seed, an integer of at most as many bits; PyTorch takes 64."""
     return integer(value, name, 0, 2**bits - 1)
 
 
 def flag(value: object, name: str) -> bool:
     """Return True or False, or 1 or 0, as a bool."""
-    expect(
-        isinstance(value, bool | np.bool_) or (type(value) is int and value in (0, 1)),
-        name,
-        value,
-        "True or False",
-        TypeError,
-    )
+    known = isinstance(value, bool | np.bool_) or (type(value) is int and value in (0, 1))
+    expect(known, name, value, "True or False", TypeError)
     return bool(value)
 
 

@@ -204,12 +204,8 @@ class _Group:
 
     def path(self, task: Task, folder: Path) -> Path:
         """Return the results folder, named by the hash of everything that determines the results."""
-        return (
-            folder
-            / identity.digest(
-                identity.FORMAT, vars(self) | {"options": sorted(self.options.items())}, task.loss, task.x, task.y
-            )[:20]
-        )
+        settings = vars(self) | {"options": sorted(self.options.items())}
+        return folder / identity.digest(identity.FORMAT, settings, task.loss, task.x, task.y)[:20]
 
 
 def _train_group(group: _Group, task: Task, folder: Path, wait: bool = False) -> str:

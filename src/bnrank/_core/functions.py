@@ -1,0 +1,130 @@
+"""What functions and classes do, and where they are defined: bytecode, the globals they use, their own module."""
+
+import collections
+import dis
+import functools
+import hashlib
+import importlib.util
+import os
+import sys
+import sysconfig
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+_LIBRARIES = tuple(os.path.realpath(sysconfig.get_path(kind)) for kind in ("purelib", "platlib", "stdlib"))
+PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
+FieldOfTuple = type(vars(collections.namedtuple("FieldOfTuple", "a"))["a"])
+
+
+def bytecode(code: types.CodeType, plain: Callable[[object], str | None], doc: str | None = None) -> bytes:
+    """Return what a code object does, with constants as texts; files, line numbers and the docstring do not count."""
+    constants: Sequence[Any] = code.co_consts
+    if doc is not None and constants and constants[0] == doc:
+        constants = (None, *constants[1:])
+    parts = [bytecode(c, plain).hex() if isinstance(c, types.CodeType) else repr(plain(c)) for c in constants]
+    parts += [repr(names) for names in (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)]
+    parts += [str((code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags))]
+    return hashlib.sha256(code.co_code + code.co_exceptiontable + "\0".join(parts).encode()).digest()
+
+
+def used_globals(code: types.CodeType, namespace: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the globals that a code object reads, and what it reads of modules outside installed packages."""
+    module, before = None, ""
+    steps = list(dis.get_instructions(code))
+    for i, step in enumerate(steps):
+        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME") and step.argval in namespace:
+            module, before = namespace[step.argval], step.argval
+        elif step.opname in ("LOAD_ATTR", "LOAD_METHOD") and module is not None and hasattr(module, step.argval):
+            module, before = getattr(module, step.argval), f"{before}.{step.argval}"
+        elif step.opname == "IMPORT_NAME":
+            level = steps[i - 2].argval if i > 1 and isinstance(steps[i - 2].argval, int) else 0
+            package = namespace.get("__package__") or ""
+            absolute = importlib.util.resolve_name("." * level + step.argval, package) if level else step.argval
+            found = sys.modules.get(absolute)
+            if found is None or is_own(found):
+                yield f"import {absolute}", found or Missing
+            continue
+        else:
+            if step.opname not in ("CACHE", "PUSH_NULL", "NOP"):
+                module = None
+            continue
+        if not (isinstance(module, types.ModuleType) and is_own(module)):
+            yield before, module
+            module = None
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from used_globals(constant, namespace)
+
+
+def short_name(value: Any) -> str:
+    """Return the name of a class or function, without the function in which it is defined."""
+    return str(value.__qualname__.rpartition("<locals>.")[2])
+
+
+def of_nn(kind: type) -> bool:
+    return module_of(kind).startswith(("torch.nn.", "torch.autograd.grad_mode"))
+
+
+class Missing:
+    """A module that a function imports, and that is not imported yet."""
+
+
+def module_of(value: Any) -> str:
+    """Return the name of the module that defines a class or function, or of a module."""
+    if isinstance(value, types.FunctionType):  # functools.wraps copies the other attributes
+        return str(value.__globals__.get("__name__"))
+    if isinstance(value, type) and value.__module__ == "builtins" and value.__flags__ & 1 << 9:  # made by exec
+        return "__main__"
+    name = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None)
+    return str(name or type(value).__module__)
+
+
+def has_code(kind: type) -> bool:
+    """Return whether the methods of a class count: any class outside torch, bnrank and the standard library."""
+    package = module_of(kind).split(".")[0]
+    if package in ("torch", "bnrank", "builtins"):
+        return False
+    return is_own(kind) or (issubclass(kind, nn.Module) and package not in sys.stdlib_module_names)
+
+
+def is_own(value: Any) -> bool:
+    """Return whether a class, function or module is defined outside installed packages and the standard library."""
+    name = module_of(value)
+    package = name.split(".")[0]
+    if package in ("torch", "bnrank", "builtins") or (package in sys.stdlib_module_names and package != "__main__"):
+        return False
+    path = getattr(sys.modules.get(name), "__file__", None)
+    folder = "" if path is None else os.path.realpath(path)
+    return not folder.startswith(_LIBRARIES) and not {"site-packages", "dist-packages"} & set(Path(folder).parts)
+
+
+def full_name(value: Any) -> str:
+    """Return the name of a class, function or module."""
+    name = getattr(value, "__qualname__", None)
+    module = module_of(value)
+    return module if isinstance(value, types.ModuleType) or name is None else f"{module}.{name}"
+
+
+@functools.cache
+def depends_on_mode(kind: type) -> bool:
+    """Return whether a method of a module's class reads ``training``."""
+    functions = [f for base in kind.__mro__[: kind.__mro__.index(nn.Module)] for f in vars(base).values()]
+    return any(isinstance(f, types.FunctionType) and "training" in f.__code__.co_names for f in functions)
+
+
+def is_builtin(value: Any) -> bool:
+    """Return whether a value is a function written in C that is bound to no object."""
+    owner = getattr(value, "__self__", None)
+    unbound = owner is None or isinstance(owner, type | types.ModuleType)
+    kinds = types.BuiltinFunctionType | types.MethodDescriptorType | types.WrapperDescriptorType
+    return isinstance(value, kinds) and unbound
+
+
+def slots_of(kind: type) -> Iterator[str]:
+    for base in kind.__mro__:
+        slots = vars(base).get("__slots__", ())
+        yield from [slots] if isinstance(slots, str) else slots
