@@ -85,7 +85,7 @@ def alone(path: Path, held: str, *, wait: bool = False) -> Iterator[None]:
     path : Path
         The file.
     held : str
-        Start of the message of the error, which goes on with "is in use by process ...".
+        Start of the message of the error, before "is in use by process ...".
     wait : bool
         Wait for a lock that is held, instead of raising.
 

@@ -110,7 +110,7 @@ def train(
     Warns
     -----
     UserWarning
-        If a checkpoint is damaged: training goes on from the one before, or starts over. If the loss of a member at the
+        If a checkpoint is damaged: training resumes from the previous one, or starts over. If the loss of a member at the
         start is not finite.
 
     Examples

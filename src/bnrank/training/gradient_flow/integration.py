@@ -93,7 +93,7 @@ def flow(
     out : path or Save, optional
         Folder for checkpoints. A killed flow loses at most the steps since the last checkpoint. The resumed flow is
         bitwise identical to an uninterrupted one, except with the stiff solvers, which restart at the current point.
-        A complete flow goes on to a later end. One of its steps ended at the old end, so that its later steps, and
+        A complete flow can continue to a later end. One of its steps ended at the old end, so its later steps, and
         their errors, are not those of a flow in one go.
     dtype : torch.float32 or torch.float64
         Precision of the integration.
