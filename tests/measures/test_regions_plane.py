@@ -103,6 +103,18 @@ def test_lines_through_one_point(n):
     assert float(found.sizes.sum()) == pytest.approx(4, rel=1e-12)
 
 
+def test_the_limit_of_regions_limits_the_work(monkeypatch):
+    sizes = []
+    halved = shapes.Polygons._halved
+    monkeypatch.setattr(shapes.Polygons, "_halved", lambda self, *rest: sizes.append(len(self)) or halved(self, *rest))
+    wide = network([3, 100, 2])
+    found = regions.in_plane(wide, torch.zeros(3), torch.eye(3)[0], torch.eye(3)[1], max_regions=20)
+    assert len(found) == 20
+    assert max(sizes) <= 21
+    whole = regions.in_plane(wide, torch.zeros(3), torch.eye(3)[0], torch.eye(3)[1])
+    assert len(whole) > 1000
+
+
 def test_twin_neurons_parallel_and_opposite_lines():
     weight = torch.tensor([[1.0, 0.0], [3.0, 0.0], [-1.0, 0.0], [1.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
     net = from_layers(

@@ -68,7 +68,7 @@ class Intervals:
         """Return parents and pieces after cutting piece p at points c with z[p, 0, i] + c . z[p, 1:, i] = 0 for any i.
 
         Parents are the indices of the pieces before the cut. Values up to size[p, i] count as 0. All shapes share this
-        interface; those that are cut one by one stop at ``max_pieces`` + 1 pieces.
+        interface; polygons and cells stop at ``max_pieces`` + 1 pieces.
         """
         low, high = self.ends.T
         at_low, at_high = (z[:, 0] + end[:, None] * z[:, 1] for end in (low, high))
@@ -156,11 +156,13 @@ class Polygons:
         number = np.bincount(old, minlength=len(self))
         first = np.cumsum(number) - number
         rest, parents = self, np.arange(len(self))
-        done, parents_done = [], []
+        done, parents_done, left = [], [], max_pieces + 1
         for step in range(number.max() + 1):
+            rest, parents = rest[:left], parents[:left]
             more = number[parents] > step
             done.append(rest[~more])
             parents_done.append(parents[~more])
+            left -= len(done[-1])
             rest, parents = rest[more], parents[more]
             if not len(rest):
                 break
