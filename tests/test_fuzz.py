@@ -2,9 +2,12 @@
 
 import random
 import time
+import warnings
 from typing import Any
 
+import matplotlib
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import Tensor
@@ -53,6 +56,31 @@ def refuses(x: Tensor) -> None:
     raise ValueError("x: got NaN, expected numbers")
 
 
+def loses_numbers_late(x: Tensor) -> list[np.float32]:
+    return [np.float32(0.0)] * 60 + [np.float32("nan")]
+
+
+def loses_numbers_in_a_frame(x: Tensor) -> pd.DataFrame:
+    warnings.warn("matplotlib is old", stacklevel=1)
+    return pd.DataFrame({"a": [1.0, float("nan")]})
+
+
+def draws_otherwise(x: Tensor) -> None:
+    matplotlib.rcParams["lines.linewidth"] = 7.0
+
+
+def leaves_a_gradient(x: Tensor) -> None:
+    x.grad = torch.ones_like(x)
+
+
+class Counter:
+    def __init__(self) -> None:
+        self.total = np.zeros(1)
+
+    def add(self, x: Tensor) -> None:
+        self.total += 1
+
+
 @pytest.mark.parametrize(
     ("function", "kind"),
     [
@@ -65,10 +93,33 @@ def refuses(x: Tensor) -> None:
         (draws_torch, "global state changed"),
         (loses_numbers, "NaN without a warning"),
         (refuses, "valid call refused"),
+        (loses_numbers_late, "NaN without a warning"),
+        (loses_numbers_in_a_frame, "NaN without a warning"),
+        (draws_otherwise, "global state changed"),
+        (leaves_a_gradient, "argument changed"),
+        (Counter().add, "owner changed"),
     ],
 )
 def test_a_planted_fault_is_found(function, kind):
     assert calls.run(of(function), seed=0, call=-1).kind == kind
+
+
+def knows_tensors(x: Any) -> Tensor:
+    return torch.as_tensor(x) * (2 if isinstance(x, Tensor) else 3)
+
+
+def names_y(x: Any, y: Any = None) -> None:
+    if not isinstance(x, Tensor):
+        raise TypeError("y: got something else than a tensor")
+
+
+@pytest.mark.parametrize(
+    ("function", "change", "kind"),
+    [(knows_tensors, "numpy", "another answer"), (names_y, "text", "names another argument")],
+)
+def test_a_planted_fault_of_bad_input_is_found(function, change, kind):
+    target = surface.Target("planted", "measures", lambda: function, ("x", "y"))
+    assert calls.judged(target, (("x", change),)).kind == kind
 
 
 def takes_anything(x: Any) -> None:
@@ -127,5 +178,51 @@ def test_a_call_is_drawn_from_its_seed():
 
 
 def test_a_sample_of_bad_calls_is_answered_or_refused_by_name():
-    found = [outcome for outcome in workers.outcomes(sample(150, seed=0), 0) if outcome.status == "finding"]
+    found = [outcome for outcome in workers.outcomes(sample(1500, seed=0), 0) if outcome.status == "finding"]
     assert not found, "\n".join(map(str, found))
+
+
+ONCE_FOUND = [
+    ("bnrank.Jacobian", "tangent", "big endian"),
+    ("bnrank.Jacobian", "tangent", "nested"),
+    ("bnrank.Jacobian", "tangent", "sparse CSR"),
+    ("bnrank.Task", "class_names", "NaN"),
+    ("bnrank.balance.residual", "net", "complex"),
+    ("bnrank.cost.bracket", "net", "complex"),
+    ("bnrank.flow", "net", "numpy inside"),
+    ("bnrank.frequencies.activation_singular_values", "x", "subnormal"),
+    ("bnrank.graph.trace", "example", "negative strides"),
+    ("bnrank.invariants.Monitor", "example", "sparse COO"),
+    ("bnrank.load", "path", "folder"),
+    ("bnrank.networks.load", "order", "object"),
+    ("bnrank.networks.read_chain", "multiply_out", "object"),
+    ("bnrank.ntk.gram", "net", "returns NaN"),
+    ("bnrank.ntk.gram", "x", "1e300"),
+    ("bnrank.ntk.trace", "chunk_size", "numpy integer"),
+    ("bnrank.ntk.trace", "net", "no outputs"),
+    ("bnrank.plots.norm_versus_depth", "norms", "inf inside"),
+    ("bnrank.rank.bracket", "net", "returns NaN"),
+    ("bnrank.regions.along_line", "end", "bfloat16"),
+    ("bnrank.regions.in_plane", "net", "wide"),
+    ("bnrank.report", "source", "0-d tensor"),
+    ("bnrank.save", "tag", "object"),
+    ("bnrank.spectra.rank", "atol", "1e300"),
+    ("bnrank.spectra.weight_singular_values", "size", "object"),
+    ("bnrank.tasks.load_table", "ignore", "numpy"),
+    ("bnrank.theory.Facts", "net", "returns inf"),
+    ("bnrank.theory.Facts", "y", "numpy texts"),
+    ("bnrank.theory.kernels.jacobian_ranks", "data_rtol", "bytes"),
+    ("bnrank.theory.stability.output_error", "x", "1e300"),
+    ("bnrank.theory.symmetry.classes_on_line", "x", "five dimensions"),
+    ("bnrank.theory.symmetry.classes_on_line", "x", "subnormal"),
+    ("bnrank.theory.symmetry.projection", "net", "returns inf"),
+    ("bnrank.theory.symmetry.rank_bound", "net", "no outputs"),
+    ("bnrank.train", "batch_size", "tensor"),
+]
+
+
+@pytest.mark.parametrize(("name", "argument", "change"), ONCE_FOUND)
+def test_what_the_fuzzer_found_is_mended(name, argument, change):
+    target = next(target for target in surface.functions() if target.name == name)
+    outcome = calls.judged(target, ((argument, change),))
+    assert outcome.status in ("answer", "refusal"), outcome

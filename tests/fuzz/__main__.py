@@ -1,7 +1,6 @@
 """Run the fuzzer: ``python -m tests.fuzz --calls 10000 --seed 0``."""
 
 import argparse
-import importlib
 import os
 import sys
 import time
@@ -16,7 +15,7 @@ from .fence import raise_fence  # noqa: E402
 from .plan import all_targets, jobs_for  # noqa: E402
 from .report import findings, table  # noqa: E402
 from .valid import FOLDER  # noqa: E402
-from .workers import outcomes  # noqa: E402
+from .workers import imported, outcomes  # noqa: E402
 
 
 def main() -> int:
@@ -53,6 +52,7 @@ def main() -> int:
 
 def _one(options: argparse.Namespace, targets: list) -> int:
     target = targets[0]
+    imported()
     os.chdir(FOLDER)
     raise_fence(FOLDER)
     changes = drawn(target, options.seed, options.call)
@@ -72,10 +72,4 @@ def _one(options: argparse.Namespace, targets: list) -> int:
 
 
 if __name__ == "__main__":
-    # what the library imports where first needed, so that a worker does it once and no call is charged for it
-    for _module in (
-        *("sklearn.base", "scipy.optimize", "matplotlib.pyplot", "plotly.graph_objects", "networkx", "sympy"),
-        *("h5netcdf", "xarray.conventions", "torch._dynamo", "bnrank.cli"),
-    ):
-        importlib.import_module(_module)
     sys.exit(main())

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from .judging import changed, fingerprint, nans, refusal, restore, surroundings
-from .known import CHANGES, FORMULAS, MEANT, UNUSED
-from .mutations import Opaque, mutations, shuffled
+from .judging import changed, different, explained, fingerprint, nans, owned, refusal, restore, surroundings
+from .known import ALIASES, CHANGES, FORMULAS, MEANT, OWNERS, SELECTED, UNUSED
+from .mutations import SAME, TYPES, Opaque, mutations, shuffled
 from .surface import Target
-from .valid import arguments
+from .valid import arguments, optional
 
 SECONDS = 20.0
 
@@ -45,10 +45,11 @@ def drawn(target: Target, seed: int, call: int) -> tuple[tuple[str, str], ...]:
     if call < 0:
         return ()
     function = target.obtain()
-    valid = arguments(target.name, target.parameters, function)
+    valid = optional(target.name) | arguments(target.name, target.parameters, function)
     signature = inspect.signature(function).parameters
     names = [p for p in dict.fromkeys([*target.parameters, *valid]) if p != "progress"]
     pairs = [(p, change) for p in names for change in mutations(valid.get(p), signature.get(p))]
+    pairs += [(p, "as it is") for p in optional(target.name)]
     if not pairs:
         return ()
     order = shuffled(f"{seed} {target.name}", pairs)
@@ -66,9 +67,18 @@ def prepared(target: Target, changes: tuple[tuple[str, str], ...]) -> tuple[Call
     built = arguments(target.name, target.parameters, function)
     signature = inspect.signature(function).parameters
     for parameter, change in changes:
-        made = mutations(built.get(parameter), signature.get(parameter))
-        built[parameter] = made[change](built.get(parameter))
+        value = built.get(parameter, optional(target.name).get(parameter))
+        if value is None and parameter in signature and signature[parameter].default is not inspect.Parameter.empty:
+            value = signature[parameter].default
+        try:
+            built[parameter] = ({"as it is": lambda v: v} | mutations(value, signature.get(parameter)))[change](value)
+        except Exception as error:  # such as a trace of a network without linear layers
+            raise UnsuitableError(f"{type(error).__name__}: {error}"[:200]) from error
     return function, built
+
+
+class UnsuitableError(Exception):
+    """A change that does not suit a value."""
 
 
 @contextlib.contextmanager
@@ -92,7 +102,11 @@ def invoke(function: Callable[..., Any], built: dict[str, Any]) -> Any:
 
 def run(target: Target, seed: int, call: int) -> Outcome:
     """Run one call and judge it."""
-    changes = drawn(target, seed, call)
+    return judged(target, drawn(target, seed, call), call)
+
+
+def judged(target: Target, changes: tuple[tuple[str, str], ...], call: int = -1) -> Outcome:
+    """Run the call that changes these arguments and judge it."""
 
     def outcome(status: str, kind: str = "", text: str = "") -> Outcome:
         return Outcome(target.name, target.room, call, changes, status, kind, text, time.monotonic() - started)
@@ -100,11 +114,10 @@ def run(target: Target, seed: int, call: int) -> Outcome:
     started = time.monotonic()
     try:
         function, built = prepared(target, changes)
-    except (
-        Exception
-    ) as error:  # the change does not suit this value, such as a trace of a network without linear layers
-        return outcome("not applicable", "", f"{type(error).__name__}: {error}"[:200])
-    before, prints = surroundings(), fingerprint(built)
+    except UnsuitableError as error:
+        return outcome("not applicable", text=str(error))
+    owner = getattr(function, "__self__", None) if target.name not in OWNERS else None
+    before, prints, owns = surroundings(), fingerprint(built), owned(owner)
     started = time.monotonic()
     with warnings.catch_warnings(record=True) as caught, quiet():
         warnings.simplefilter("always")
@@ -115,27 +128,46 @@ def run(target: Target, seed: int, call: int) -> Outcome:
         except Exception as error:
             result, failure = None, error
         after = surroundings()
+    seconds = time.monotonic() - started
     if fingerprint(built) != prints and target.name not in CHANGES:
         made = {k: fingerprint(v) for k, v in built.items()}
-        different = [k for k in made if made[k] != prints.get(repr(k))]
-        return outcome("finding", "argument changed", ", ".join(different))
-    different = changed(before, after)
-    if different:
+        return outcome("finding", "argument changed", ", ".join(k for k in made if made[k] != prints.get(repr(k))))
+    if owned(owner, [*owns]) != owns:
+        made = owned(owner, [*owns])
+        return outcome("finding", "owner changed", ", ".join(k or "parameters" for k in made if made[k] != owns[k]))
+    if moved := changed(before, after):
         restore(before)
-        return outcome("finding", "global state changed", ", ".join(different))
+        return outcome("finding", "global state changed", ", ".join(moved))
     if failure is not None:
-        given = built.get("name")  # the name by which messages call another argument
-        found = refusal(failure, (*target.names, given) if isinstance(given, str) and given else target.names)
-        if found is None and call < 0:
-            return outcome(
-                "finding", "valid call refused", f"{type(failure).__name__}: {failure}".splitlines()[0][:200]
-            )
-        return outcome("finding", *found) if found else outcome("refusal", text=str(failure)[:200])
+        return _refused(target, changes, built, failure, outcome)
     if any(isinstance(built[p], Opaque) for p, _ in changes if f"{target.name}({p})" not in UNUSED):
         return outcome("finding", "object accepted", "an object of no use was taken")
     held = sorted(set(nans(result)))
-    if held and not caught and target.name not in FORMULAS | MEANT.keys():
+    if held and not explained(caught) and target.name not in FORMULAS | MEANT.keys():
         return outcome("finding", "NaN without a warning", ", ".join(held)[:200])
-    if time.monotonic() - started > SECONDS:
-        return outcome("finding", "too slow", f"{time.monotonic() - started:.0f} s")
+    if len(changes) == 1 and changes[0][1] in SAME and target.name not in SELECTED:
+        _, other = prepared(target, ())
+        other = {p: v for p, v in optional(target.name).items() if p == changes[0][0]} | other
+        with warnings.catch_warnings(), quiet():
+            warnings.simplefilter("ignore")
+            places = different(invoke(target.obtain(), other), result)
+        if places:
+            return outcome("finding", "another answer", ", ".join(places)[:200])
+    if seconds > SECONDS:
+        return outcome("finding", "too slow", f"{seconds:.0f} s")
     return outcome("answer")
+
+
+def _refused(
+    target: Target, changes: tuple[tuple[str, str], ...], built: dict[str, Any], failure: Exception, outcome: Any
+) -> Outcome:
+    names = target.names
+    if isinstance(built.get("name"), str) and built["name"] and target.name in ALIASES:
+        names = (*names, built["name"])  # the name by which messages call another argument
+    wrong = changes[0][0] if len(changes) == 1 and changes[0][1] in TYPES else ""
+    if changes and changes[0][1] == "network" and "net" in changes[0][0]:
+        wrong = ""
+    found = refusal(failure, names, "" if names != target.names else wrong)
+    if found is None and (not changes or [change for _, change in changes] == ["as it is"]):
+        found = ("valid call refused", f"{type(failure).__name__}: {failure}".splitlines()[0][:200])
+    return outcome("finding", *found) if found else outcome("refusal", text=str(failure)[:200])

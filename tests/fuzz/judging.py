@@ -4,18 +4,21 @@ import dataclasses
 import os
 import random
 import re
+import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import numpy as np
 import pandas as pd
+import threadpoolctl
 import torch
 import xarray as xr
 from torch import Tensor, nn
 
-from .known import NAN, PADDED
+from .known import DRAWN, NAN, PADDED
 
 ENGLISH = {"a", "b", "f", "g", "h", "k", "n", "d", "t", "r", "u", "v", "w", "i", "x", "y"}
 """Names of arguments that are also letters: they count only before a colon, a bracket or a dot."""
@@ -60,30 +63,49 @@ def fingerprint(value: Any, depth: int = 0) -> Any:
         return {repr(key): fingerprint(entry, depth + 1) for key, entry in value.items()}
     if isinstance(value, str | bytes | int | float | complex | Path):
         return repr(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: fingerprint(getattr(value, f.name, None), depth + 1) for f in dataclasses.fields(value)}
     return type(value).__name__
+
+
+def owned(owner: Any, names: Sequence[str] | None = None) -> dict[str, Any]:
+    """Return the fingerprints of an object's attributes: of all, or of those that it had before a call.
+
+    Of private ones, only arrays and networks: others are caches and counters.
+    """
+    here = vars(owner) if hasattr(owner, "__dict__") else {}
+    seen = [n for n, v in here.items() if not n.startswith("_") or isinstance(v, Tensor | np.ndarray | nn.Module)]
+    made = {name: fingerprint(here.get(name)) for name in (seen if names is None else names) if name}
+    return made | ({"": _module(owner)} if isinstance(owner, nn.Module) else {})
 
 
 def _tensor(value: Tensor) -> Any:
     about = (str(value.dtype), str(value.layout), str(value.device), value.requires_grad, value.is_leaf)
     if value.is_nested or value.layout != torch.strided or value.device.type != "cpu" or value.is_quantized:
         return about
-    grad = None if not value.is_leaf or value.grad is None else value.grad.clone()
-    raw = value.detach().resolve_neg().resolve_conj().clone().contiguous().reshape(-1)
-    bits = raw.view(torch.uint8).numpy().tobytes() if raw.numel() else b""
-    return (*about, tuple(value.shape), value.stride(), bits, grad is None)
+    grad = None if not value.is_leaf or value.grad is None else _bits(value.grad)
+    return (*about, tuple(value.shape), value.stride(), _bits(value), grad)
+
+
+def _bits(value: Tensor) -> bytes:
+    raw = value.detach().to_dense().resolve_neg().resolve_conj().clone().contiguous().reshape(-1)
+    return raw.view(torch.uint8).numpy().tobytes() if raw.numel() else b""
 
 
 def _module(net: nn.Module) -> Any:
     try:
         parts = [
-            (name, m.training, len(m._forward_hooks), len(m._forward_pre_hooks), len(m._backward_hooks))
+            (name, id(m), m.training, len(m._forward_hooks), len(m._forward_pre_hooks), len(m._backward_hooks))
             for name, m in net.named_modules()
         ]
-        parameters = [(name, type(p).__name__, p.requires_grad, p.grad is None) for name, p in net.named_parameters()]
+        parameters = [(name, id(p), type(p).__name__, _tensor(p)) for name, p in net.named_parameters()]
         state = {k: _tensor(v) if isinstance(v, Tensor) else None for k, v in net.state_dict().items()}
     except Exception:  # a module that cannot be read, such as a lazy one
         return type(net).__name__
     return (parts, parameters, state)
+
+
+_POOLS = threadpoolctl.ThreadpoolController()
 
 
 def surroundings() -> dict[str, Any]:
@@ -95,6 +117,11 @@ def surroundings() -> dict[str, Any]:
         "Python's generator": random.getstate(),
         "default dtype": torch.get_default_dtype(),
         "threads": torch.get_num_threads(),
+        "threads of BLAS": [pool["num_threads"] for pool in _POOLS.info() if pool["user_api"] == "blas"],
+        "matplotlib's settings": dict(matplotlib.rcParams),
+        "import path": list(sys.path),
+        "recursion limit": sys.getrecursionlimit(),
+        "NumPy's printing": np.get_printoptions(),
         "grad mode": torch.is_grad_enabled(),
         "inference mode": torch.is_inference_mode_enabled(),
         "deterministic mode": torch.are_deterministic_algorithms_enabled(),
@@ -122,49 +149,92 @@ def changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     return [name for name in before if before[name] != after[name]]
 
 
-def nans(value: Any, path: str = "result", depth: int = 0) -> Iterator[str]:
-    """Yield where a result holds NaN, except in the fields of ``known.NAN``."""
-    if depth > 4 or path.rsplit(".", 1)[-1] in NAN:
+def leaves(value: Any, path: str = "result", depth: int = 0) -> Iterator[tuple[str, Any]]:
+    """Yield the numbers, arrays and texts of a result, each with its path of fields; classes are part of the path."""
+    kind = type(value).__name__
+    inner: dict[str, Any] = {}
+    if depth > 5 or value is None:
         return
     if isinstance(value, Tensor):
-        ordinary = value.layout == torch.strided and value.device.type == "cpu" and not value.is_nested
-        if ordinary and (value.is_floating_point() or value.is_complex()) and bool(torch.isnan(value).any()):
-            yield path
-    elif isinstance(value, np.ndarray):
-        padded = path.rsplit(".", 1)[-1] in PADDED
-        if value.dtype.kind in "fc" and bool(np.isnan(value).any()) and not (padded and _padded(value)):
-            yield path
-    elif isinstance(value, float | complex):
-        if value != value:
-            yield path
+        if value.layout == torch.strided and value.device.type == "cpu" and not (value.is_nested or value.is_quantized):
+            detached = value.detach().resolve_neg().resolve_conj()
+            yield path, (detached.float() if detached.dtype in _SMALL else detached).numpy()
+    elif isinstance(value, np.ndarray | np.generic | int | float | complex | str):
+        yield path, np.asarray(value)
     elif isinstance(value, xr.Dataset):
-        for name in value.data_vars:
-            yield from nans(value[name].values, f"{path}.{name}", depth + 1)
+        inner = {f"{kind}.{name}": value[name].values for name in value.data_vars}
     elif isinstance(value, xr.DataArray):
-        yield from nans(value.values, f"{path}.{value.name or 'values'}", depth + 1)
+        inner = {f"{kind}.{value.name or 'values'}": value.values}
+    elif isinstance(value, pd.DataFrame):
+        inner = {f"{kind}.{name}": value[name].to_numpy() for name in value}
+    elif isinstance(value, pd.Series | pd.Index):
+        inner = {f"{kind}.{value.name}": value.to_numpy()}
     elif isinstance(value, nn.Module):
-        for name, p in value.named_parameters():
-            yield from nans(p.detach(), f"{path}.{name}", depth + 1)
+        inner = {f"{kind}.{name}": parameter for name, parameter in value.state_dict().items()}
     elif isinstance(value, Mapping):
-        for key, entry in value.items():
-            yield from nans(entry, f"{path}.{key}", depth + 1)
+        inner = {str(key): entry for key, entry in value.items()}
     elif isinstance(value, list | tuple):
-        for entry in value[:50]:
-            yield from nans(entry, path, depth + 1)
+        inner = {f"{i}": entry for i, entry in enumerate(value)}
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for field in dataclasses.fields(value):
-            yield from nans(getattr(value, field.name, None), f"{path}.{field.name}", depth + 1)
+        inner = {f"{kind}.{f.name}": getattr(value, f.name, None) for f in dataclasses.fields(value)}
+    elif type(value).__module__.startswith("bnrank") and hasattr(value, "__dict__"):
+        inner = {f"{kind}.{name}": entry for name, entry in vars(value).items() if not name.startswith("_")}
+    for name, entry in inner.items():
+        yield from leaves(entry, f"{path}.{name}", depth + 1)
 
 
-def _padded(value: np.ndarray) -> bool:
+_SMALL = {torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2}
+
+
+def nans(value: Any) -> Iterator[str]:
+    """Yield where a result holds NaN, except in the fields of ``known.NAN``."""
+    skipped = str(value.coords.get("skipped_name", "")) if isinstance(value, xr.Dataset) else ""
+    for path, leaf in leaves(value):
+        last = path.rsplit(".", 1)[-1]
+        if any(f".{field}." in f"{path}." for field in NAN) or leaf.dtype.kind not in "fcO":
+            continue
+        if "jacobian" in skipped and last in ("jacobian_singular_values", "log_pseudo_determinant", "ntk_trace"):
+            continue  # listed as not measured
+        missing = leaf != leaf  # NaN only, in arrays of objects as well
+        if bool(np.any(missing)) and not (last in PADDED and _padded(np.asarray(missing))):
+            yield re.sub(r"\.\d+(?=\.|$)", "", path)
+
+
+def explained(caught: Sequence[warnings.WarningMessage]) -> bool:
+    """Whether one of the warnings speaks of numbers that are not finite or not defined."""
+    texts = [str(w.message) for w in caught if issubclass(w.category, UserWarning | RuntimeWarning)]
+    return any(
+        re.search(r"(?i)\bnan\b|finite|invalid value|overflow|diverg|\bzero\b|undefined|empty", t) for t in texts
+    )
+
+
+def different(valid: Any, result: Any) -> list[str]:
+    """Return where two results differ by more than rounding in float32, except in the fields of ``known.DRAWN``."""
+    first, second = dict(leaves(valid)), dict(leaves(result))
+    places = [path for path in first.keys() ^ second.keys()]
+    for path in first.keys() & second.keys():
+        a, b = first[path], second[path]
+        if a.dtype.kind in "USO" or b.dtype.kind in "USO":
+            same = a.dtype.kind == "O" or a.shape == b.shape  # texts may tell of types and paths
+        else:
+            size = float(np.abs(a[np.isfinite(a)]).max(initial=0.0)) if a.dtype.kind != "b" else 1.0
+            same = a.shape == b.shape and bool(np.allclose(a, b, rtol=1e-2, atol=1e-3 * size + 1e-6, equal_nan=True))
+        if not same:
+            places.append(path)
+    return sorted(place for place in places if not any(f".{field}." in f"{place}." for field in DRAWN))
+
+
+def _padded(missing: np.ndarray) -> bool:
     """Return whether NaN only follows the numbers along an axis, and numbers are there."""
-    missing = np.isnan(value)
-    ends = [bool((np.diff(missing.astype(int), axis=axis) >= 0).all()) for axis in range(value.ndim)]
+    ends = [bool((np.diff(missing.astype(int), axis=axis) >= 0).all()) for axis in range(missing.ndim)]
     return any(ends) and not bool(missing.all())
 
 
-def refusal(error: BaseException, names: tuple[str, ...]) -> tuple[str, str] | None:
-    """Return the kind and text of the finding that an exception is, or None where it is a proper refusal."""
+def refusal(error: BaseException, names: tuple[str, ...], wrong: str = "") -> tuple[str, str] | None:
+    """Return the kind and text of the finding that an exception is, or None where it is a proper refusal.
+
+    ``wrong`` is the one argument of a wrong type, which the message must mention.
+    """
     text = f"{type(error).__name__}: {str(error).strip() or '(no message)'}".splitlines()[0][:200]
     if isinstance(error, MemoryError):
         return "memory", text
@@ -175,4 +245,6 @@ def refusal(error: BaseException, names: tuple[str, ...]) -> tuple[str, str] | N
         return "says module", text
     if not names_argument(message, names):
         return "argument not named", text
+    if wrong and not re.search(rf"\b{re.escape(wrong)}(\b|_)", message):
+        return "names another argument", text
     return None

@@ -15,11 +15,15 @@ NAN = {
     "balance_residual": "of a network that is no chain of layers with activations, as Run.history says",
     "gradient_norm": "of mini-batches, in all rows but the last, as train says",
     "held_out": "of a trial without a held-out part",
+    "Sharpness.limit": "without a step",
+    "Node.slope": "of an activation without one slope",
 }
 """Fields of results that may be NaN without a warning, with the meaning of NaN."""
 
 MEANT = {
     "bnrank.nonlinearity.ratio": "of a layer without an activation after it, as documented",
+    "bnrank.networks.read": "weights of the network itself, which are returned",
+    "bnrank.graph.trace": "a factor in the code of the network",
     "bnrank.figures.Claim": "the value as it was measured, which pages show as NaN",
     "Tail.ratios": "of a layer that is 0, as documented",
     "bnrank.spectra.stable_rank": "of singular values that are all 0, as documented",
@@ -47,3 +51,18 @@ CHANGES = {"bnrank.networks.Stack": "draws the weights of its parts, unless init
 
 UNUSED = {"BottleneckAutoencoder.fit(y)"}
 """Arguments that a function documents as not used: they may be anything, as scikit-learn has it."""
+
+OWNERS = {
+    *("BottleneckRegressor.fit", "BottleneckClassifier.fit", "BottleneckAutoencoder.fit", "Accumulator.add"),
+    *("Monitor.record", "Monitor.attach", "MLP.reset"),
+}
+"""Methods whose purpose is to change their object."""
+
+ALIASES = {"bnrank.networks.read_chain", "bnrank.spectra.singular_values"}
+"""Functions with an argument ``name`` by which messages call another argument."""
+
+SELECTED: dict[str, str] = {}
+"""Functions whose answer may depend on how an argument is represented, with the reason."""
+
+DRAWN = {"seconds": "time that passed", "path": "a new file", "out": "a new folder"}
+"""Fields that differ between equal calls."""

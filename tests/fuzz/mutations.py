@@ -349,8 +349,16 @@ OPTIONS: dict[str, Change] = {
     "0.5": lambda v: 0.5,
 }
 
-LIMITS = {"10**12", "10**30", "2**31", "1e300", "inf"}
-"""Sizes that a valid call would never end with."""
+_VALUES = {"None", "list", "empty list", "empty tuple", "True", "NaN", "10**12", "-1", "0", "tensor", "0-d tensor"}
+TYPES = ANYTHING.keys() - _VALUES
+"""Changes to a wrong type, whatever the argument: a message must name this argument."""
+
+SAME = {
+    *("numpy", "lists", "read-only", "column major", "not contiguous", "memory map", "requires grad", "parameter"),
+    *("subclass", "inference", "data array", "copy", "as it is", "pair of arrays", "pair of lists", "pair in a list"),
+    *(f"{side} {change}" for side in "xy" for change in ("numpy", "not contiguous", "column major", "requires grad")),
+}
+"""Changes that leave the numbers of a value as they are: the answer must stay as well."""
 
 
 def role_of(value: Any, default: Any, annotation: str) -> dict[str, Change]:

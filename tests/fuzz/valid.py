@@ -302,7 +302,7 @@ OWN: dict[str, Values] = {
     "bnrank.constructions.bottleneck": {"h": lambda: mlp(2, 4, 1), "g": lambda: mlp(3, 5, 2), "depth": lambda: 8},
     "bnrank.constructions.compose": {"h": lambda: mlp(2, 4, 1), "g": lambda: mlp(3, 5, 2)},
     "bnrank.constructions.add": {"f": lambda: mlp(3, 5, 2), "g": lambda: mlp(3, 4, 2)},
-    "bnrank.constructions.completely_positive": {"a": lambda: torch.eye(2), "x": lambda: torch.rand(5, 2) + 0.1},
+    "bnrank.constructions.completely_positive": {"a": lambda: torch.eye(2), "x": lambda: normal(5, 2).abs() + 0.1},
     "bnrank.constructions.deepen": {"depth": lambda: 5},
     "bnrank.constructions.deepen_escape": {**_CIRCLE, "depth": lambda: 6},
     "bnrank.constructions.line_interpolant": {
@@ -312,7 +312,7 @@ OWN: dict[str, Values] = {
     "bnrank.constructions.max_of_affine": {"b": lambda: normal(2)},
     "bnrank.constructions.with_slope": {"slope": lambda: 0.1},
     "bnrank.cost.bracket": {"net": lambda: mlp(2, 3, 2), "x": lambda: normal(4, 2)},
-    "bnrank.cost.completely_positive": {"x": lambda: torch.rand(4, 2)},
+    "bnrank.cost.completely_positive": {"x": lambda: normal(4, 2).abs()},
     "bnrank.cost.diagonal": {"w": lambda: [1.0, 2.0]},
     "bnrank.cost.lower_bound": {"net": lambda: mlp(2, 3, 2), "x": lambda: normal(4, 2)},
     "bnrank.cost.r1_lower_bound": {"net": lambda: mlp(2, 3, 2), "x": lambda: normal(4, 2)},
@@ -520,7 +520,7 @@ METHODS: Values = {
 }
 """Values for the methods of results, where they differ from those of functions."""
 
-_STATISTICS: Values = {"u": lambda: torch.rand(3, 2)}
+_STATISTICS: Values = {"u": lambda: normal(3, 2).abs()}
 
 
 def _stored(value: Any, suffix: str) -> Path:
@@ -564,6 +564,37 @@ METHOD_OWN: dict[str, Values] = {
     "Truth.task": {"settings": dict, "name": lambda: "task"},
 }
 """What single methods need."""
+
+
+OPTIONAL: dict[str, Values] = {
+    "bnrank.Jacobian": {"tangent": lambda: normal(3, 2)},
+    "bnrank.Task": {"x_test": lambda: normal(4, 3), "y_test": lambda: normal(4, 2)},
+    "bnrank.constructions.bottleneck": {"lower": lambda: torch.full((2,), -9.0)},
+    "bnrank.constructions.completely_positive": {"inner": lambda: torch.eye(2), "outer": lambda: torch.eye(2)},
+    "bnrank.constructions.deepen": {"x": lambda: normal(6, 3)},
+    "bnrank.constructions.max_of_affine": {"signs": lambda: torch.ones(2)},
+    "bnrank.cost.bracket": {"domain": lambda: torch.tensor([[-1.0, -1.0], [1.0, 1.0]])},
+    "bnrank.cost.lower_bound": {"domain": lambda: torch.tensor([[-1.0, -1.0], [1.0, 1.0]])},
+    "bnrank.cost.r1_lower_bound": {"domain": lambda: torch.tensor([[-1.0, -1.0], [1.0, 1.0]])},
+    "bnrank.cost.prune": {"x": lambda: normal(6, 3)},
+    "bnrank.discovery.compress": {"y": lambda: normal(40, 2), "held_out": lambda: normal(10, 3)},
+    "bnrank.discovery.symmetries": {"y": lambda: normal(40, 3)[:, :2].square().sum(1, keepdim=True)},
+    "bnrank.escape.find": {"initial": lambda: [mlp(2, 3, 3, 1, bias=False)]},
+    "bnrank.networks.from_layers": {"biases": lambda: [torch.zeros(4), torch.zeros(2)]},
+    "bnrank.networks.read": {"x": lambda: normal(6, 3)},
+    "bnrank.spectra.weight_singular_values": {"x": lambda: normal(6, 3)},
+    "bnrank.theory.kernels.jacobian_ranks": {"points": lambda: normal(4, 3)},
+    "bnrank.load": {"net": mlp},
+    "LayerGraph.neurons": {"net": mlp},
+    "Run.open": {"net": mlp},
+    "Truth.task": {"y": lambda: normal(12, 2)},
+}
+"""Values of optional arguments that the valid call leaves out."""
+
+
+def optional(name: str) -> dict[str, Any]:
+    """Return the values of optional arguments that the valid call of a target leaves out, built anew."""
+    return {parameter: make() for parameter, make in OPTIONAL.get(name, {}).items()}
 
 
 def arguments(name: str, parameters: tuple[str, ...], function: Callable[..., Any]) -> dict[str, Any]:

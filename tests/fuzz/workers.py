@@ -1,5 +1,6 @@
 """Worker processes with limits of memory and time: a call that hangs, or ends its process, is a finding as well."""
 
+import importlib
 import multiprocessing
 import os
 import resource
@@ -57,8 +58,18 @@ def _lost(target: Target, seed: int, call: int, kind: str, text: str) -> Outcome
     return Outcome(target.name, target.room, call, drawn(target, seed, call), "finding", kind, text)
 
 
+def imported() -> None:
+    """Import what the library imports where first needed, so that no call is charged for the time and the changes."""
+    for module in (
+        *("sklearn.base", "scipy.optimize", "matplotlib.pyplot", "plotly.graph_objects", "networkx", "sympy"),
+        *("h5netcdf", "xarray.conventions", "torch._dynamo", "bnrank.cli"),
+    ):
+        importlib.import_module(module)
+
+
 def outcomes(jobs: Sequence[Job], seed: int, batch: int = 400) -> Iterator[Outcome]:
     """Yield the outcomes of calls in their order, from one worker process at a time, renewed after a batch."""
+    imported()
     context = multiprocessing.get_context("fork")
     done = 0
     while done < len(jobs):

@@ -145,6 +145,16 @@ def test_pieces_put_together_equal_the_whole(n, features, rank, chunk, seed):
     assert spectra.rank(whole, 1e-10) == min(n, features, rank)
 
 
+@pytest.mark.parametrize("exponent", [-1030, -600, 600, 1000])
+def test_pieces_put_together_at_the_ends_of_the_range_of_floats(exponent):
+    z = torch.complex(normal(40, 5), normal(40, 5, seed=1))
+    pieces, factor = spectra.Accumulator(), 2.0 ** (exponent // 2)
+    for piece in z.split(9):
+        pieces.add(piece * factor * factor)
+    found = pieces.singular_values() / factor / factor
+    assert torch.allclose(found, torch.linalg.svdvals(z), rtol=1e-3)  # subnormal numbers have fewer digits
+
+
 def test_qr_sees_what_gram_cannot():
     q1, q2 = torch.linalg.qr(normal(200, 3))[0], torch.linalg.qr(normal(3, 3))[0]
     planted = torch.tensor([1.0, 1e-5, 1e-10], dtype=torch.float64)

@@ -341,7 +341,7 @@ def test_bad_input_is_named():
         found.ratios(3)
     with pytest.raises(ValueError, match=r"net: got no parameter 0\.weight, which is in the tail"):
         found.bounds({})
-    with pytest.raises(ValueError, match=r"net: got 0\.weight as Tensor of shape \(2, 2\).*, expected 12 entries"):
+    with pytest.raises(ValueError, match=r"start: got 0\.weight as Tensor of shape \(2, 2\).*, expected 12 entries"):
         found.bounds(module, {**dict(module.named_parameters()), "0.weight": torch.ones(2, 2)})
     with pytest.raises(TypeError, match="net: got"):
         tail(3, torch.ones(2, 3))
