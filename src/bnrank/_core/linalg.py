@@ -187,7 +187,7 @@ def _checked(values: Values) -> Tensor:
 def _counts(values: Tensor, rtol: float, atol: float = 0.0) -> Tensor:
     rtol = validation.rtol(rtol)
     atol = atol if isinstance(atol, float) and atol == math.inf else validation.number(atol, "atol", 0.0)
-    return values > (rtol * _largest(values)).clamp(min=atol)
+    return values > (rtol * _largest(values)).double().clamp(min=atol)
 
 
 def _largest(values: Tensor) -> Tensor:

@@ -282,7 +282,8 @@ def from_array(value: np.ndarray, name: str, expected: str = "numbers") -> Tenso
     if not value.dtype.isnative:
         value = value.astype(value.dtype.newbyteorder("="))
     value = np.ascontiguousarray(value) if value.ndim else np.asarray(value)
-    return torch.from_numpy(value if value.flags.writeable else value.copy())
+    fits = value.flags.writeable and min(value.strides, default=0) >= 0  # of one row, either is contiguous
+    return torch.from_numpy(value if fits else value.copy())
 
 
 def finite(value: Tensor, name: str) -> Tensor:

@@ -67,6 +67,7 @@ def residual(net: nn.Module) -> Balance:
     layers = _chain(net)
     validation.expect(layers, "net", "no linear layer", "at least one")
     check_finite(net)
+    validation.expect(not any(layer.weight.is_complex() for layer in layers), "net", "complex weights", "real ones")
     return between([layer.weight for layer in layers], [layer.bias for layer in layers])
 
 

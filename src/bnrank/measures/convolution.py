@@ -63,7 +63,7 @@ def conv_singular_values(kernel: Data, size: Size, *, stride: Size = 1, dilation
     kernel = validation.finite(kernel.to(torch.float64), "kernel")
     d = kernel.ndim - 2
     given = {"size": size, "stride": stride, "dilation": dilation}
-    n, s, dil = (_per_dimension(value, name, d) for name, value in given.items())
+    n, s, dil = (per_dimension(value, name, d) for name, value in given.items())
     validation.expect(not any(a % b for a, b in zip(n, s, strict=True)), "size", f"{n}", f"multiples of the stride {s}")
     groups = validation.integer(groups, "groups")
     validation.expect(not kernel.shape[0] % groups, "groups", f"{groups}", f"a divisor of c_out = {kernel.shape[0]}")
@@ -123,7 +123,7 @@ def layer_blocks(layer: Layer, size: Size | None = None) -> tuple[Tensor | None,
             return None, "the spectrum of a convolution depends on the image size; give an example x or a size"
         n = layer.input_shape[-d:]
     else:
-        n = tuple(_per_dimension(size, "size", d))
+        n = tuple(per_dimension(size, "size", d))
     if any(a % b for a, b in zip(n, conv.stride, strict=True)):
         return None, f"image size {tuple(n)} is no multiple of the stride {tuple(conv.stride)}"
     try:
@@ -188,7 +188,14 @@ def _vectors(sizes: Sequence[int]) -> Tensor:
     return torch.cartesian_prod(*map(torch.arange, sizes)).reshape(-1, len(sizes))
 
 
-def _per_dimension(value: Any, name: str, d: int) -> list[int]:
+def per_dimension(value: Any, name: str, d: int) -> list[int]:
+    """Return an integer for each of d dimensions, from one integer or d.
+
+    Examples
+    --------
+    >>> per_dimension(6, "size", 2), per_dimension((4, 6), "size", 2)
+    ([6, 6], [4, 6])
+    """
     if isinstance(value, Sequence) and not isinstance(value, str):
         validation.expect(len(value) == d, name, f"{list(value)}", f"one integer or {d}")
         return [validation.integer(v, f"{name}[{i}]") for i, v in enumerate(value)]

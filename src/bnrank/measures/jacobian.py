@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -369,15 +368,11 @@ def _level_of_caller() -> int:
 
 def _orthonormal(tangent: object, n: int, d_in: int) -> Tensor:
     """Return the Gram-Schmidt basis of the columns, float64, (d_in, m) or (N, d_in, m); refuse dependent ones."""
-    if isinstance(tangent, np.ndarray) and tangent.dtype.kind == "f":
-        tangent = torch.from_numpy(np.ascontiguousarray(tangent))
-    if not isinstance(tangent, Tensor) or not tangent.is_floating_point():
-        raise TypeError(f"tangent: got {validation.describe(tangent)}, expected a floating-point Tensor or ndarray")
-    shape = tuple(tangent.shape)
-    fits = len(shape) in (2, 3) and shape[-2] == d_in and 1 <= shape[-1] <= d_in and shape[:-2] in ((), (n,))
     expected = f"columns (d_in, m) or (N, d_in, m) with d_in = {d_in}, N = {n} and 1 <= m <= {d_in}"
+    basis = validation.array(tangent, "tangent", expected, 2, 3).double()
+    shape = tuple(basis.shape)
+    fits = shape[-2] == d_in and 1 <= shape[-1] <= d_in and shape[:-2] in ((), (n,))
     validation.expect(fits, "tangent", f"shape {shape}", expected)
-    basis = validation.finite(tangent.detach().double(), "tangent")
     largest = basis.abs().amax(-2, keepdim=True)
     basis = basis / torch.where(largest > 0, largest, 1.0)  # so that no square under- or overflows
     lengths = torch.linalg.vector_norm(basis, dim=-2, keepdim=True)

@@ -52,7 +52,7 @@ def trace(net: nn.Module, x: Data, *, chunk_size: int | None = None, dtype: torc
     >>> trace(net, torch.ones(1, 3))
     tensor([8.], dtype=torch.float64)
     """
-    net, x = _checked(net, x, chunk_size)
+    net, x, chunk_size = _checked(net, x, chunk_size)
     return trace_of(Layers.of(net, dtype) if is_plain_mlp(net) else Functional(net, dtype), x, chunk_size)
 
 
@@ -97,7 +97,7 @@ def gram(net: nn.Module, x: Data, *, dtype: torch.dtype = torch.float64) -> Tens
     tensor([[1., 0.],
             [0., 1.]], dtype=torch.float64)
     """
-    net, x = _checked(net, x)
+    net, x, _ = _checked(net, x)
     if is_plain_mlp(net):
         layers = Layers.of(net, dtype)
         found = layers.forward(x)
@@ -108,14 +108,15 @@ def gram(net: nn.Module, x: Data, *, dtype: torch.dtype = torch.float64) -> Tens
             rows = g.expand(n, -1, -1).reshape(n * d_out, -1)
             pairs = (rows @ rows.T).reshape(n, d_out, n, d_out).permute(0, 2, 1, 3)
             kernel += (a @ a.T + one)[:, :, None, None] * pairs
-        return kernel
+        return finite(kernel).to(dtype)
     jacobian = products.Products(Functional(net, dtype), x, None)
     d_out, count = jacobian.d_out, jacobian.count
     most = MAX_ENTRIES // max(1, d_out * count)
     exceeds = f"with {d_out} outputs and {count} parameters the parameter Jacobian exceeds {MAX_ENTRIES} numbers"
     validation.expect(len(x) <= most, "x", f"{len(x)} samples, {exceeds}", f"at most {most} samples")
     rows = torch.cat(list(jacobian.rows())).flatten(0, 1)  # (N d_out, P)
-    return (rows @ rows.T).reshape(x.shape[0], d_out, x.shape[0], d_out).permute(0, 2, 1, 3).contiguous()
+    kernel = (rows @ rows.T).reshape(x.shape[0], d_out, x.shape[0], d_out).permute(0, 2, 1, 3)
+    return finite(kernel).to(dtype).contiguous()
 
 
 def top_eigenvalue(
@@ -168,7 +169,7 @@ def top_eigenvalue(
     >>> round(top_eigenvalue(net, torch.diag(torch.tensor([3.0, 4.0]))), 9)
     16.0
     """
-    net, x = _checked(net, x, chunk_size)
+    net, x, chunk_size = _checked(net, x, chunk_size)
     rtol = validation.rtol(rtol)
     seed = validation.seed(seed, bits=128)
     if chunk_size is None and is_plain_mlp(net):
@@ -234,7 +235,7 @@ def mixed_derivative_norm(
     >>> mixed_derivative_norm(net, torch.ones(1, 1))
     tensor([48.], dtype=torch.float64)
     """
-    net, x = _checked(net, x, chunk_size)
+    net, x, chunk_size = _checked(net, x, chunk_size)
     validation.expect(x.is_floating_point(), "x", f"dtype {x.dtype}", "floating point to differentiate by", TypeError)
     rtol = validation.rtol(rtol)
     seed = validation.seed(seed, bits=128)
@@ -305,14 +306,13 @@ def _mixed_at_sample(of: products.Products, sample: Tensor, rtol: float, seed: i
         return products.largest_eigenvalue(apply, jacobian.detach().flatten(), rtol, seed)
 
 
-def _checked(net: nn.Module, x: Data, chunk_size: int | None = None) -> tuple[nn.Module, Tensor]:
+def _checked(net: nn.Module, x: Data, chunk_size: int | None = None) -> tuple[nn.Module, Tensor, int | None]:
     net = unwrap(net)
-    if chunk_size is not None:
-        validation.integer(chunk_size, "chunk_size")
+    chunk_size = validation.optional(validation.integer, chunk_size, "chunk_size")
     x = example(net, x).detach()
     check_finite(net)
     check_unshared(net)
-    return net, x
+    return net, x, chunk_size
 
 
 def finite(values: Tensor) -> Tensor:

@@ -40,6 +40,7 @@ class Products:
         self.count = sum(p.numel() for p in self.parameters)
         with torch.no_grad():
             self.d_out = function(x[:1]).numel()
+        validation.expect(self.d_out, "net", "a network without outputs", "at least one output")
         self.parts = x.split(chunk_size or max(1, CHUNK_ENTRIES // (64 * max(self.d_out, x[0].numel()))))
         self.held: list[tuple[Tensor, Tensor, tuple[Tensor, ...]]] = []  # the graph of a single block
 
@@ -181,6 +182,7 @@ def check_samplewise(function: Functional, x: Tensor) -> int:
     with torch.no_grad():
         together = function(x[:2])[:1]
         alone = function(x[:1]) if x.shape[0] > 1 else together
+    validation.expect(together.numel(), "net", "a network without outputs", "at least one output")
     scale = float(together.abs().max()) + float(alone.abs().max())
     tolerance = 1e-6 if function.dtype == torch.float64 else 1e-3
     if together.shape != alone.shape or float((together - alone).abs().max()) > tolerance * scale:

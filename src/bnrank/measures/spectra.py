@@ -1,7 +1,7 @@
 """Singular values of weights, activations and preactivations."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from bnrank._core import validation
 from bnrank._core.linalg import effective_rank, rank, stable_rank
 from bnrank._core.validation import Data
-from bnrank.measures.convolution import conv_singular_values, layer_singular_values
+from bnrank.measures.convolution import conv_singular_values, layer_singular_values, per_dimension
 from bnrank.networks.functional import example
 from bnrank.networks.reading import Reading, capture, read_or
 from bnrank.networks.reasons import Skipped
@@ -117,6 +117,8 @@ def weight_singular_values(
     >>> weight_singular_values(net)["layers.1"]
     tensor([0., 0.], dtype=torch.float64)
     """
+    if size is not None:
+        per_dimension(size, "size", len(size) if isinstance(size, Sequence) else 1)
     reading = read_or(reading, net, x)
     values: dict[str, Tensor] = {}
     notes: dict[str, str] = {}
@@ -177,7 +179,8 @@ class Accumulator:
             self._state = gram if self._state is None else self._state + gram
         else:
             rows = piece if self._state is None else torch.cat([self._state, piece], -2)
-            self._state = torch.linalg.qr(rows, mode="r")[1] if rows.shape[-2] > rows.shape[-1] else rows
+            tall = rows.shape[-2] > rows.shape[-1]
+            self._state = _scaled(lambda matrix: torch.linalg.qr(matrix, mode="r")[1], rows) if tall else rows
 
     def singular_values(self) -> Tensor:
         """Return the min(rows, features) singular values of all rows so far, descending."""
@@ -188,8 +191,15 @@ class Accumulator:
         if self.method == "gram":
             values: Tensor = torch.linalg.eigvalsh(self._state).clamp(min=0).sqrt().flip(0)
         else:
-            values = torch.linalg.svdvals(self._state)
+            values = _scaled(torch.linalg.svdvals, self._state)
         return values[..., : min(self.rows, self._state.shape[-1])]
+
+
+def _scaled(decomposition: Callable[[Tensor], Tensor], matrix: Tensor) -> Tensor:
+    """Return a homogeneous decomposition of a matrix, by way of a multiple whose squares are in the range of floats."""
+    size = float(matrix.abs().amax()) if matrix.numel() else 1.0
+    scale = 2.0**600 if 0 < size < 1e-150 else 2.0**-600 if 1e150 < size < math.inf else 1.0
+    return decomposition(matrix * scale) / scale if scale != 1 else decomposition(matrix)
 
 
 def activation_singular_values(

@@ -156,7 +156,7 @@ def as_mlp(net: nn.Module, *, multiply_out: bool = False) -> MLP:
     >>> as_mlp(torch.nn.Sequential(*factored, torch.nn.ReLU(), torch.nn.Linear(4, 2)), multiply_out=True).widths
     [3, 4, 2]
     """
-    net = unwrap(net)
+    net, multiply_out = unwrap(net), validation.flag(multiply_out, "multiply_out")
     slopes: list[float | None]
     if is_plain_mlp(net):
         layers, slopes = [cast(nn.Linear, layer) for layer in net.layers], [net.slope]
@@ -164,6 +164,7 @@ def as_mlp(net: nn.Module, *, multiply_out: bool = False) -> MLP:
         raise TypeError("net: got an MLP that was changed, expected each layer a Linear with parameters of its own")
     else:
         layers, slopes = _layers(net)
+    validation.expect(not any(layer.weight.is_complex() for layer in layers), "net", "complex weights", "real ones")
     pairs = [_pair(layer) for layer in layers]
     if len(set(slopes)) > 1 and multiply_out:
         pairs, slopes = _multiplied(pairs, slopes)

@@ -149,9 +149,14 @@ def load(path: str | os.PathLike[str], slope: float = 0.0, order: Sequence[str] 
     ValueError
         If the file is missing, a pickle, damaged, or not a chain of 2-D weights; the message names the file.
     """
+    slope = validation.slope(slope)
+    if order is not None:
+        order = [
+            validation.text(entry, "order") for entry in validation.sequence(order, "order", "a sequence of names")
+        ]
     stored = store.read(path)
     if not stored.kind:
-        return _from_foreign(stored.path, stored.tensors, validation.slope(slope), order)
+        return _from_foreign(stored.path, stored.tensors, slope, order)
     stored = store.load(path, "network")
     try:
         plan = stored.about["plan"]

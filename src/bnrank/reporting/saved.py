@@ -16,6 +16,7 @@ from bnrank.discovery.estimators.base import BottleneckEstimator
 from bnrank.networks.files import load as load_network
 from bnrank.networks.files import write as write_network
 from bnrank.training import Run
+from bnrank.training.history import open_run
 
 
 def load(
@@ -63,7 +64,7 @@ def load(
     validation.optional(validation.kind, net, "net", nn.Module)
     slope = validation.slope(slope)
     if os.path.isdir(path):  # noqa: PTH112 - no error for names that are too long
-        return Run.open(path, copy.deepcopy(net))
+        return open_run(path, copy.deepcopy(net), "path")
     stored = store.read(path)
     if stored.kind and (slope or order is not None):
         raise ValueError(f"slope, order: got {slope:g}, {order}, expected neither for {path}, which has its own")
@@ -103,6 +104,7 @@ def save(result: object, path: str | os.PathLike[str], *, tag: str | None = None
         If the result is none of these, a part of its network cannot be identified and has no version, or the path
         cannot be written to.
     """
+    validation.optional(validation.text, tag, "tag")
     if isinstance(result, nn.Module):
         return write_network(result, path, "result")
     if isinstance(result, Run | Compressed):

@@ -4,11 +4,12 @@ import dataclasses
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import xarray as xr
 from sklearn.utils.validation import check_is_fitted
+from torch import Tensor
 
 from bnrank._core import validation
 from bnrank._core.validation import describe, expect
@@ -224,7 +225,8 @@ def sections_from(source: object) -> list[Section]:
     elif isinstance(source, str | xr.Dataset | Verdicts) or hasattr(source, "history"):
         sections = [_section(source, None)]
     else:
-        sections = [_section(entry, None) for entry in (source if isinstance(source, Iterable) else [source])]
+        several = isinstance(source, Iterable) and not isinstance(source, Tensor | np.ndarray)
+        sections = [_section(entry, None) for entry in (cast("Iterable[object]", source) if several else [source])]
     expect(sections, "source", "nothing to show", "at least one section")
     return sections
 

@@ -146,6 +146,7 @@ def load_table(
     """
     path = sources.as_path(path, "path")
     settings = {**locals(), "path": str(path)}
+    settings |= {"targets": _listed(targets, "targets"), "ignore": _listed(ignore, "ignore")}
     if loss is not None:
         validation.choice(loss, "loss", LOSSES)
     if str(path) in NAMED and not (_listed(targets, "targets") or _listed(ignore, "ignore") or loss):

@@ -113,6 +113,10 @@ class Task(Printed):
         validation.text(self.name, "name")
         validation.expect(isinstance(self.settings, Mapping), "settings", self.settings, "a mapping", TypeError)
         validation.optional(validation.kind, self.truth, "truth", Truth)
+        object.__setattr__(self, "classes", validation.optional(validation.integer, self.classes, "classes"))
+        if self.class_names is not None:
+            entries = validation.sequence(self.class_names, "class_names", "a sequence of texts")
+            object.__setattr__(self, "class_names", tuple(validation.text(entry, "class_names") for entry in entries))
         if (self.x_test is None) != (self.y_test is None):
             raise ValueError("x_test, y_test: got one without the other, expected both or neither")
         flat = self.loss == "mse" and isinstance(self.y, Tensor | np.ndarray) and self.y.ndim == 1

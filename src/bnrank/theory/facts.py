@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from functools import cached_property
 from typing import Any
 
@@ -101,7 +102,7 @@ class Facts:
     def _read_targets(self, y: Any) -> Tensor:
         """Return targets (N, d_out) in float64, or class indices (N,), after checking that they fit."""
         outputs = self.outputs.shape[1]
-        y = torch.from_numpy(y) if isinstance(y, np.ndarray) else y
+        y = validation.from_array(y, "y") if isinstance(y, np.ndarray) else y
         if isinstance(y, Tensor) and not y.is_floating_point():
             targets = validation.classes(y, "y", outputs)
         else:
@@ -129,7 +130,10 @@ class Facts:
     def outputs(self) -> Tensor:
         """f(x_i), (n, d_out)."""
         with torch.no_grad():
-            return self.function(self.x).flatten(1)
+            outputs = self.function(self.x).flatten(1)
+        if not bool(torch.isfinite(outputs).all()):
+            warnings.warn("net: its outputs have NaN or infinite entries", stacklevel=2)
+        return outputs
 
     @cached_property
     def jacobian_values(self) -> Tensor:

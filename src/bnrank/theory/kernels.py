@@ -135,7 +135,7 @@ def jacobian_ranks(
     covariance, slope = RADIAL[validation.choice(kernel, "kernel", KERNELS)]
     inputs, outputs = _pair(x, y)
     ridge = validation.number(ridge, "ridge", 0.0, strict=True)
-    rtol, data_rtol = validation.rtol(rtol), validation.rtol(data_rtol)
+    rtol, data_rtol = validation.rtol(rtol), validation.rtol(data_rtol, "data_rtol")
     length_scale = _typical_distance(inputs) if length_scale is None else length_scale
     length_scale = validation.number(length_scale, "length_scale", 0.0, strict=True)
     if points is None:

@@ -183,7 +183,7 @@ def bracket(
     output_rtol = validation.number(output_rtol, "output_rtol", 0.0)
 
     with torch.no_grad():
-        f = Functional(net)(x).flatten(1)
+        f = validation.finite(Functional(net)(x).flatten(1), "net: its outputs")
     size = float(f.abs().max())
     places = cuts(net, x)
     globally = _everywhere(places, f, max(output_rtol * size, 10 * eps * _terms(net, x, size)))

@@ -113,7 +113,7 @@ def output_error(net: MLP, x: Tensor) -> float:
         terms = torch.linalg.vector_norm(a.abs() @ weight.abs().T + bias.abs(), dim=1)
         error = torch.linalg.matrix_norm(weight, 2) * error + (weight.shape[1] + 3) * (info.eps * terms + info.tiny)
         a = leaky_relu(a @ weight.T + bias, net.slope)
-    return float(error.max())
+    return float(error.nan_to_num(nan=math.inf, posinf=math.inf).max())  # inf - inf and 0 inf bound nothing
 
 
 def sharpness_bound(

@@ -1,6 +1,7 @@
 """Symmetries, autoencoders and classifiers of low rank (T17)."""
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -234,7 +235,7 @@ def projection(net: nn.Module, x: Tensor | np.ndarray, *, rtol: float = 1e-6) ->
     """
     samples, rtol = example(net, x), validation.rtol(rtol)
     with torch.no_grad():
-        outputs = Functional(net)(samples).flatten(1).cpu()
+        outputs = validation.finite(Functional(net)(samples).flatten(1).cpu(), "net: its outputs")
     inputs = samples.detach().flatten(1).double().cpu()
     (_, d_out), (_, d_in) = outputs.shape, inputs.shape
     validation.expect(d_out == d_in, "net", f"{d_out} outputs", f"as many as inputs, {d_in}")
@@ -336,10 +337,15 @@ def classes_on_line(net: nn.Module, x: Tensor | np.ndarray, *, rtol: float = 1e-
     expected = f"a weight of rank one (s_2 <= {rtol:g} s_1)"
     validation.expect(ratio <= rtol, "net", got, expected)
     validation.expect(chain.widths[-1] >= 2, "net", "1 output", "one per class, at least 2")
-    z, tail = rank_one_parts(chain, validation.samples(x, "x", ndim=None).flatten(1).double(), layer)
+    samples = validation.samples(x, "x", ndim=None)
+    width, d_in = samples[0].numel(), chain.widths[0]
+    validation.expect(width == d_in, "x", f"{width} numbers per sample", f"{d_in}, as many as the network takes")
+    z, tail = rank_one_parts(chain, samples.flatten(1).double(), layer)
     lower, upper = float(z.min()), float(z.max())
+    validation.expect(math.isfinite(upper - lower), "x", f"z from {lower:g} to {upper:g}", "a finite range")
     validation.expect(lower != upper, "x", f"samples with one and the same z = {lower:g}", "a range")
-    pieces = regions.along_line(tail, torch.tensor([lower]), torch.tensor([upper]))
+    low, high = (torch.tensor([end], dtype=torch.float64) for end in (lower, upper))
+    pieces = regions.along_line(tail, low, high)
     assert pieces.intervals is not None
     ends = lower + (upper - lower) * pieces.intervals
     with torch.no_grad():

@@ -381,37 +381,42 @@ class Run(Printed):
             If the folder holds no run or a damaged one, or if ``net`` is required and missing, or another network than
             that of the run; the message names the first difference. The values of its trained parameters do not matter.
         """
-        folder = sources.as_path(out, "out")
-        if not (folder / NETWORKS).exists():
-            raise ValueError(f"out: {str(folder)!r} holds no run, expected a file {NETWORKS} in it")
-        advice = "put back a copy of the file, or train the run again with resume=False"
-        files = checksums.read(folder, (HISTORY, SUMMARY, SETTINGS, NETWORKS), "out", advice)
-        stored = store.read(folder / NETWORKS, name="out", data=files[NETWORKS])
-        try:
-            validation.expect(stored.kind == "run", "kind", stored.kind, "'run'")
-            parameters = stored.tensors["parameters"]
-            settings = TrainSettings.from_json(stored.about["settings"])
-            seconds, plan = float(stored.about["seconds"]), stored.about["network"]
-            validation.expect(parameters.ndim == 2, "parameters", parameters, "shape (members, size)")
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise sources.DamagedError(f"out: {str(folder / NETWORKS)!r} is damaged or of no run: {error}") from error
-        history, summary = (netcdf.parse(files[name], folder / name) for name in (HISTORY, SUMMARY))
-        if net is None:
-            if plan is None:
-                raise ValueError(f"net: the run is of a {settings.network}; give a module of this architecture")
-            return cls(history, summary, settings, seconds, _built(plan, parameters, folder / NETWORKS), parameters)
-        identity.expect_same(settings.identity, unwrap(net), repr(str(folder)))
-        return cls(history, summary, settings, seconds, net, parameters)
+        return open_run(out, net, "out")
 
 
-def _built(plan: Any, parameters: Tensor, path: Path) -> nn.Module:
+def open_run(path: str | os.PathLike[str], net: nn.Module | None, name: str) -> Run:
+    """Return a saved run as :meth:`Run.open` does; messages call the path by ``name``."""
+    folder = sources.as_path(path, name)
+    if not (folder / NETWORKS).exists():
+        raise ValueError(f"{name}: {str(folder)!r} holds no run, expected a file {NETWORKS} in it")
+    advice = "put back a copy of the file, or train the run again with resume=False"
+    files = checksums.read(folder, (HISTORY, SUMMARY, SETTINGS, NETWORKS), name, advice)
+    stored = store.read(folder / NETWORKS, name=name, data=files[NETWORKS])
+    try:
+        validation.expect(stored.kind == "run", "kind", stored.kind, "'run'")
+        parameters = stored.tensors["parameters"]
+        settings = TrainSettings.from_json(stored.about["settings"])
+        seconds, plan = float(stored.about["seconds"]), stored.about["network"]
+        validation.expect(parameters.ndim == 2, "parameters", parameters, "shape (members, size)")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise sources.DamagedError(f"{name}: {str(folder / NETWORKS)!r} is damaged or of no run: {error}") from error
+    history, summary = (netcdf.parse(files[file], folder / file) for file in (HISTORY, SUMMARY))
+    if net is None:
+        if plan is None:
+            raise ValueError(f"net: the run is of a {settings.network}; give a module of this architecture")
+        return Run(history, summary, settings, seconds, _built(plan, parameters, folder / NETWORKS, name), parameters)
+    identity.expect_same(settings.identity, unwrap(net), repr(str(folder)))
+    return Run(history, summary, settings, seconds, net, parameters)
+
+
+def _built(plan: Any, parameters: Tensor, path: Path, name: str) -> nn.Module:
     """Return the network of a blueprint, whose parameters must be as many as those of a member."""
     try:
         net = build(plan, stored={"parameters": parameters[0]})
         size = sum(p.numel() for p in net.parameters())
         validation.expect(size == parameters.shape[1], "network", f"{size} parameters", f"{parameters.shape[1]}")
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RuntimeError) as error:
-        raise sources.DamagedError(f"out: {str(path)!r} is damaged or of no run: {error}") from error
+        raise sources.DamagedError(f"{name}: {str(path)!r} is damaged or of no run: {error}") from error
     return net
 
 

@@ -247,7 +247,7 @@ def starting_points(
     own = [(module.seed or 0) if isinstance(module, DRAWN) else 0 for module in modules] or [0]
     seeds = _seeds(own if seed is None and len(own) > 1 else seed, count, own[0])
     template = modules[0] if modules else _call(net, seeds[0])
-    batches = [list(range(count))] if batch_size else []  # members then differ by their batch order
+    batches = [list(range(count))] if batch_size is not None else []  # members then differ by their batch order
     if count > 1 and single and not isinstance(template, DRAWN) and not _differ([*per_member, *batches]):
         raise ValueError(
             f"members: got {count} of the same {type(template).__name__} with the same settings, which would be "

@@ -110,8 +110,8 @@ def train(
     Warns
     -----
     UserWarning
-        If a checkpoint is damaged: training resumes from the previous one, or starts over. If the loss of a member at the
-        start is not finite.
+        If a checkpoint is damaged: training resumes from the previous one, or starts over. If the loss of a member at
+        the start is not finite.
 
     Examples
     --------

@@ -320,4 +320,4 @@ def plane(origin: object, u: object, v: object, bounds: object, size: int) -> tu
 
 
 def _numbers(value: object, name: str, expected: str) -> Array:
-    return validation.real(value, name, f"numbers, {expected}").cpu().numpy().astype(np.float64)
+    return validation.real(value, name, f"numbers, {expected}").double().cpu().numpy()

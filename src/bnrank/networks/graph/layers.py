@@ -115,9 +115,11 @@ class LayerGraph(Printed):
         for name, own in self.parameters.items() if net is not None else ():
             found = held.get(name)
             fits = found is not None and found.shape == own.shape and not found.is_complex()
+            finite = found is None or bool(found.isfinite().all())
             got = "none" if found is None else validation.describe(found)
             expected = f"a parameter of shape {tuple(own.shape)}, as in the traced network"
             validation.expect(fits, f"net: {name}", got, expected)
+            validation.expect(finite, f"net: {name}", "NaN or infinite entries", "finite ones")
         return neurons(self, held, max_edges)
 
     def count(self) -> int:

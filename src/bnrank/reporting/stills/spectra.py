@@ -107,6 +107,7 @@ def norm_versus_depth(
         if value.ndim != 1 or value.shape != runs["depths"].shape or not value.size:
             expected = f"one entry per run, shape {runs['depths'].shape}"
             raise ValueError(f"{name}: got {validation.describe(value)}, expected {expected}")
+    runs["norms"] = np.where(np.isfinite(runs["norms"]), runs["norms"], np.nan)  # not drawn
     threshold = validation.number(cost_threshold, "cost_threshold")
     ax = axes_for(ax, (1, 1), (7.2, 4.8), name="ax")[0]
     fitted = runs["costs"] < threshold

@@ -144,7 +144,10 @@ class Tail(Printed):
 
     def constants(self, net: State) -> Constants:
         """Return the eigenvalues of the conserved matrices between and inside the layers, computed in float64."""
-        named, eigenvalues = _named(net, self), torch.linalg.eigvalsh
+        return self._constants(net, "net")
+
+    def _constants(self, net: State, argument: str) -> Constants:
+        named, eigenvalues = _named(net, self, argument), torch.linalg.eigvalsh
         inside = (tuple(tuple(eigenvalues(q.of(named)) for q in chain) for chain in one.inside) for one in self.layers)
         return Constants(tuple(map(eigenvalues, self.between(named))), tuple(inside))
 
@@ -181,7 +184,8 @@ class Tail(Printed):
             If a parameter is missing or has another shape.
         """
         named = _named(net, self)
-        start = start if isinstance(start, Constants) else self.constants(named if start is None else start)
+        if not isinstance(start, Constants):
+            start = self._constants(named, "net") if start is None else self._constants(start, "start")
         factors, constant = self.factors(named), 0.0
         found: list[Bound] = []
         for j in range(len(self.layers) - 1, -1, -1):
@@ -205,7 +209,8 @@ class Tail(Printed):
         Parameters are those of :meth:`bounds`.
         """
         named = _named(net, self)
-        start = start if isinstance(start, Constants) else self.constants(named if start is None else start)
+        if not isinstance(start, Constants):
+            start = self._constants(named, "net") if start is None else self._constants(start, "start")
         found = []
         for j, (layer, following) in enumerate(zip(self.layers, self.layers[1:], strict=False)):
             matrix, bias = layer.written(named), layer.biases(named)
@@ -227,21 +232,21 @@ def _angle(opposite: float, hypotenuse: float) -> float:
     return math.asin(opposite / hypotenuse) if hypotenuse > opposite else math.pi / 2
 
 
-def _named(net: Any, of: Tail) -> Tensors:
+def _named(net: Any, of: Tail, argument: str = "net") -> Tensors:
     """Return the tail's parameters by name, after checking their sizes."""
     if not isinstance(net, Mapping | nn.Module):
         expected = "a torch.nn.Module or a mapping of names to parameters"
-        raise TypeError(f"net: got {validation.describe(net)}, expected {expected}")
+        raise TypeError(f"{argument}: got {validation.describe(net)}, expected {expected}")
     named: Tensors = net if isinstance(net, Mapping) else dict(unwrap(net).named_parameters())
     for one in (one for layer in of.layers for branch in layer.branches for one in branch):
         for name, places in ((one.weight, one.written), (one.bias, one.biases)):
             if name and name not in named:
-                raise ValueError(f"net: got no parameter {name}, which is in the tail")
+                raise ValueError(f"{argument}: got no parameter {name}, which is in the tail")
             if name and places is not None and named[name].numel() != places.size:
                 came = validation.describe(named[name])
-                raise ValueError(f"net: got {name} as {came}, expected {places.size} entries")
+                raise ValueError(f"{argument}: got {name} as {came}, expected {places.size} entries")
             if name and not bool(torch.isfinite(named[name]).all()):
-                raise ValueError(f"net: got NaN or infinite entries in {name}, expected finite parameters")
+                raise ValueError(f"{argument}: got NaN or infinite entries in {name}, expected finite parameters")
     return named
 
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from bnrank._core import validation
 from bnrank._core.results import Printed
 from bnrank._version import __version__
+from bnrank.networks.functional import example as samples
 from bnrank.networks.functional import unwrap
 from bnrank.theory.invariants import history
 from bnrank.theory.invariants.conserved import Conserved, Tensors
@@ -103,8 +104,7 @@ class Monitor(Printed):
     def __init__(self, net: nn.Module, example: Tensor, *, every: int = 20, matrices_every: int | None = None) -> None:
         self.every = validation.integer(every, "every")
         self.net = unwrap(net)
-        example = example[:2] if isinstance(example, Tensor | np.ndarray) and example.ndim else example
-        self.findings, self.tail = findings_and_tail(self.net, example)
+        self.findings, self.tail = findings_and_tail(self.net, samples(self.net, example, name="example")[:2])
         chosen = [q for q in self.findings if q.kind in ("vertex", "layer")]
         matrices = [q for q in self.findings if q.kind == "matrix"]
         if matrices_every is None:

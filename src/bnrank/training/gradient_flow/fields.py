@@ -79,6 +79,8 @@ class AutogradCost:
         x, y = (self.x, self.y) if batch is None else (self.x[batch[0]], self.y[batch[0]])
         with self.workers.all_threads(), torch.enable_grad():
             cost = self._scalar(self.loss(self._run(row, x), y))
+            if not cost.requires_grad:
+                raise ValueError("net, loss: got a cost without a gradient, expected a function of the parameters")
             (gradient,) = torch.autograd.grad(cost, row, allow_unused=True, materialize_grads=True)
         return float(cost.detach()), gradient
 
