@@ -1,27 +1,24 @@
 """What is known and right: NaN that a class documents, and arguments that a function changes on purpose."""
 
 NAN = {
-    "verdicts": "the sides of a verdict that is not applicable",
-    "left": "a side of a verdict that is not applicable",
-    "right": "a side of a verdict that is not applicable",
-    "slack": "of a verdict that is not applicable",
-    "p_value": "of an expansion without degrees of freedom or sigma",
-    "gap": "ratios of a gap that does not exist",
-    "nonlinearity": "of a layer without an activation after it",
-    "distance": "of a layer without singular values outside of the bottleneck",
-    "rest": "of a layer without singular values outside of the bottleneck",
-    "by_step": "of a first record, which has no step before it",
-    "layers": "ratios of a layer without an activation after it",
-    "balance_residual": "of a network that is no chain of layers with activations, as Run.history says",
-    "gradient_norm": "of mini-batches, in all rows but the last, as train says",
-    "held_out": "of a trial without a held-out part",
-    "Sharpness.limit": "without a step",
+    **{f"Verdict.{side}": "of a verdict that is not applicable" for side in ("left", "right", "slack")},
+    "Dataset.balance_residual": "of a network that is no chain of layers with activations, as Run.history says",
+    "Dataset.gradient_norm": "of mini-batches, in all rows but the last, as train says",
+    "Dataset.nonlinearity": "of a layer without an activation after it",
+    "Expansion.p_value": "without degrees of freedom or sigma",
+    "LayerStructure.distance": "of a layer without singular values outside of the bottleneck",
+    "LayerStructure.nonlinearity": "of a layer without an activation after it",
+    "LayerStructure.rest": "of a layer without singular values outside of the bottleneck",
     "Node.slope": "of an activation without one slope",
+    "Sharpness.limit": "without a step",
+    "result.by_step": "of a first record of Monitor.parts, which has no step before it",
 }
 """Fields of results that may be NaN without a warning, with the meaning of NaN."""
 
 MEANT = {
     "bnrank.nonlinearity.ratio": "of a layer without an activation after it, as documented",
+    "bnrank.networks.as_mlp": "weights of the network itself, which are returned",
+    "bnrank.reporting.tables.verdict_rows": "the sides of a verdict that is not applicable",
     "bnrank.networks.read": "weights of the network itself, which are returned",
     "bnrank.graph.trace": "a factor in the code of the network",
     "bnrank.figures.Claim": "the value as it was measured, which pages show as NaN",

@@ -36,7 +36,10 @@ def describe(value: object) -> str:
         return f"{type(value).__name__} of shape {tuple(value.shape)} and dtype {value.dtype}"
     if isinstance(value, int) and value.bit_length() > 1000:  # Python writes no more than 4,300 digits
         return f"an integer of {value.bit_length():,} bits"
-    shown = " ".join(repr(value).split())
+    try:
+        shown = " ".join(repr(value).split())
+    except Exception:  # of a class of the user, or of a very long integer inside
+        return f"an object of class {type(value).__name__}"
     return f"{shown if len(shown) <= 80 else shown[:77] + '...'} ({type(value).__name__})"
 
 

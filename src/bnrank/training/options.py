@@ -255,8 +255,9 @@ class Solver:
     method : {"rk45", "dop853", "heun", "lsoda", "bdf", "euler"}
         "rk45" and "dop853" are the pairs of Dormand and Prince of order 5 and 8 with SciPy's coefficients. "heun" is
         Heun's method with Euler's method as error estimate. "lsoda" and "bdf" are SciPy's solvers for stiff problems,
-        which build a Jacobian and suit small networks only. Errors of these methods are relative to ||theta||. "euler"
-        takes fixed steps.
+        which build a Jacobian and suit small networks only. Where the flow slides along a ReLU kink, "lsoda" may take
+        very short steps without end; use "bdf", or limit the evaluations. Errors of these methods are relative to
+        ||theta||. "euler" takes fixed steps.
     rtol : float, optional
         Error per step in units of ||theta||. Default: 1e-6 in float64, 1e-4 in float32, 1e-3 for "heun". Heun's error
         is h/2 ||grad C(theta_1) - grad C(theta_0)||. When the flow slides along a ReLU kink, steps back and forth
