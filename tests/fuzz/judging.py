@@ -191,7 +191,7 @@ def nans(value: Any) -> Iterator[str]:
     skipped = str(value.coords.get("skipped_name", "")) if isinstance(value, xr.Dataset) else ""
     for path, leaf in leaves(value):
         last = path.rsplit(".", 1)[-1]
-        if any(f".{field}." in f"{path}." for field in NAN) or leaf.dtype.kind not in "fcO":
+        if any(f".{field}." in f".{path}." for field in NAN) or leaf.dtype.kind not in "fcO":
             continue
         if "jacobian" in skipped and last in ("jacobian_singular_values", "log_pseudo_determinant", "ntk_trace"):
             continue  # listed as not measured
