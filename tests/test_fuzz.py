@@ -196,6 +196,7 @@ ONCE_FOUND = [
     ("bnrank.load", "path", "folder"),
     ("bnrank.networks.load", "order", "object"),
     ("bnrank.networks.read_chain", "multiply_out", "object"),
+    ("bnrank.discovery.BottleneckAutoencoder", "ridges", "0-d tensor"),
     ("bnrank.ntk.gram", "net", "returns NaN"),
     ("bnrank.ntk.gram", "x", "1e300"),
     ("bnrank.ntk.trace", "chunk_size", "numpy integer"),
@@ -217,6 +218,8 @@ ONCE_FOUND = [
     ("bnrank.theory.symmetry.classes_on_line", "x", "subnormal"),
     ("bnrank.theory.symmetry.projection", "net", "returns inf"),
     ("bnrank.theory.symmetry.rank_bound", "net", "no outputs"),
+    ("bnrank.ntk.top_eigenvalue", "normalized", "array of objects"),
+    ("bnrank.tasks.distances_to_polyline", "corners", "1e300"),
     ("bnrank.train", "batch_size", "tensor"),
 ]
 

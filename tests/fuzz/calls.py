@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .judging import changed, different, explained, fingerprint, nans, owned, refusal, restore, surroundings
-from .known import ALIASES, CHANGES, FORMULAS, MEANT, OWNERS, SELECTED, UNUSED
+from .known import ALIASES, CHANGES, FORMULAS, MEANT, OWNERS, UNUSED
 from .mutations import SAME, TYPES, Opaque, mutations, shuffled
 from .surface import Target
 from .valid import arguments, optional
@@ -145,7 +145,7 @@ def judged(target: Target, changes: tuple[tuple[str, str], ...], call: int = -1)
     held = sorted(set(nans(result)))
     if held and not explained(caught) and target.name not in FORMULAS | MEANT.keys():
         return outcome("finding", "NaN without a warning", ", ".join(held)[:200])
-    if len(changes) == 1 and changes[0][1] in SAME and target.name not in SELECTED:
+    if len(changes) == 1 and changes[0][1] in SAME:
         _, other = prepared(target, ())
         other = {p: v for p, v in optional(target.name).items() if p == changes[0][0]} | other
         with warnings.catch_warnings(), quiet():

@@ -46,7 +46,7 @@ PADDED = {
 CHANGES = {"bnrank.networks.Stack": "draws the weights of its parts, unless init is None"}
 """Functions whose arguments change, as documented."""
 
-UNUSED = {"BottleneckAutoencoder.fit(y)"}
+UNUSED = {"BottleneckAutoencoder.fit(y)", "BottleneckAutoencoder.score(y)"}
 """Arguments that a function documents as not used: they may be anything, as scikit-learn has it."""
 
 OWNERS = {
@@ -58,8 +58,10 @@ OWNERS = {
 ALIASES = {"bnrank.networks.read_chain", "bnrank.spectra.singular_values"}
 """Functions with an argument ``name`` by which messages call another argument."""
 
-SELECTED: dict[str, str] = {}
-"""Functions whose answer may depend on how an argument is represented, with the reason."""
-
-DRAWN = {"seconds": "time that passed", "path": "a new file", "out": "a new folder"}
-"""Fields that differ between equal calls."""
+DRAWN = {
+    "out": "a new folder",
+    "path": "a new file",
+    "ridges": "kept as given, as scikit-learn has it",
+    "seconds": "time that passed",
+}
+"""Fields that may differ between calls with equal numbers."""

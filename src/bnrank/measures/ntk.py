@@ -170,7 +170,7 @@ def top_eigenvalue(
     16.0
     """
     net, x, chunk_size = _checked(net, x, chunk_size)
-    rtol = validation.rtol(rtol)
+    normalized, rtol = validation.flag(normalized, "normalized"), validation.rtol(rtol)
     seed = validation.seed(seed, bits=128)
     if chunk_size is None and is_plain_mlp(net):
         chunk_size = max(1, products.CHUNK_ENTRIES // sum(net.widths))

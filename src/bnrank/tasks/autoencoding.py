@@ -1,5 +1,6 @@
 """Data for autoencoders, y = x: a known curve in the plane, and the inputs of any other task."""
 
+import math
 from dataclasses import replace
 
 import torch
@@ -225,6 +226,9 @@ def distances_to_polyline(x: Tensor, corners: Tensor) -> Tensor:
     """
     corners = validation.samples(corners, "corners", minimum=2).double()
     x = validation.samples(x, "x", features=corners.shape[1]).double()
+    size = max(float(x.abs().max()), float(corners.abs().max()))
+    scale = 2.0 ** (math.frexp(size)[1] - 1)  # a power of 2, so that squares are in the range of floats
+    x, corners = x / scale, corners / scale
     start, side = corners[:-1], corners[1:] - corners[:-1]
     length = side.square().sum(1)
     found = []
@@ -232,7 +236,7 @@ def distances_to_polyline(x: Tensor, corners: Tensor) -> Tensor:
         away = part[:, None] - start
         along = ((away * side).sum(2) / length.clamp(min=torch.finfo(torch.float64).tiny)).clamp(0, 1)
         found.append((away - along[..., None] * side).norm(dim=2).min(1).values)
-    return torch.cat(found)
+    return scale * torch.cat(found)
 
 
 def _curve(width: int, z: Tensor, target: float, generator: torch.Generator) -> ShallowReLU | None:

@@ -3,7 +3,7 @@
 import contextlib
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Self
@@ -100,6 +100,7 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
             If the file holds no estimator of this class, or one fitted to another table; the message names the first
             difference.
         """
+        validation.expect(X is not None or y is None, "y", y, "none without X")
         opened = summary.opened(store.load(path, "estimator"), [cls])
         if X is not None:
             with checked_by_scikit("X, y"):
@@ -136,8 +137,8 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         width = changes["width"]
         validation.expect(width >= wanted, "width", f"{width}", f"at least {wanted}, the number of components")
         if not isinstance(self.ridges, str):
-            validation.expect(isinstance(self.ridges, Iterable), "ridges", self.ridges, "numbers, or 'auto'", TypeError)
-            values = [validation.number(r, f"ridges[{i}]", 0.0, strict=True) for i, r in enumerate(self.ridges)]
+            given = enumerate(validation.sequence(self.ridges, "ridges", "numbers, or 'auto'"))
+            values = [validation.number(r, f"ridges[{i}]", 0.0, strict=True) for i, r in given]
             validation.expect(values, "ridges", "none", "at least one, or 'auto'")
             changes |= {"ridges": tuple(dict.fromkeys(values)), "grow": False}
             changes["steps"] = changes.get("steps", max(plan.steps, 2 * data.distinct if data.distinct < FEW else 0))
