@@ -5,7 +5,7 @@ PINS := constraints.txt
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-lowest lint types layers doctest unit unit-rooms unit-others figures benchmarks clean
+.PHONY: demo test test-lowest lint types layers doctest unit unit-rooms unit-others fuzz figures benchmarks clean
 
 demo: $(READY)
 	$(BIN)/bnrank demo --out demo
@@ -40,6 +40,10 @@ unit-rooms: $(READY)
 
 unit-others: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q -p no:cacheprovider tests $(addprefix --ignore=,$(ROOMS))
+
+# 10,000 bad calls of the public functions; see docs/reliability.md.
+fuzz: $(READY)
+	$(BIN)/python -m tests.fuzz --calls 10000 --seed 0
 
 figures: $(READY)
 	$(BIN)/bnrank reproduce all --out reproduction

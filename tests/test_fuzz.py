@@ -220,7 +220,13 @@ ONCE_FOUND = [
     ("bnrank.theory.symmetry.rank_bound", "net", "no outputs"),
     ("bnrank.ntk.top_eigenvalue", "normalized", "array of objects"),
     ("bnrank.tasks.distances_to_polyline", "corners", "1e300"),
+    ("bnrank.cost.solve", "width", "2**31"),
+    ("bnrank.rank.bracket", "segments", "2**31"),
+    ("bnrank.theory.stability.output_error", "net", "half"),
+    ("bnrank.theory.symmetry.rank_bound", "net", "returns NaN"),
     ("bnrank.train", "batch_size", "tensor"),
+    ("bnrank.train", "members", "10**12"),
+    ("bnrank.train", "task", "x huge"),
 ]
 
 

@@ -22,6 +22,13 @@ def test_ranks_of_batches_with_padding_zeros_and_nothing():
         linalg.counted([1.0, -1.0])
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_values_equal_to_the_absolute_tolerance_do_not_count(dtype):
+    values = torch.tensor([1.0, 0.1], dtype=dtype)
+    assert linalg.rank(values, 0.0, atol=0.1) == 1
+    assert [linalg.rank(values, 0.0, atol=atol) for atol in (0.0, 0.09, 1e300, float("inf"))] == [2, 2, 0, 0]
+
+
 def test_values_in_lists_are_of_double_precision():
     assert linalg.rank([1.0, 1.0 + 1e-12], rtol=1.0 - 1e-11) == 2
     assert linalg.counted([0.1]).dtype == torch.float64

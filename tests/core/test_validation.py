@@ -27,6 +27,14 @@ def test_every_value_can_be_described(value, text):
     assert validation.describe(value) == text
 
 
+@pytest.mark.parametrize("value", [Unprintable(), 10**5000, ["adam"]], ids=["unprintable", "long integer", "list"])
+def test_a_choice_among_texts_names_its_argument(value):
+    with pytest.raises(ValueError, match=r"^optimizer: got .*, expected one of 'adam', 'lbfgs'$"):
+        validation.choice(value, "optimizer", ["adam", "lbfgs"])
+    with pytest.raises(ValueError, match="did you mean 'adam'"):
+        validation.choice("Adan", "optimizer", ["adam", "lbfgs"])
+
+
 @pytest.mark.parametrize("rows", [1, 4])
 def test_arrays_of_any_layout(rows):
     plain = np.arange(rows * 6.0).reshape(rows, 6)

@@ -17,6 +17,7 @@ NAN = {
 
 MEANT = {
     "bnrank.nonlinearity.ratio": "of a layer without an activation after it, as documented",
+    "Run.open": "weights of the given network, which do not matter",
     "bnrank.networks.as_mlp": "weights of the network itself, which are returned",
     "bnrank.reporting.tables.verdict_rows": "the sides of a verdict that is not applicable",
     "bnrank.networks.read": "weights of the network itself, which are returned",

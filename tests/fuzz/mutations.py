@@ -349,7 +349,20 @@ OPTIONS: dict[str, Change] = {
     "0.5": lambda v: 0.5,
 }
 
-_VALUES = {"None", "list", "empty list", "empty tuple", "True", "NaN", "10**12", "-1", "0", "tensor", "0-d tensor"}
+_VALUES = {
+    "None",
+    "list",
+    "empty list",
+    "empty tuple",
+    "True",
+    "NaN",
+    "10**12",
+    "-1",
+    "0",
+    "tensor",
+    "0-d tensor",
+    "frame",
+}
 TYPES = ANYTHING.keys() - _VALUES
 """Changes to a wrong type, whatever the argument: a message must name this argument."""
 

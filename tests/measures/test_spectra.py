@@ -155,6 +155,15 @@ def test_pieces_put_together_at_the_ends_of_the_range_of_floats(exponent):
     assert torch.allclose(found, torch.linalg.svdvals(z), rtol=1e-3)  # subnormal numbers have fewer digits
 
 
+def test_matrices_of_different_sizes_are_put_together_each_in_its_own():
+    z = torch.stack([normal(20, 3), normal(20, 3, seed=1)])
+    sizes = torch.tensor([1e160, 1e-160], dtype=torch.float64)[:, None, None]
+    pieces = spectra.Accumulator()
+    for piece in (z * sizes).split(7, 1):
+        pieces.add(piece)
+    assert torch.allclose(pieces.singular_values() / sizes[..., 0], torch.linalg.svdvals(z), rtol=1e-12)
+
+
 def test_qr_sees_what_gram_cannot():
     q1, q2 = torch.linalg.qr(normal(200, 3))[0], torch.linalg.qr(normal(3, 3))[0]
     planted = torch.tensor([1.0, 1e-5, 1e-10], dtype=torch.float64)

@@ -57,6 +57,16 @@ def test_f4a_one_depth_has_no_slope_and_the_threshold_moves():
     assert ax.get_legend().get_texts()[1].get_text() == "training cost < 0.3"
 
 
+def test_norms_that_are_not_finite_are_neither_drawn_nor_counted():
+    inf, nan = float("inf"), float("nan")
+    ax = plots.norm_versus_depth([4, 6, 8, 9], [8.0, 12.0, inf, nan], [2, 2, 2, 2], [0.0] * 4)
+    assert ax.get_legend().get_texts()[0].get_text() == "rank 2: slope 2.00 (2 runs)"
+    for name, values in (("norms", {"norms": [inf, nan]}), ("depths", {"depths": [4, inf]})):
+        given = {"depths": [4, 6], "norms": [8.0, 12.0], "ranks": [2, 2], "costs": [0.0, 0.0]} | values
+        with pytest.raises(ValueError, match=f"^{name}: got"):
+            plots.norm_versus_depth(**given)
+
+
 @pytest.mark.parametrize("bad", [{"norms": [1.0]}, {"depths": []}, {"ranks": [[1, 2]]}])
 def test_f4a_names_the_bad_argument(bad):
     good = {"depths": [1, 2], "norms": [1, 2], "ranks": [1, 1], "costs": [0, 0]}

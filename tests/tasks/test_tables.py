@@ -127,6 +127,14 @@ def test_no_text_is_made_for_a_line_that_is_read(tmp_path, monkeypatch):
         assert len(counts) < 100
 
 
+def test_names_of_columns_from_an_iterator(tmp_path):
+    path = tmp_path / "trees.csv"
+    path.write_text("height,girth,volume\n70,8.3,10.3\n65,8.6,10.4\n")
+    task = load_table(path, iter(["volume"]), iter(["girth"]))
+    assert (task.x.tolist(), task.d_out) == ([[70.0], [65.0]], 1)
+    assert (task.settings["targets"], task.settings["ignore"]) == (["volume"], ["girth"])
+
+
 def test_csv_labels(tmp_path):
     path = table(tmp_path, "a,b\n1,0\n2,1\n3,1\n")
     assert load_table(path, "b").y.tolist() == [0, 1, 1]

@@ -39,7 +39,7 @@ from bnrank._core.functions import (
     used_globals,
 )
 
-FORMAT = 1  # of stored results; a new number when the same call gives another result, or files another layout
+FORMAT = 2  # of stored results; a new number when the same call gives another result, or files another layout
 UNKNOWN = "unidentified"  # first word of the text of a part that cannot be described
 MOST = 1 << 20  # characters of a description, beyond which its SHA-256 stands for it
 LONG = 100  # characters beyond which the SHA-256 stands for a text

@@ -187,7 +187,8 @@ def _checked(values: Values) -> Tensor:
 def _counts(values: Tensor, rtol: float, atol: float = 0.0) -> Tensor:
     rtol = validation.rtol(rtol)
     atol = atol if isinstance(atol, float) and atol == math.inf else validation.number(atol, "atol", 0.0)
-    return values > (rtol * _largest(values)).double().clamp(min=atol)
+    atol = math.inf if atol > torch.finfo(values.dtype).max else atol
+    return values > (rtol * _largest(values)).clamp(min=atol)
 
 
 def _largest(values: Tensor) -> Tensor:

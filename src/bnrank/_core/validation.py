@@ -66,7 +66,8 @@ def choice(value: object, name: str, options: Sequence[str]) -> str:
     if isinstance(value, str) and value in options:
         return value
     expected = ", ".join(repr(option) for option in options)
-    raise ValueError(f"{name}: got {describe(value)}, expected one of {expected}{suggest(value, options)}")
+    near = suggest(value, options) if isinstance(value, str) else ""
+    raise ValueError(f"{name}: got {describe(value)}, expected one of {expected}{near}")
 
 
 def integer(value: object, name: str, minimum: int = 1, maximum: int = 2**63 - 1) -> int:
@@ -80,7 +81,7 @@ def integer(value: object, name: str, minimum: int = 1, maximum: int = 2**63 - 1
 
 
 def seed(value: object, name: str = "seed", bits: int = 64) -> int:
-    """Return a seed, an integer of at most as many bits; PyTorch takes 64."""
+    """Return a seed, an integer of at most ``bits`` bits; PyTorch takes 64."""
     return integer(value, name, 0, 2**bits - 1)
 
 
@@ -285,7 +286,7 @@ def from_array(value: np.ndarray, name: str, expected: str = "numbers") -> Tenso
     if not value.dtype.isnative:
         value = value.astype(value.dtype.newbyteorder("="))
     value = np.ascontiguousarray(value) if value.ndim else np.asarray(value)
-    fits = value.flags.writeable and min(value.strides, default=0) >= 0  # of one row, either is contiguous
+    fits = value.flags.writeable and min(value.strides, default=0) >= 0  # NumPy calls a row with either sign contiguous
     return torch.from_numpy(value if fits else value.copy())
 
 

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -188,15 +189,16 @@ def _vectors(sizes: Sequence[int]) -> Tensor:
     return torch.cartesian_prod(*map(torch.arange, sizes)).reshape(-1, len(sizes))
 
 
-def per_dimension(value: Any, name: str, d: int) -> list[int]:
-    """Return an integer for each of d dimensions, from one integer or d.
+def per_dimension(value: Any, name: str, d: int | None = None) -> list[int]:
+    """Return an integer for each of d dimensions, from one integer or d; of any number of dimensions by default.
 
     Examples
     --------
     >>> per_dimension(6, "size", 2), per_dimension((4, 6), "size", 2)
     ([6, 6], [4, 6])
     """
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        validation.expect(len(value) == d, name, f"{list(value)}", f"one integer or {d}")
-        return [validation.integer(v, f"{name}[{i}]") for i, v in enumerate(value)]
-    return [validation.integer(value, name)] * d
+    if isinstance(value, Sequence | np.ndarray) and not isinstance(value, str | bytes):
+        entries = validation.integers(value, name)
+        validation.expect(d in (None, len(entries)), name, f"{entries}", f"one integer or {d}")
+        return entries
+    return [validation.integer(value, name)] * (d or 1)

@@ -368,7 +368,7 @@ def _level_of_caller() -> int:
 
 def _orthonormal(tangent: object, n: int, d_in: int) -> Tensor:
     """Return the Gram-Schmidt basis of the columns, float64, (d_in, m) or (N, d_in, m); refuse dependent ones."""
-    expected = f"columns (d_in, m) or (N, d_in, m) with d_in = {d_in}, N = {n} and 1 <= m <= {d_in}"
+    expected = f"(d_in, m) or (N, d_in, m) with d_in = {d_in}, N = {n} and 1 <= m <= {d_in}"
     basis = validation.array(tangent, "tangent", expected, 2, 3).double()
     shape = tuple(basis.shape)
     fits = shape[-2] == d_in and 1 <= shape[-1] <= d_in and shape[:-2] in ((), (n,))

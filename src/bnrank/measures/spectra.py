@@ -118,7 +118,7 @@ def weight_singular_values(
     tensor([0., 0.], dtype=torch.float64)
     """
     if size is not None:
-        per_dimension(size, "size", len(size) if isinstance(size, Sequence) else 1)
+        per_dimension(size, "size")
     reading = read_or(reading, net, x)
     values: dict[str, Tensor] = {}
     notes: dict[str, str] = {}
@@ -187,7 +187,7 @@ class Accumulator:
         if self._state is None:
             return torch.zeros(0, dtype=torch.float64)
         if not bool(torch.isfinite(self._state).all()):
-            raise ValueError("got NaN or infinite entries, expected finite ones")
+            raise ValueError("piece: got NaN, infinite or too large entries, expected finite ones")
         if self.method == "gram":
             values: Tensor = torch.linalg.eigvalsh(self._state).clamp(min=0).sqrt().flip(0)
         else:
@@ -195,11 +195,16 @@ class Accumulator:
         return values[..., : min(self.rows, self._state.shape[-1])]
 
 
-def _scaled(decomposition: Callable[[Tensor], Tensor], matrix: Tensor) -> Tensor:
-    """Return a homogeneous decomposition of a matrix, by way of a multiple whose squares are in the range of floats."""
-    size = float(matrix.abs().amax()) if matrix.numel() else 1.0
-    scale = 2.0**600 if 0 < size < 1e-150 else 2.0**-600 if 1e150 < size < math.inf else 1.0
-    return decomposition(matrix * scale) / scale if scale != 1 else decomposition(matrix)
+def _scaled(decomposition: Callable[[Tensor], Tensor], matrices: Tensor) -> Tensor:
+    """Return values of matrices, (..., rows, columns), that are multiplied by 2^600 or 2^-600 where squares need it."""
+    if not matrices.numel():
+        return decomposition(matrices)
+    size = matrices.abs().amax((-2, -1), keepdim=True)
+    scale = torch.ones_like(size)
+    scale[(size > 0) & (size < 1e-150)] = 2.0**600
+    scale[(size > 1e150) & (size < math.inf)] = 2.0**-600
+    found = decomposition(matrices * scale)
+    return found / (scale if found.ndim == scale.ndim else scale.squeeze(-1))
 
 
 def activation_singular_values(
@@ -277,7 +282,7 @@ def activation_singular_values(
             try:
                 values[name] = accumulator.singular_values() / math.sqrt(samples)
             except ValueError as error:
-                raise ValueError(f"net: {which} of layer {name!r}: {error}") from error
+                raise ValueError(f"net: {which} of layer {name!r}: {str(error).removeprefix('piece: ')}") from error
     for layer, width, entries in zip(reading.layers, widths, held, strict=True):
         if entries > MAX_ENTRIES:
             need = f"{width} features for {samples} samples need {entries} numbers"

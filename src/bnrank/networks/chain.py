@@ -203,7 +203,7 @@ def read_chain(net: nn.Module, name: str = "net", *, multiply_out: bool = False)
     >>> chain.depth, chain.slope, chain.dtype
     (2, 0.0, torch.float32)
     """
-    name = validation.text(name, "name")
+    name, multiply_out = validation.text(name, "name"), validation.flag(multiply_out, "multiply_out")
     try:
         check_finite(net)
         mlp = as_mlp(net, multiply_out=multiply_out)

@@ -4,7 +4,7 @@ import dataclasses
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -222,11 +222,10 @@ def sections_from(source: object) -> list[Section]:
     """
     if isinstance(source, Mapping) and not isinstance(source, xr.Dataset):
         sections = [_section(entry, str(name)) for name, entry in source.items()]
-    elif isinstance(source, str | xr.Dataset | Verdicts) or hasattr(source, "history"):
+    elif isinstance(source, str | xr.Dataset | Verdicts | Tensor | np.ndarray) or hasattr(source, "history"):
         sections = [_section(source, None)]
     else:
-        several = isinstance(source, Iterable) and not isinstance(source, Tensor | np.ndarray)
-        sections = [_section(entry, None) for entry in (cast("Iterable[object]", source) if several else [source])]
+        sections = [_section(entry, None) for entry in (source if isinstance(source, Iterable) else [source])]
     expect(sections, "source", "nothing to show", "at least one section")
     return sections
 

@@ -145,11 +145,11 @@ def load_table(
     ('trees', 'mse', torch.Size([2, 2]), torch.Size([2, 1]))
     """
     path = sources.as_path(path, "path")
+    targets, ignore = _listed(targets, "targets"), _listed(ignore, "ignore")
     settings = {**locals(), "path": str(path)}
-    settings |= {"targets": _listed(targets, "targets"), "ignore": _listed(ignore, "ignore")}
     if loss is not None:
         validation.choice(loss, "loss", LOSSES)
-    if str(path) in NAMED and not (_listed(targets, "targets") or _listed(ignore, "ignore") or loss):
+    if str(path) in NAMED and not (targets or ignore or loss):
         return NAMED[str(path)]()
     table = read_table(path, targets, ignore, drop_missing=drop_missing)
     arrays: dict[str, Any] = {name: getattr(table, name) for name in ARRAYS if getattr(table, name) is not None}

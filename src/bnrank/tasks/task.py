@@ -115,8 +115,13 @@ class Task(Printed):
         validation.optional(validation.kind, self.truth, "truth", Truth)
         object.__setattr__(self, "classes", validation.optional(validation.integer, self.classes, "classes"))
         if self.class_names is not None:
+            ordered = not isinstance(self.class_names, set | frozenset)
+            validation.expect(ordered, "class_names", self.class_names, "texts in the order of the classes", TypeError)
             entries = validation.sequence(self.class_names, "class_names", "a sequence of texts")
-            object.__setattr__(self, "class_names", tuple(validation.text(entry, "class_names") for entry in entries))
+            names = tuple(str(validation.text(entry, "class_names")) for entry in entries)
+            several = self.classes in (None, len(names))
+            validation.expect(several, "class_names", f"{len(names)} names", f"one for each of {self.classes} classes")
+            object.__setattr__(self, "class_names", names)
         if (self.x_test is None) != (self.y_test is None):
             raise ValueError("x_test, y_test: got one without the other, expected both or neither")
         flat = self.loss == "mse" and isinstance(self.y, Tensor | np.ndarray) and self.y.ndim == 1

@@ -105,11 +105,11 @@ def output_error(net: MLP, x: Tensor) -> float:
     check_finite(net)
     dtype = net.weights[0].dtype
     validation.expect(dtype.is_floating_point, "net", f"parameters of {dtype}", "floating-point ones", TypeError)
-    x = validation.samples(x, "x", features=net.weights[0].shape[1]).detach().to(net.weights[0])
-    info, weights = torch.finfo(torch.float64), [w.detach() for w in net.weights]
+    x = validation.samples(x, "x", features=net.weights[0].shape[1]).detach().to(net.weights[0].device, torch.float64)
+    info, weights = torch.finfo(torch.float64), [w.detach().double() for w in net.weights]
     a, error = x, x.new_zeros(len(x))
     for i, weight in enumerate(weights):
-        bias = net.biases[i].detach() if net.bias else weight.new_zeros(len(weight))
+        bias = net.biases[i].detach().double() if net.bias else weight.new_zeros(len(weight))
         terms = torch.linalg.vector_norm(a.abs() @ weight.abs().T + bias.abs(), dim=1)
         error = torch.linalg.matrix_norm(weight, 2) * error + (weight.shape[1] + 3) * (info.eps * terms + info.tiny)
         a = leaky_relu(a @ weight.T + bias, net.slope)

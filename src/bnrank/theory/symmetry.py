@@ -190,7 +190,7 @@ def rank_bound(
     dimensions = linalg.rank(spread, rtol, 1e-300)
     ranks, worst = torch.zeros(0, dtype=torch.int64), 0.0
     for part in Jacobian(net, samples).chunks():
-        part = part.cpu()
+        part = validation.finite(part.cpu(), "net: its Jacobian")
         values = torch.linalg.svdvals(part)
         here = vectors[len(ranks) : len(ranks) + len(part)]
         ranks = torch.cat([ranks, linalg.rank(values, rtol)])

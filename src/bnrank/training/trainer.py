@@ -110,8 +110,8 @@ def train(
     Warns
     -----
     UserWarning
-        If a checkpoint is damaged: training resumes from the previous one, or starts over. If the loss of a member at
-        the start is not finite.
+        If a checkpoint is damaged: training resumes from the previous one, or starts over. If the loss of a member
+        is not finite.
 
     Examples
     --------
@@ -143,16 +143,19 @@ def train(
         run = trainer.run(folder, every, progress)
         if folder is not None:
             run._write(folder, settings.identity)
-    _warn_of_start(run)
+    _warn_of_divergence(run)
     return run
 
 
-def _warn_of_start(run: Run) -> None:
-    """Warn of members whose loss at the start is not finite, and whose history therefore holds NaN."""
-    bad = np.flatnonzero(~np.isfinite(run.history["loss"].values[:, :1]).all(1)).tolist()
-    if bad:
-        text = f"net: the loss at the start is not finite for {len(bad)} of {run.members} members: {bad[:5]}"
-        warnings.warn(f"{text}; their status is 'diverged'", stacklevel=3)
+def _warn_of_divergence(run: Run) -> None:
+    """Warn of members whose loss is not finite, and whose history therefore holds NaN."""
+    start = ~np.isfinite(run.history["loss"].values[:, :1]).all(1)
+    later = (run.summary["status"].values == "diverged") & ~start
+    for when, which in (("at the start", start), ("after some steps", later)):
+        bad = np.flatnonzero(which).tolist()
+        if bad:
+            text = f"net: the loss {when} is not finite for {len(bad)} of {run.members} members: {bad[:5]}"
+            warnings.warn(f"{text}; their status is 'diverged'", stacklevel=3)
 
 
 class _Trainer:

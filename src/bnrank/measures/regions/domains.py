@@ -169,7 +169,7 @@ def in_plane(
     rtol : float
         Singular values above ``rtol`` times the largest of the same Jacobian count.
     max_regions : int
-        Maximum number of regions.
+        Maximum number of regions. Which ones are returned is arbitrary where there are more.
 
     Returns
     -------

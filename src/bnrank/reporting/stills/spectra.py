@@ -80,7 +80,8 @@ def norm_versus_depth(
     Parameters
     ----------
     depths, norms, ranks, costs : array, shape (runs,)
-        L, ||theta||^2, rank of W_{L/2} and training cost of each run.
+        L, ||theta||^2, rank of W_{L/2} and training cost of each run. Runs with a NaN or infinite norm or rank are left
+        out.
     cost_threshold : float
         Below it a run counts as fitted.
     ax : Axes, optional
@@ -93,7 +94,7 @@ def norm_versus_depth(
     Raises
     ------
     ValueError
-        If the arrays are empty or differ in shape.
+        If the arrays are empty or differ in shape, a depth is not finite, or no norm is finite.
 
     Examples
     --------
@@ -107,18 +108,20 @@ def norm_versus_depth(
         if value.ndim != 1 or value.shape != runs["depths"].shape or not value.size:
             expected = f"one entry per run, shape {runs['depths'].shape}"
             raise ValueError(f"{name}: got {validation.describe(value)}, expected {expected}")
-    runs["norms"] = np.where(np.isfinite(runs["norms"]), runs["norms"], np.nan)  # not drawn
+    validation.expect(np.isfinite(runs["depths"]).all(), "depths", "NaN or infinite entries", "finite ones")
+    validation.expect(np.isfinite(runs["norms"]).any(), "norms", "no finite entry", "at least one")
+    runs["norms"] = np.where(np.isfinite(runs["norms"]), runs["norms"], np.nan)
     threshold = validation.number(cost_threshold, "cost_threshold")
     ax = axes_for(ax, (1, 1), (7.2, 4.8), name="ax")[0]
     fitted = runs["costs"] < threshold
     handles = []
     for rank in np.unique(runs["ranks"][np.isfinite(runs["ranks"])]):
         color = OKABE_ITO[int(rank - 1) % len(OKABE_ITO)]
-        mine = runs["ranks"] == rank
+        mine = (runs["ranks"] == rank) & np.isfinite(runs["norms"])
         label = f"rank {rank:g}"
         for marker, which in (("o", mine & fitted), ("x", mine & ~fitted)):
             ax.scatter(runs["depths"][which], runs["norms"][which], color=color, marker=marker, s=34, zorder=3)
-        good = mine & fitted & np.isfinite(runs["norms"])
+        good = mine & fitted
         fit = len(np.unique(runs["depths"][good])) >= 2
         if fit:
             slope, intercept = np.polyfit(runs["depths"][good], runs["norms"][good], 1)

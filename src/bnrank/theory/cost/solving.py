@@ -130,6 +130,7 @@ def solve(
     y = validation.samples(y, "y").detach().cpu().double()
     validation.expect(len(x) == len(y), "x, y", f"{len(x)} and {len(y)} samples", "the same number in both")
     depth, width = validation.integer(depth, "depth"), validation.integer(width, "width")
+    validation.networks_fit(x.shape[1], y.shape[1], {"depth": depth, "width": width, "starts": 1})
     starts, seed = validation.integer(starts, "starts"), validation.seed(seed)
     steps, polish = validation.integer(steps, "steps"), validation.integer(polish, "polish", 0)
     rtol = validation.number(rtol, "rtol", 0.0)
