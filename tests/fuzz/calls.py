@@ -6,15 +6,27 @@ import io
 import random
 import re
 import time
+import types
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from .judging import changed, different, explained, fingerprint, nans, owned, refusal, restore, surroundings
+from .judging import (
+    changed,
+    different,
+    explained,
+    fingerprint,
+    nans,
+    owned,
+    raised_by_hand,
+    refusal,
+    restore,
+    surroundings,
+)
 from .known import ALIASES, CHANGES, FORMULAS, MEANT, OWNERS, UNUSED
 from .mutations import SAME, TYPES, Opaque, mutations, shuffled
-from .surface import Target
+from .surface import Target, properties, results
 from .valid import arguments, optional
 
 SECONDS = 20.0
@@ -155,16 +167,39 @@ def judged(target: Target, changes: tuple[tuple[str, str], ...], call: int = -1)
             places = different(invoke(target.obtain(), other), result)
         if places:
             return outcome("finding", "another answer", ", ".join(places)[:200])
+    if found := _read(result):
+        return outcome("finding", *found)
     if seconds > SECONDS:
         return outcome("finding", "too slow", f"{seconds:.0f} s")
     return outcome("answer")
+
+
+def _read(result: Any) -> tuple[str, str] | None:
+    """Read the properties of a result, and call its methods without arguments; return the finding, if there is one."""
+    with warnings.catch_warnings(record=True) as caught, quiet():
+        warnings.simplefilter("always")
+        for value in results(result):
+            for name in properties(value):
+                try:
+                    read = getattr(value, name)
+                    read = read() if isinstance(read, types.MethodType) else read
+                except (ValueError, TypeError) as error:
+                    if not raised_by_hand(error):
+                        return "raw error", f"{type(value).__name__}.{name}: {type(error).__name__}: {error}"[:200]
+                except Exception as error:
+                    return "other exception", f"{type(value).__name__}.{name}: {type(error).__name__}: {error}"[:200]
+                else:
+                    held = sorted(set(nans(read, f"{type(value).__name__}.{name}")))
+                    if held and not explained(caught):
+                        return "NaN without a warning", ", ".join(held)[:200]
+    return None
 
 
 def _refused(
     target: Target, changes: tuple[tuple[str, str], ...], built: dict[str, Any], failure: Exception, outcome: Any
 ) -> Outcome:
     names = target.names
-    if isinstance(built.get("name"), str) and built["name"] and target.name in ALIASES:
+    if isinstance(built.get("name"), str) and target.name in ALIASES:
         names = (*names, built["name"])  # the name by which messages call another argument
     wrong = changes[0][0] if len(changes) == 1 and changes[0][1] in TYPES else ""
     if changes and changes[0][1] == "network" and "net" in changes[0][0]:

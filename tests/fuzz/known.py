@@ -11,6 +11,7 @@ NAN = {
     "LayerStructure.rest": "of a layer without singular values outside of the bottleneck",
     "Node.slope": "of an activation without one slope",
     "Sharpness.limit": "without a step",
+    "Spectra.stable_ranks": "of singular values that are all 0",
     "result.by_step": "of a first record of Monitor.parts, which has no step before it",
 }
 """Fields of results that may be NaN without a warning, with the meaning of NaN."""
@@ -33,14 +34,15 @@ FORMULAS = {
     *(f"RankOneFactorization.{name}" for name in ("cost", "step", "trajectory", "statistics", "representative")),
     *("RankOneFactorization.step_statistics", "RankOneFactorization.cost_of_statistics"),
 }
-"""Differentiable formulas of one tensor, also inside torch.func, where values cannot be looked at: NaN for NaN."""
+"""Differentiable formulas of one tensor, also inside torch.func, where values cannot be looked at: NaN outside their
+domain."""
 
 PADDED = {
-    "weight_singular_values",
-    "activation_singular_values",
-    "preactivation_singular_values",
-    "jacobian_singular_values",
-    "values",
+    "Dataset.weight_singular_values",
+    "Dataset.activation_singular_values",
+    "Dataset.preactivation_singular_values",
+    "Dataset.jacobian_singular_values",
+    "DataArray.values",
 }
 """Arrays whose shorter rows end in NaN: they may hold it after the last number of a row."""
 
@@ -66,3 +68,6 @@ DRAWN = {
     "seconds": "time that passed",
 }
 """Fields that may differ between calls with equal numbers."""
+
+ACTS: set[str] = set()
+"""Methods without arguments that change their object or draw."""

@@ -1,6 +1,7 @@
 """What is called: every public function, class and method, collected from the package itself."""
 
 import dataclasses
+import functools
 import inspect
 import types
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from torch import nn
 
 import bnrank
 
+from .known import ACTS
 from .valid import ADAPTERS, INPUTS, PREPARED, SKIPPED, arguments
 
 _ANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -132,6 +134,24 @@ def methods(value: Any) -> list[str]:
             continue
         if getattr(getattr(type(value), name), "__module__", "").startswith("bnrank"):
             names.append(name)
+    return names
+
+
+def properties(value: Any) -> list[str]:
+    """Return the names of the public properties, and methods without arguments, that the library gives an object."""
+    names = []
+    for name in dir(type(value)):
+        attribute = inspect.getattr_static(type(value), name)
+        if (
+            name.startswith("_")
+            or isinstance(value, nn.Module | torch.Tensor)
+            or f"{type(value).__name__}.{name}" in ACTS
+        ):
+            continue
+        if isinstance(attribute, property | functools.cached_property):
+            names.append(name)
+        elif isinstance(attribute, types.FunctionType) and attribute.__module__.startswith("bnrank"):
+            names += [name] if len(inspect.signature(attribute).parameters) == 1 else []
     return names
 
 

@@ -399,7 +399,7 @@ def _complete(table: Table, file: str, drop_missing: bool, min_rows: int) -> Tab
         )
     kept = ~gone
     found_rows = f"{kept.sum()} row(s){' that are complete' if gone.any() else ''}"
-    validation.expect(kept.sum() >= min_rows, file, found_rows, f"at least {min_rows}")
+    validation.expect(kept.sum() >= min_rows, file, found_rows, f"at least {min_rows} (min_rows)")
     if kept.all():
         return table
     if y is not None:
