@@ -167,15 +167,18 @@ def judged(target: Target, changes: tuple[tuple[str, str], ...], call: int = -1)
             places = different(invoke(target.obtain(), other), result)
         if places:
             return outcome("finding", "another answer", ", ".join(places)[:200])
-    if found := _read(result):
+    if found := _read(result, explained(caught)):
         return outcome("finding", *found)
     if seconds > SECONDS:
         return outcome("finding", "too slow", f"{seconds:.0f} s")
     return outcome("answer")
 
 
-def _read(result: Any) -> tuple[str, str] | None:
-    """Read the properties of a result, and call its methods without arguments; return the finding, if there is one."""
+def _read(result: Any, told: bool) -> tuple[str, str] | None:
+    """Read the properties of a result, and call its methods without arguments; return the finding, if there is one.
+
+    ``told`` states whether the call warned of numbers that are not finite.
+    """
     with warnings.catch_warnings(record=True) as caught, quiet():
         warnings.simplefilter("always")
         for value in results(result):
@@ -186,11 +189,15 @@ def _read(result: Any) -> tuple[str, str] | None:
                 except (ValueError, TypeError) as error:
                     if not raised_by_hand(error):
                         return "raw error", f"{type(value).__name__}.{name}: {type(error).__name__}: {error}"[:200]
+                except ImportError:
+                    continue  # of an optional package
                 except Exception as error:
+                    if type(error).__module__.startswith("bnrank"):
+                        continue  # such as NotApplicable of Facts
                     return "other exception", f"{type(value).__name__}.{name}: {type(error).__name__}: {error}"[:200]
                 else:
                     held = sorted(set(nans(read, f"{type(value).__name__}.{name}")))
-                    if held and not explained(caught):
+                    if held and not told and not explained(caught):
                         return "NaN without a warning", ", ".join(held)[:200]
     return None
 

@@ -283,5 +283,6 @@ def raised_by_hand(error: BaseException) -> bool:
     if trace is None:
         return False
     code = trace.tb_frame.f_code
-    own = any(f"{os.sep}{package}{os.sep}" in code.co_filename for package in ("bnrank", "sklearn", "fuzz"))
+    file = Path(code.co_filename)
+    own = "site-packages" not in file.parts or "bnrank" in file.parts or "sklearn" in file.parts
     return own and dis.opname[code.co_code[trace.tb_lasti]] in ("RAISE_VARARGS", "RERAISE")

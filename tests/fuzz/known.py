@@ -6,12 +6,15 @@ NAN = {
     "Dataset.gradient_norm": "of mini-batches, in all rows but the last, as train says",
     "Dataset.nonlinearity": "of a layer without an activation after it",
     "Expansion.p_value": "without degrees of freedom or sigma",
+    "Found.held_out": "of symmetries where none is found",
+    **{f"Gap.{name}": "where there is no gap" for name in ("contrast", "defect", "ratio")},
     "LayerStructure.distance": "of a layer without singular values outside of the bottleneck",
     "LayerStructure.nonlinearity": "of a layer without an activation after it",
     "LayerStructure.rest": "of a layer without singular values outside of the bottleneck",
     "Node.slope": "of an activation without one slope",
     "Sharpness.limit": "without a step",
     "Spectra.stable_ranks": "of singular values that are all 0",
+    "Verdicts.to_frame": "of a verdict that is not applicable",
     "result.by_step": "of a first record of Monitor.parts, which has no step before it",
 }
 """Fields of results that may be NaN without a warning, with the meaning of NaN."""
@@ -62,6 +65,7 @@ ALIASES = {"bnrank.networks.read_chain", "bnrank.spectra.singular_values"}
 """Functions with an argument ``name`` by which messages call another argument."""
 
 DRAWN = {
+    "Certificate.latency": "time that passed",
     "out": "a new folder",
     "path": "a new file",
     "ridges": "kept as given, as scikit-learn has it",

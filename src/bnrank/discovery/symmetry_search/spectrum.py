@@ -47,7 +47,7 @@ class Gap:
         unknown.
     contrast : float
         Logarithm of the ratio over the largest logarithm of any other ratio among the small values; infinite without
-        another.
+        another, NaN without a gap.
     reason : str
         Why the best candidate does not count, or an empty string.
     candidate : int

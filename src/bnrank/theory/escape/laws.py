@@ -73,6 +73,7 @@ def norm_at(t: Numbers, r0: Numbers, speed: Numbers, depth: int) -> float | np.n
     2.7183
     """
     depth, t, r0, speed = check_depth(depth), _finite(t, "t"), _positive(r0, "r0"), _positive(speed, "speed")
+    _check_shapes(t=t, r0=r0, speed=speed)
     if depth == 2:
         with np.errstate(over="ignore"):
             return _plain(_in_range(r0 * np.exp(speed * t), "t", t))
@@ -123,6 +124,7 @@ def time_to(r: Numbers, r0: Numbers, speed: Numbers, depth: int) -> float | np.n
     """
     depth, speed = check_depth(depth), _positive(speed, "speed")
     r, r0 = _positive(r, "r"), _positive(r0, "r0")
+    _check_shapes(r=r, r0=r0, speed=speed)
     near = np.abs(r - r0) < r0 / 2
     log = np.where(near, np.log1p(np.where(near, (r - r0) / r0, 0.0)), np.log(r) - np.log(r0))
     if depth == 2:
@@ -166,6 +168,7 @@ def blow_up_time(r0: Numbers, speed: Numbers, depth: int) -> float | np.ndarray:
     inf
     """
     depth, r0, speed = check_depth(depth), _positive(r0, "r0"), _positive(speed, "speed")
+    _check_shapes(r0=r0, speed=speed)
     if depth == 2:
         return _plain(np.full(np.broadcast_shapes(r0.shape, speed.shape), math.inf))
     return _plain(_blow_up(r0, speed, depth))
@@ -175,6 +178,15 @@ def _blow_up(r0: np.ndarray, speed: np.ndarray, depth: int) -> np.ndarray:
     rate = depth ** (1 - depth / 2) * speed
     with np.errstate(over="ignore"):
         return _in_range(r0 ** float(2 - depth) / ((depth - 2) * rate), "r0", r0)
+
+
+def _check_shapes(**arrays: np.ndarray) -> None:
+    """Raise ValueError unless the shapes broadcast."""
+    shapes = [array.shape for array in arrays.values()]
+    try:
+        np.broadcast_shapes(*shapes)
+    except ValueError as error:
+        raise ValueError(f"{', '.join(arrays)}: got shapes {shapes}, expected ones that broadcast") from error
 
 
 def _finite(value: Numbers, name: str) -> np.ndarray:

@@ -238,7 +238,7 @@ def fastest(
     with np.errstate(over="ignore"):
         lower, upper = np.ldexp([speed, upper], x_exponent + g_exponent).tolist()
     if not math.isfinite(upper):
-        raise validation.RangeError(f"the speed is too large for float64: {speed:g} 2^{x_exponent + g_exponent}")
+        raise validation.RangeError(f"x, g: the speed is too large for float64: {speed:g} 2^{x_exponent + g_exponent}")
     return OneNeuron(lower, upper, exact, torch.from_numpy(v), torch.from_numpy(u), method, note)
 
 

@@ -235,7 +235,7 @@ def find(
     steps = steps if isinstance(steps, Steps) else Steps(validation.integer(steps, "steps", 0, MAX_STEPS))
     slope = validation.slope(slope, linear=True)
     validation.choice(start, "start", STARTS)
-    rtol = validation.number(rtol, "rtol", 0.0)
+    rtol, polish = validation.number(rtol, "rtol", 0.0), validation.flag(polish, "polish")
     seeds = np.random.SeedSequence(validation.seed(seed, bits=128)).spawn(starts + 1)
     rank_one = start == "rank one"
     given = [
