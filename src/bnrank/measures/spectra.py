@@ -197,8 +197,10 @@ class Accumulator:
 
 def _scaled(decomposition: Callable[[Tensor], Tensor], matrices: Tensor) -> Tensor:
     """Return values of matrices, (..., rows, columns), that are multiplied by 2^600 or 2^-600 where squares need it."""
-    if not matrices.numel():
-        return decomposition(matrices)
+    found = decomposition(matrices)
+    largest = found.abs().max() if found.numel() else 1.0
+    if 1e-150 < largest < 1e150:  # usual, and quickly seen
+        return found
     size = matrices.abs().amax((-2, -1), keepdim=True)
     scale = torch.ones_like(size)
     scale[(size > 0) & (size < 1e-150)] = 2.0**600
