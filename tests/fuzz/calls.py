@@ -24,7 +24,7 @@ from .judging import (
     restore,
     surroundings,
 )
-from .known import ALIASES, CHANGES, FORMULAS, MEANT, OWNERS, UNUSED
+from .known import ALIASES, CHANGES, FORMULAS, LONG, MEANT, OWNERS, UNUSED
 from .mutations import SAME, TYPES, Opaque, mutations, shuffled
 from .surface import Target, properties, results
 from .valid import arguments, optional
@@ -52,6 +52,10 @@ class Outcome:
         return (self.target, argument, self.kind, re.sub(r"[\d.]+(e[+-]?\d+)?|'[^']*'|0x\w+", "#", self.text)[:60])
 
 
+def _applies(target: Target, parameter: str, change: str) -> bool:
+    return change not in ("2**31", "10**12") or f"{target.name}({parameter})" not in LONG
+
+
 def drawn(target: Target, seed: int, call: int) -> tuple[tuple[str, str], ...]:
     """Return the arguments that a call changes and how: one, and from time to time two. Call -1 is the valid one."""
     if call < 0:
@@ -61,6 +65,7 @@ def drawn(target: Target, seed: int, call: int) -> tuple[tuple[str, str], ...]:
     signature = inspect.signature(function).parameters
     names = [p for p in dict.fromkeys([*target.parameters, *valid]) if p != "progress"]
     pairs = [(p, change) for p in names for change in mutations(valid.get(p), signature.get(p))]
+    pairs = [(p, change) for p, change in pairs if _applies(target, p, change)]
     pairs += [(p, "as it is") for p in optional(target.name)]
     if not pairs:
         return ()

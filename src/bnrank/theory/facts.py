@@ -131,6 +131,8 @@ class Facts:
         """f(x_i), (n, d_out)."""
         with torch.no_grad():
             outputs = self.function(self.x).flatten(1)
+        floating = outputs.is_floating_point()
+        validation.expect(floating, "net", f"outputs of {outputs.dtype}", "floating-point ones", TypeError)
         if not bool(torch.isfinite(outputs).all()):
             warnings.warn("net: its outputs have NaN or infinite entries", stacklevel=2)
         return outputs

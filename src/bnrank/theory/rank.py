@@ -185,6 +185,7 @@ def bracket(
 
     with torch.no_grad():
         f = validation.finite(Functional(net)(x).flatten(1), "net: its outputs")
+    validation.expect(f.shape[1], "net", "a network without outputs", "at least one output")
     size = float(f.abs().max())
     places = cuts(net, x)
     globally = _everywhere(places, f, max(output_rtol * size, 10 * eps * _terms(net, x, size)))
