@@ -196,6 +196,7 @@ ONCE_FOUND = [
     ("bnrank.graph.trace", "example", "negative strides"),
     ("bnrank.invariants.Monitor", "example", "sparse COO"),
     ("bnrank.load", "path", "folder"),
+    ("bnrank.networks.CircularConvolutional", "shape", "set"),
     ("bnrank.networks.load", "order", "object"),
     ("bnrank.networks.read_chain", "multiply_out", "object"),
     ("bnrank.discovery.BottleneckAutoencoder", "ridges", "0-d tensor"),

@@ -162,7 +162,8 @@ def judged(target: Target, changes: tuple[tuple[str, str], ...], call: int = -1)
     if any(isinstance(built[p], Opaque) for p, _ in changes if f"{target.name}({p})" not in UNUSED):
         return outcome("finding", "object accepted", "an object of no use was taken")
     held = sorted(set(nans(result)))
-    if held and not explained(caught) and target.name not in FORMULAS | MEANT.keys():
+    excused = explained(caught) or target.name in FORMULAS | MEANT.keys()
+    if held and not excused:
         return outcome("finding", "NaN without a warning", ", ".join(held)[:200])
     if len(changes) == 1 and changes[0][1] in SAME:
         _, other = prepared(target, ())
@@ -172,7 +173,7 @@ def judged(target: Target, changes: tuple[tuple[str, str], ...], call: int = -1)
             places = different(invoke(target.obtain(), other), result)
         if places:
             return outcome("finding", "another answer", ", ".join(places)[:200])
-    if found := _read(result, explained(caught)):
+    if found := _read(result, excused):
         return outcome("finding", *found)
     if seconds > SECONDS:
         return outcome("finding", "too slow", f"{seconds:.0f} s")
@@ -182,7 +183,7 @@ def judged(target: Target, changes: tuple[tuple[str, str], ...], call: int = -1)
 def _read(result: Any, told: bool) -> tuple[str, str] | None:
     """Read the properties of a result, and call its methods without arguments; return the finding, if there is one.
 
-    ``told`` states whether the call warned of numbers that are not finite.
+    ``told`` states whether the call warned of numbers that are not finite, or they have a meaning.
     """
     with warnings.catch_warnings(record=True) as caught, quiet():
         warnings.simplefilter("always")
