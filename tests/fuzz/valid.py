@@ -572,7 +572,7 @@ OPTIONAL: dict[str, Values] = {
     "bnrank.constructions.bottleneck": {"lower": lambda: torch.full((2,), -9.0)},
     "bnrank.constructions.completely_positive": {"inner": lambda: torch.eye(2), "outer": lambda: torch.eye(2)},
     "bnrank.constructions.deepen": {"x": lambda: normal(6, 3)},
-    "bnrank.constructions.max_of_affine": {"signs": lambda: torch.ones(2)},
+    "bnrank.constructions.max_of_affine": {"signs": lambda: torch.ones(1)},
     "bnrank.cost.bracket": {"domain": lambda: torch.tensor([[-1.0, -1.0], [1.0, 1.0]])},
     "bnrank.cost.lower_bound": {"domain": lambda: torch.tensor([[-1.0, -1.0], [1.0, 1.0]])},
     "bnrank.cost.r1_lower_bound": {"domain": lambda: torch.tensor([[-1.0, -1.0], [1.0, 1.0]])},
