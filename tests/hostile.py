@@ -90,6 +90,7 @@ def _plans():
         deep = {"list": [deep, deep]} if _ < 3 else {"list": [deep]}
     for name, value in {
         "texts of 4 GB": texts,
+        "texts of 4 GB and 4 bytes": texts | {"dtype": "<U1073741825"},
         "a network of 40000 x 40000": huge,
         "a record of another class": {"record": "Path", "fields": {}},
         "a missing array": {"array": "none"},

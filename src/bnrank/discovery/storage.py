@@ -102,7 +102,8 @@ def unpack(value: Any, tensors: Mapping[str, Tensor], records: Mapping[str, Any]
         return tensors[value["array"]].numpy()
     if "strings" in value:
         dtype, texts = np.dtype(value["dtype"]), np.array(value["strings"], dtype=object)
-        fits = dtype.kind in "OUS" and dtype.itemsize * texts.size <= MAX_TEXTS
+        known = dtype.kind in "OUS" and dtype.str == value["dtype"]  # NumPy 1 takes sizes modulo 2^32
+        fits = known and dtype.itemsize * texts.size <= MAX_TEXTS
         validation.expect(fits, "strings", f"{texts.size} of dtype {dtype}", f"texts of at most {MAX_TEXTS} bytes")
         return np.array(value["strings"], dtype=dtype)
     if "network" in value:
