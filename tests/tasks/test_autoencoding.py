@@ -251,3 +251,12 @@ def test_errors_name_the_argument(call, error, message, monkeypatch):
     monkeypatch.setattr("bnrank.tasks.autoencoding.crosses_itself", lambda corners: True)
     with pytest.raises(error, match=re.escape(message)):
         call()
+
+
+def test_distances_in_the_whole_range_of_floats():
+    line = torch.tensor([[0.0, 0.0], [1.0, 0.0]], dtype=torch.float64)
+    x = torch.tensor([[0.0, 1e200], [0.0, 1.0], [0.5, 1e-200], [0.0, 0.0]], dtype=torch.float64)
+    assert distances_to_polyline(x, line).tolist() == pytest.approx([1e200, 1.0, 1e-200, 0.0], rel=1e-12)
+    point = torch.tensor([[3.0, 4.0]], dtype=torch.float64)
+    for scale in (1e-300, 1e300):
+        assert float(distances_to_polyline(scale * point, scale * line)) == pytest.approx(scale * 20**0.5, rel=1e-12)

@@ -142,5 +142,5 @@ def test_shapes_that_do_not_broadcast_are_named():
     for call, names in ((lambda: norm_at([0.1, 0.2], [1.0] * 3, 1.0, 3), "t, r0, speed"),
                         (lambda: time_to([2.0, 3.0], [1.0] * 3, 1.0, 3), "r, r0, speed"),
                         (lambda: blow_up_time([1.0, 2.0], [1.0] * 3, 3), "r0, speed")):  # fmt: skip
-        with pytest.raises(ValueError, match=rf"^{names}: got shapes .*, expected ones that broadcast"):
+        with pytest.raises(ValueError, match=rf"^{names}: got shapes .*, expected ones that broadcast together"):
             call()

@@ -7,7 +7,7 @@ from torch import nn
 
 from bnrank import MLP
 from bnrank.tasks import Task
-from bnrank.training import flow, train
+from bnrank.training import GradientDescent, flow, train
 
 from .common import mlp, random_task, trained
 
@@ -212,3 +212,11 @@ def test_a_flow_that_an_implicit_solver_cannot_follow_names_the_solver():
 
     with pytest.raises(ValueError, match="solver: 'bdf' cannot integrate this flow"):
         flow(net, (torch.ones(4, 1), torch.zeros(4, 1), loss), 10.0, solver="bdf")
+
+
+def test_a_loss_that_diverges_during_training_is_told():
+    x = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
+    settings = {"steps": 30, "optimizer": GradientDescent(lr=1e6), "record": 10, "progress": False}
+    with pytest.warns(UserWarning, match="the loss during training is not finite for 1 of 1 members"):
+        run = train(MLP([3, 4, 3], seed=0), (x, x), **settings)
+    assert run.summary.status.values.tolist() == ["diverged"]

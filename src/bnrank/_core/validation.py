@@ -182,7 +182,7 @@ def rtol(value: object, name: str = "rtol") -> float:
 
 def integers(value: object, name: str, minimum: int = 1) -> list[int]:
     """Return a sequence of integers of at least ``minimum`` as a list."""
-    expect(not isinstance(value, set | frozenset), name, value, "integers in an order", TypeError)
+    expect(not isinstance(value, set | frozenset), name, value, "a sequence of integers, not a set", TypeError)
     value = sequence(value, name, "a sequence of integers")
     return [integer(entry, f"{name}[{i}]", minimum) for i, entry in enumerate(value)]
 

@@ -190,7 +190,7 @@ def _vectors(sizes: Sequence[int]) -> Tensor:
 
 
 def per_dimension(value: Any, name: str, d: int | None = None) -> list[int]:
-    """Return an integer for each of d dimensions, from one integer or d; of any number of dimensions by default.
+    """Return an integer for each of d dimensions, from one integer or d; as many as given if d is None.
 
     Examples
     --------

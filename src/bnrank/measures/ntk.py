@@ -318,5 +318,7 @@ def _checked(net: nn.Module, x: Data, chunk_size: int | None = None) -> tuple[nn
 def finite(values: Tensor) -> Tensor:
     """Return values in float64; raise RangeError if one is NaN or infinite."""
     if not bool(torch.isfinite(values).all()):
-        raise validation.RangeError("net: its derivatives by the parameters are NaN or overflow, expected finite ones")
+        raise validation.RangeError(
+            "net: its derivatives with respect to the parameters are NaN or overflow, expected finite ones"
+        )
     return values.double()

@@ -196,7 +196,7 @@ class Accumulator:
 
 
 def _scaled(decomposition: Callable[[Tensor], Tensor], matrices: Tensor) -> Tensor:
-    """Return values of matrices, (..., rows, columns), that are multiplied by 2^600 or 2^-600 where squares need it."""
+    """Return a homogeneous decomposition of matrices, by way of 2^600 or 2^-600 times them where squares need it."""
     found = decomposition(matrices)
     largest = found.abs().max() if found.numel() else 1.0
     if 1e-150 < largest < 1e150:  # usual, and quickly seen
@@ -205,6 +205,8 @@ def _scaled(decomposition: Callable[[Tensor], Tensor], matrices: Tensor) -> Tens
     scale = torch.ones_like(size)
     scale[(size > 0) & (size < 1e-150)] = 2.0**600
     scale[(size > 1e150) & (size < math.inf)] = 2.0**-600
+    if bool((scale == 1).all()):
+        return found
     found = decomposition(matrices * scale)
     return found / (scale if found.ndim == scale.ndim else scale.squeeze(-1))
 

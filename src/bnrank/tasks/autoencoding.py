@@ -226,9 +226,16 @@ def distances_to_polyline(x: Tensor, corners: Tensor) -> Tensor:
     """
     corners = validation.samples(corners, "corners", minimum=2).double()
     x = validation.samples(x, "x", features=corners.shape[1]).double()
-    size = max(float(x.abs().max()), float(corners.abs().max()))
-    scale = 2.0 ** (math.frexp(size)[1] - 1)  # a power of 2, so that squares are in the range of floats
-    x, corners = x / scale, corners / scale
+    found = _distances(x, corners)
+    extreme = ~((found > 1e-150) & (found < 1e150)) & (x != 0).any(1)  # squares may have left the range of floats
+    for i in extreme.nonzero().flatten():
+        size = max(float(x.detach()[i].abs().max()), float(corners.detach().abs().max()))
+        scale = 2.0 ** (math.frexp(size)[1] - 1)
+        found[i] = scale * _distances(x[i : i + 1] / scale, corners / scale)[0]
+    return found
+
+
+def _distances(x: Tensor, corners: Tensor) -> Tensor:
     start, side = corners[:-1], corners[1:] - corners[:-1]
     length = side.square().sum(1)
     found = []
@@ -236,7 +243,7 @@ def distances_to_polyline(x: Tensor, corners: Tensor) -> Tensor:
         away = part[:, None] - start
         along = ((away * side).sum(2) / length.clamp(min=torch.finfo(torch.float64).tiny)).clamp(0, 1)
         found.append((away - along[..., None] * side).norm(dim=2).min(1).values)
-    return scale * torch.cat(found)
+    return torch.cat(found)
 
 
 def _curve(width: int, z: Tensor, target: float, generator: torch.Generator) -> ShallowReLU | None:

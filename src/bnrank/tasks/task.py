@@ -119,8 +119,6 @@ class Task(Printed):
             validation.expect(ordered, "class_names", self.class_names, "texts in the order of the classes", TypeError)
             entries = validation.sequence(self.class_names, "class_names", "a sequence of texts")
             names = tuple(str(validation.text(entry, "class_names")) for entry in entries)
-            several = self.classes in (None, len(names))
-            validation.expect(several, "class_names", f"{len(names)} names", f"one for each of {self.classes} classes")
             object.__setattr__(self, "class_names", names)
         if (self.x_test is None) != (self.y_test is None):
             raise ValueError("x_test, y_test: got one without the other, expected both or neither")
@@ -128,6 +126,9 @@ class Task(Printed):
         expected = "(N, d_out); for class indices pass loss='cross_entropy', for one quantity y.reshape(-1, 1)"
         validation.expect(not flat, "y", self.y, expected)
         self._check("")
+        if self.class_names is not None and self.classes is not None:
+            named, each = len(self.class_names), f"one for each of {self.classes} classes"
+            validation.expect(named == self.classes, "class_names", f"{named} names", each)
         if self.x_test is not None:
             self._check("_test")
             found, shape = tuple(self.x_test.shape[1:]), tuple(self.x.shape[1:])

@@ -175,7 +175,7 @@ def bracket(
     rtol = validation.rtol(rtol)
     validation.choice(domain, "domain", ("data", "everywhere"))
     segments = validation.integer(segments, "segments", 0)
-    validation.allocation(2 * segments, "segments", segments)
+    validation.allocation((2 + 3 * x[0].numel()) * segments, "segments", segments)
     max_regions = validation.integer(max_regions, "max_regions")
     seed = validation.seed(seed)
     dtype = next((p.dtype for p in net.parameters() if p.is_floating_point()), torch.float64)

@@ -242,8 +242,9 @@ def starting_points(
     single, modules = len(modules) == 1, [unwrap(module) for module in modules]
     lengths = [len(entries) for entries in map(_entries, [seed, modules, *per_member]) if entries]
     count = max([1, *lengths]) if members is None else validation.integer(members, "members")
-    each = sum(p.numel() for p in modules[0].parameters()) if modules else 1
-    validation.allocation(count * each, "members", count)
+    if members is not None:
+        trained = sum(p.numel() for p in modules[0].parameters() if p.requires_grad) if modules else 1
+        validation.allocation(count * trained, "members", count, itemsize=dtype.itemsize)
     one_each = len(modules) in (0, 1, count)
     validation.expect(one_each, "net", f"{len(modules)} networks", f"one, or one per member ({count})")
     own = [(module.seed or 0) if isinstance(module, DRAWN) else 0 for module in modules] or [0]

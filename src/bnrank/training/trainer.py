@@ -151,10 +151,10 @@ def _warn_of_divergence(run: Run) -> None:
     """Warn of members whose loss is not finite, and whose history therefore holds NaN."""
     start = ~np.isfinite(run.history["loss"].values[:, :1]).all(1)
     later = (run.summary["status"].values == "diverged") & ~start
-    for when, which in (("at the start", start), ("after some steps", later)):
+    for text, which in (("net: the loss at the start", start), ("lr, net: the loss during training", later)):
         bad = np.flatnonzero(which).tolist()
         if bad:
-            text = f"net: the loss {when} is not finite for {len(bad)} of {run.members} members: {bad[:5]}"
+            text = f"{text} is not finite for {len(bad)} of {run.members} members: {bad[:5]}"
             warnings.warn(f"{text}; their status is 'diverged'", stacklevel=3)
 
 

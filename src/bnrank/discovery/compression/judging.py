@@ -282,7 +282,9 @@ class Judge:
                     value = leaves[-1].clone()  # the next part may modify it in place
             out = self.rest(value).flatten(1)
         if not out.requires_grad:
-            raise ValueError("net: got outputs without a gradient in its layers, expected code of PyTorch alone")
+            raise ValueError(
+                "net: got outputs without a gradient in its layers, expected a forward of PyTorch operations only"
+            )
         n = out.shape[1]
         if n <= PROBES:
             directions = torch.eye(n).to(out)

@@ -46,8 +46,8 @@ class Gap:
         Fraction of the brackets of the fields below the gap outside their span; NaN for fewer than two fields or if
         unknown.
     contrast : float
-        Logarithm of the ratio over the largest logarithm of any other ratio among the small values; infinite without
-        another, NaN without a gap.
+        Logarithm of the ratio over the largest logarithm of any other ratio among the small values; infinite if
+        there is no other ratio, NaN if there is no gap.
     reason : str
         Why the best candidate does not count, or an empty string.
     candidate : int

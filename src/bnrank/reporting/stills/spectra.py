@@ -115,7 +115,7 @@ def norm_versus_depth(
     ax = axes_for(ax, (1, 1), (7.2, 4.8), name="ax")[0]
     fitted = runs["costs"] < threshold
     handles = []
-    for rank in np.unique(runs["ranks"][np.isfinite(runs["ranks"])]):
+    for rank in np.unique(runs["ranks"][np.isfinite(runs["ranks"]) & np.isfinite(runs["norms"])]):
         color = OKABE_ITO[int(rank - 1) % len(OKABE_ITO)]
         mine = (runs["ranks"] == rank) & np.isfinite(runs["norms"])
         label = f"rank {rank:g}"

@@ -177,6 +177,7 @@ def join_rate(
     chain = bias_free(net)
     validation.expect(chain.depth >= 2, "net", "depth 1", "at least one hidden layer that neurons can join")
     hidden = range(1, chain.depth)
+    layers = sorted(layers) if isinstance(layers, set | frozenset) else layers
     layers = hidden if layers is None else validation.integers(layers, "layers")
     inside = len(layers) > 0 and max(layers) in hidden
     validation.expect(inside, "layers", f"{layers}", f"hidden layers, from 1 to {chain.depth - 1}")

@@ -186,7 +186,7 @@ def _check_shapes(**arrays: np.ndarray) -> None:
     try:
         np.broadcast_shapes(*shapes)
     except ValueError as error:
-        raise ValueError(f"{', '.join(arrays)}: got shapes {shapes}, expected ones that broadcast") from error
+        raise ValueError(f"{', '.join(arrays)}: got shapes {shapes}, expected ones that broadcast together") from error
 
 
 def _finite(value: Numbers, name: str) -> np.ndarray:
