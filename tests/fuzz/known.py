@@ -75,6 +75,3 @@ DRAWN = {
     "seconds": "time that passed",
 }
 """Fields that may differ between calls with equal numbers."""
-
-ACTS: set[str] = set()
-"""Methods without arguments that change their object or draw."""

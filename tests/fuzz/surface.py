@@ -13,7 +13,6 @@ from torch import nn
 
 import bnrank
 
-from .known import ACTS
 from .valid import ADAPTERS, INPUTS, PREPARED, SKIPPED, arguments
 
 _ANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -142,11 +141,7 @@ def properties(value: Any) -> list[str]:
     names = []
     for name in dir(type(value)):
         attribute = inspect.getattr_static(type(value), name)
-        if (
-            name.startswith("_")
-            or isinstance(value, nn.Module | torch.Tensor)
-            or f"{type(value).__name__}.{name}" in ACTS
-        ):
+        if name.startswith("_") or isinstance(value, nn.Module | torch.Tensor):
             continue
         if isinstance(attribute, property | functools.cached_property):
             names.append(name)

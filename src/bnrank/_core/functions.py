@@ -17,7 +17,9 @@ from torch import nn
 
 _LIBRARIES = tuple(os.path.realpath(sysconfig.get_path(kind)) for kind in ("purelib", "platlib", "stdlib"))
 PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
+"""The version on which bytecode depends."""
 FieldOfTuple = type(vars(collections.namedtuple("FieldOfTuple", "a"))["a"])
+"""The descriptor of a field of a named tuple, which holds nothing but the field's place."""
 
 
 def bytecode(code: types.CodeType, plain: Callable[[object], str | None], doc: str | None = None) -> bytes:
@@ -66,6 +68,7 @@ def short_name(value: Any) -> str:
 
 
 def of_nn(kind: type) -> bool:
+    """Return whether a class is one of ``torch.nn``, or a mode of gradients."""
     return module_of(kind).startswith(("torch.nn.", "torch.autograd.grad_mode"))
 
 
@@ -125,6 +128,7 @@ def is_builtin(value: Any) -> bool:
 
 
 def slots_of(kind: type) -> Iterator[str]:
+    """Yield the names in ``__slots__`` of a class and its bases."""
     for base in kind.__mro__:
         slots = vars(base).get("__slots__", ())
         yield from [slots] if isinstance(slots, str) else slots

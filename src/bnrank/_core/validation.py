@@ -287,7 +287,7 @@ def from_array(value: np.ndarray, name: str, expected: str = "numbers") -> Tenso
     if not value.dtype.isnative:
         value = value.astype(value.dtype.newbyteorder("="))
     value = np.ascontiguousarray(value) if value.ndim else np.asarray(value)
-    fits = value.flags.writeable and min(value.strides, default=0) >= 0  # NumPy calls a row with either sign contiguous
+    fits = value.flags.writeable and min(value.strides, default=0) >= 0  # a single row can be contiguous and negative
     return torch.from_numpy(value if fits else value.copy())
 
 
