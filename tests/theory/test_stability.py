@@ -144,9 +144,9 @@ def test_growth_on_interpolants_with_more_and_more_points():
     measured, tours = [], []
     for n in (4, 8, 16, 32):
         x = torch.rand(n, 2, generator=torch.Generator().manual_seed(0), dtype=DOUBLE)
-        net = line_interpolant(x, x, 12)
+        net = line_interpolant(x, x, 40)
         found = growth_bound(net, x)
-        assert len(found.layers) >= 9  # the projection and the layers that hold
+        assert len(found.layers) >= 20  # the projection and the layers that hold
         assert found.bound <= found.measured
         measured.append(found.measured)
         tours.append(found.path.lower)

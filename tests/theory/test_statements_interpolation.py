@@ -153,7 +153,7 @@ def test_the_interpolant_itself_holds_at_every_depth():
         found = COST(Facts(net, x, y, 1e-2))
         assert found.status == "holds"
         constants.append(found.right - depth)
-    assert constants == pytest.approx([constants[0]] * 3, rel=1e-6)  # C_N does not depend on the depth
+    assert constants[0] > constants[1] > constants[2] > 0  # C_N falls with the depth
 
 
 # T13, T26 ------------------------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Networks of bottleneck rank 1 that interpolate arbitrary points."""
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from bnrank.networks.chain import Chain
 from bnrank.networks.mlp import MLP
 
 DRAWS = 64  # number of random directions
+SPAN = 1e-12  # singular values of the values above this, relative to the largest, span their dimensions
 MISS = 1e-3  # maximum error relative to the range of y; an error is raised beyond it
 CLOSE = 1e-6  # maximum error of "dots" relative to the range of y; "steps" is used beyond it
 
@@ -28,26 +30,36 @@ def line_interpolant(
 ) -> MLP:
     """Return a network with f(x_i) = y_i, bottleneck rank 1 and norm L + C_N.
 
-    With ReLU, f = h(t) with t = r max(0, u . x - min_i u . x_i). Among 64 random unit vectors, u maximizes the smallest
-    gap between the projections u . x_i, so that distinct points have distinct projections. A single non-negative neuron
-    holds t, layers of weight 1 preserve it, and h is piecewise linear. Before the first point f is constant. Beyond the
-    last point it is linear ("dots") or constant ("steps"). With another slope, f is not constant before the first
-    point.
+    With ReLU, f = h(t) with t = max(0, u . x - min_i u . x_i), for a unit vector u. Let t_1 < t_2 < ... be the sorted
+    u . x_i, delta_i = t_i - t_1, c_i the change of slope at t_i of the straight lines through the points (c_1 is the
+    first slope), and P = sum_{i<N} |c_i| sqrt(1 + delta_i^2). Of 64 random vectors u, the one with the lowest P is
+    chosen. The layers are, in order:
 
-    The norm is ||theta||^2 = L + C_N for every depth L >= 3 ("steps": L >= 4), where C_N depends only on the points:
+    - L_1 layers of width 1 and equal norms. The last one holds r t.
+    - One or two hidden layers, which bend the line into a small copy of the path through the y_i:
 
-    - "dots" connects the points by straight lines, with one hidden layer, so the points are kinks of f. Let
-      t_1 < t_2 < ... be the sorted u . x_i, delta_i = t_i - t_1, and c_i the change of slope at t_i (c_1 the first
-      slope). With ReLU,
-      L + C_N = L - 3 + r^2 (1 + t_1^2) + 2 sum_{i<N} |c_i| sqrt(1 / r^2 + delta_i^2) + |y_1|^2.
-      With slope s, each c_i is divided by 1 - s, then s sum_i c_i / (1 - s) is subtracted from the first, and
-      s sum_i c_i delta_i / (1 - s) is added to y_1.
-    - "steps" goes from y_i to y_{i+1} in the middle third of each gap and is constant elsewhere, with two hidden
-      layers:
-      L + C_N = L - 4 + r^2 (1 + t_1^2) + sum_{i<N} min_g (2 K_i g + g^2 + |y_{i+1} - y_i|^2 / g^2) + |y_N|^2,
-      K_i = sqrt(1 / r^2 + (delta_i + w_i)^2) / w_i, w_i = (t_{i+1} - t_i) / 3. Jf(x_i) = 0.
+      - "dots" connects the points by straight lines, with one hidden layer, so the points are kinks of f.
+      - "steps" goes from y_i to y_{i+1} in the middle third of each gap and is constant elsewhere, with two hidden
+        layers. Jf(x_i) = 0.
 
-    The factor r minimizes the norm, and the incoming and outgoing norms of every neuron of h are equal (T14).
+    - L_2 layers of width q, the dimension of the affine span of the y_i, which stretch the copy by 1/epsilon. Before
+      them, its coordinates z are at least 0.
+
+    L_2, r and epsilon minimize the norm. With ReLU, "dots" has
+
+    ||theta||^2 = L_1 (r^2 (1 + t_1^2))^{1/L_1} + 2 epsilon sum_{i<N} |c_i| sqrt(1 / r^2 + delta_i^2)
+                  + epsilon^2 |z_1|^2 + L_2 q epsilon^{-2/L_2} + |b|^2,    L = L_1 + 2 + L_2,
+
+    where b is the point with the coordinates z = 0; the last three terms are |y_1|^2 if L_2 = 0. With slope s, each c_i
+    is divided by 1 - s, then s sum_i c_i / (1 - s) is subtracted from the first, and s sum_i c_i delta_i / (1 - s) is
+    added to y_1. "steps" has L = L_1 + 3 + L_2, sum_{i<N} min_g (2 K_i g + g^2 + epsilon^2 |y_{i+1} - y_i|^2 / g^2) in
+    place of the sum, K_i = sqrt(1 / r^2 + (delta_i + w_i)^2) / w_i, w_i = (t_{i+1} - t_i) / 3, and y_N in place of y_1.
+
+    C_N falls with L to a limit of about 2 log P for one output, and of 8 log P for two (Notes).
+
+    Before the first point f is constant. Beyond the last point it is constant ("steps") or linear ("dots"), until a
+    coordinate reaches 0. With another slope, f is not constant before the first point. The incoming and outgoing norms
+    of every neuron of the hidden layers are equal (T14).
 
     Accuracy: "dots" amplifies rounding errors by the slopes. For N = 1000 standard normal points in d = 20 (smallest
     gap about 1e-5), the error is 1e-9 in float64, and interpolation fails in float32. "steps" loses no precision as
@@ -73,8 +85,8 @@ def line_interpolant(
     Returns
     -------
     MLP
-        With biases, in the higher precision of x and y. Hidden widths are 1, ..., 1, followed by one ("dots") or two
-        ("steps") layers of width up to N - 1.
+        With biases, in the higher precision of x and y. Hidden widths are 1, ..., 1, then one ("dots") or two
+        ("steps") layers of width up to N - 1, then q, ..., q.
 
     Raises
     ------
@@ -86,13 +98,17 @@ def line_interpolant(
     -----
     Source: T30, T12; Jacot2023a, Proposition 2.
 
+    Without the last L_2 layers, the norm grows like P, which is of order N^2 for points in disorder. Stretching q
+    dimensions by a factor F costs L_2 (q F^{2/L_2} - 1) more than L_2 layers of width 1: for q = 1 about 2 log F, for
+    q = 2 about 8 log F at best.
+
     Examples
     --------
     >>> import torch
     >>> x, y = torch.randn(30, 5, dtype=torch.float64), torch.randn(30, 2, dtype=torch.float64)
     >>> net = line_interpolant(x, y, 10)
     >>> net.widths, torch.allclose(net(x), y, atol=1e-9)
-    ([5, 1, 1, 1, 1, 1, 1, 1, 1, 29, 2], True)
+    ([5, 1, 29, 2, 2, 2, 2, 2, 2, 2, 2], True)
     """
     method = method if method is None else validation.choice(method, "method", list(_METHODS))
     depth = validation.integer(depth, "depth", 4 if method == "steps" else 3)
@@ -107,11 +123,7 @@ def line_interpolant(
     span = float((y.max(0).values - y.min(0).values).max()) or float(y.abs().max())
     methods = [method] if method else ["dots", "steps"] if depth > 3 and slope == 0 else ["dots"]
     for name in methods:
-        if not bool(values.diff(dim=0).norm(dim=1).any()):
-            gain, layers = 0.0, [(values.new_zeros(values.shape[1], 1), values[0])]
-        else:
-            gain, layers = _METHODS[name](line, slope)
-        net = _through(line, gain, layers, depth, slope, dtype)
+        net = _network(line, name, depth, slope, dtype)
         with torch.no_grad():
             miss = float((net(x.to(dtype)).to(torch.float64) - y.to(x.device, torch.float64)).abs().max())
         if miss <= (MISS if name == methods[-1] else CLOSE) * span:
@@ -147,54 +159,89 @@ def _project(x: Tensor, y: Tensor, seed: int) -> _Line:
     generator = torch.Generator().manual_seed(seed)
     directions = torch.randn(DRAWS, x.shape[1], generator=generator, dtype=torch.float64).to(x.device)
     directions = directions / directions.norm(dim=1, keepdim=True)
-    places = x @ directions.T
-    best = 0
-    if len(x) > 1:
-        gaps = places.sort(0).values.diff(dim=0).min(0).values
-        best = int(gaps.argmax())
-        if not float(gaps[best]) > 0:
-            raise ValueError(f"x: got different samples that fall on one point of each of {DRAWS} lines tried")
-    t, order = places[:, best].sort()
-    return _Line(directions[best], float(t[0]), t - t[0], y[order])
+    places, orders = (x @ directions.T).sort(0)
+    lines = [
+        _Line(directions[i], float(places[0, i]), places[:, i] - places[0, i], y[orders[:, i]]) for i in range(DRAWS)
+    ]
+    apart = [line for line in lines if bool((line.delta.diff() > 0).all())]
+    if not apart:
+        raise ValueError(f"x: got different samples that fall on one point of each of {DRAWS} lines tried")
+    return min(apart, key=_variation)
 
 
-def _dots(line: _Line, slope: float) -> tuple[float, list[tuple[Tensor, Tensor]]]:
-    """Return r, and the weights and biases of the last two layers for interpolation by straight lines."""
-    delta, y = line.delta, line.values
-    slopes = y.diff(dim=0) / delta.diff()[:, None]
-    changes, knots = torch.cat([slopes[:1], slopes.diff(dim=0)]), delta[:-1]
+def _changes(line: _Line) -> Tensor:
+    """Return the first slope and the changes of slope at the points, for interpolation by straight lines."""
+    slopes = line.values.diff(dim=0) / line.delta.diff()[:, None]
+    return torch.cat([slopes[:1], slopes.diff(dim=0)])
+
+
+def _variation(line: _Line) -> float:
+    """Return P, the sum of |c_i| sqrt(1 + delta_i^2)."""
+    return float((_changes(line).norm(dim=1) * (1 + line.delta[:-1] ** 2).sqrt()).sum())
+
+
+@dataclass(frozen=True)
+class _Bends:
+    """The part of the network that bends the line: hidden layers of width up to N - 1.
+
+    Attributes
+    ----------
+    cost : function
+        (r, epsilon) -> norm of its weights and biases, without the last bias.
+    layers : function
+        (r, epsilon) -> weights and biases from r t to epsilon (h(t) - constant), the last one without bias.
+    constant : Tensor
+        The bias of the last layer for r = epsilon = 1.
+    count : int
+        Number of layers.
+    """
+
+    cost: Callable[[float, float], float]
+    layers: Callable[[float, float], list[tuple[Tensor, Tensor]]]
+    constant: Tensor
+    count: int
+
+
+def _dots(line: _Line, slope: float) -> _Bends:
+    """Return the layers for interpolation by straight lines."""
+    changes, knots = _changes(line), line.delta[:-1]
     # max(z, 0) = (sigma_s(z) - s z) / (1 - s); the linear parts combine at the first knot, since t >= 0
-    constant = y[0] + slope / (1 - slope) * (changes * knots[:, None]).sum(0)
+    constant = line.values[0] + slope / (1 - slope) * (changes * knots[:, None]).sum(0)
     changes = changes / (1 - slope)
     changes[:1] -= slope * changes.sum(0)
     size = changes.norm(dim=1)
     changes, knots, size = changes[size > 0], knots[size > 0], size[size > 0]
-    gain = _best_gain(line, lambda r: float((2 * size * (r**-2 + knots**2).sqrt()).sum()))
-    incoming = (size / gain / (1 + (gain * knots) ** 2).sqrt()).sqrt()
-    hidden = incoming[:, None], -incoming * gain * knots
-    return gain, [hidden, ((changes / (gain * incoming)[:, None]).T, constant)]
+
+    def layers(r: float, scale: float) -> list[tuple[Tensor, Tensor]]:
+        incoming = (scale * size / r / (1 + (r * knots) ** 2).sqrt()).sqrt()
+        outgoing = (scale * changes / (r * incoming)[:, None]).T
+        return [(incoming[:, None], -incoming * r * knots), (outgoing, torch.zeros_like(constant))]
+
+    return _Bends(lambda r, scale: 2 * scale * float((size * (r**-2 + knots**2).sqrt()).sum()), layers, constant, 2)
 
 
-def _steps(line: _Line, slope: float) -> tuple[float, list[tuple[Tensor, Tensor]]]:
-    """Return r, and the weights and biases of the last three layers for interpolation by steps."""
+def _steps(line: _Line, slope: float) -> _Bends:
+    """Return the layers for interpolation by steps."""
     third, jumps = line.delta.diff() / 3, line.values.diff(dim=0)
     size, starts = jumps.norm(dim=1), line.delta[:-1] + third
     jumps, third, starts, size = (v[size > 0] for v in (jumps, third, starts, size))
 
-    def steepness(r: float) -> Tensor:
-        return (r**-2 + starts**2).sqrt() / third
+    def heights(r: float, scale: float) -> tuple[Tensor, Tensor]:
+        steepness = (r**-2 + starts**2).sqrt() / third
+        return steepness, _heights(steepness, scale * size)
 
-    def cost(r: float) -> float:
-        k = steepness(r)
-        g = _heights(k, size)
-        return float((2 * k * g + g**2 + (size / g) ** 2).sum())
+    def cost(r: float, scale: float) -> float:
+        k, g = heights(r, scale)
+        return float((2 * k * g + g**2 + (scale * size / g) ** 2).sum())
 
-    gain = _best_gain(line, cost)
-    g = _heights(steepness(gain), size)
-    fall = (steepness(gain) * g).sqrt()  # e with e p r w = g, so the step has width w
-    rise = g / (fall * gain * third)
-    first = rise[:, None], -rise * gain * starts
-    return gain, [first, (-torch.diag(fall), g), (-(jumps / g[:, None]).T, line.values[-1])]
+    def layers(r: float, scale: float) -> list[tuple[Tensor, Tensor]]:
+        k, g = heights(r, scale)
+        fall = (k * g).sqrt()  # e with e p r w = g, so the step has width w
+        rise = g / (fall * r * third)
+        last = -(scale * jumps / g[:, None]).T
+        return [(rise[:, None], -rise * r * starts), (-torch.diag(fall), g), (last, torch.zeros_like(jumps[0]))]
+
+    return _Bends(cost, layers, line.values[-1], 3)
 
 
 def _heights(k: Tensor, size: Tensor) -> Tensor:
@@ -205,25 +252,75 @@ def _heights(k: Tensor, size: Tensor) -> Tensor:
     return g
 
 
-def _best_gain(line: _Line, cost: Callable[[float], float]) -> float:
-    """Return the r > 0 that minimizes r^2 (1 + t_1^2) + cost(r), a convex function of log r."""
-    from scipy.optimize import minimize_scalar
-
-    def norm(log_r: float) -> float:
-        return math.exp(2 * log_r) * (1 + line.start**2) + cost(math.exp(log_r))
-
-    return math.exp(minimize_scalar(norm, bounds=(-35.0, 35.0), method="bounded", options={"xatol": 1e-9}).x)
-
-
-def _through(
-    line: _Line, gain: float, hidden: list[tuple[Tensor, Tensor]], depth: int, slope: float, dtype: torch.dtype
-) -> MLP:
-    """Return the network composed of the projection, the layers that preserve t, and the layers of h."""
-    hold = torch.full((1, 1), 1.0 if gain else 0.0, dtype=torch.float64, device=line.direction.device)
-    weights = [gain * line.direction[None], *[hold] * (depth - 1 - len(hidden))]
-    biases = [hold.new_tensor([-gain * line.start]), *[hold.new_zeros(1)] * (len(weights) - 1)]
-    weights, biases = [*weights, *[w for w, _ in hidden]], [*biases, *[b for _, b in hidden]]
-    return Chain(weights, biases, slope, dtype, hold.device).network()
-
-
 _METHODS = {"dots": _dots, "steps": _steps}
+
+
+def _network(line: _Line, method: str, depth: int, slope: float, dtype: torch.dtype) -> MLP:
+    """Return the network of lowest norm: layers of width 1, those that bend the line, and those that stretch it."""
+    values, device = line.values, line.direction.device
+    if not bool(values.diff(dim=0).norm(dim=1).any()):
+        widths = [len(line.direction), *[1] * (depth - 1), values.shape[1]]
+        weights = [values.new_zeros(out, into) for into, out in itertools.pairwise(widths)]
+        return Chain(weights, [*[w[:, 0] for w in weights[:-1]], values[0]], slope, dtype, device).network()
+    bends, basis = _METHODS[method](line, slope), _basis(values)
+    corner = values[0] + basis @ ((values - values[0]) @ basis).min(0).values  # the point with coordinates 0
+    origin = (bends.constant - corner) @ basis
+    log_first = math.log(math.hypot(1, line.start))  # of the norm of the first layer, with its bias, per factor of t
+    most = depth - bends.count  # number of layers of width 1 without layers that stretch
+
+    def norm(log_r: float, log_scale: float, stretches: float) -> float:
+        held = (most - stretches) * math.exp(2 * (log_r + log_first) / (most - stretches))
+        total = held + bends.cost(math.exp(log_r), math.exp(log_scale))
+        if not stretches:
+            return total + float(bends.constant @ bends.constant)
+        stretched = stretches * basis.shape[1] * math.exp(-2 * log_scale / stretches)
+        return total + math.exp(2 * log_scale) * float(origin @ origin) + stretched + float(corner @ corner)
+
+    log_r, log_scale, stretches = _least(norm, most)
+    hold = values.new_full((1, 1), math.exp((log_r + log_first) / (most - stretches)))
+    gain, scale = float(hold) / math.hypot(1, line.start), math.exp(log_scale)
+    weights = [gain * line.direction[None], *[hold] * (most - stretches - 1)]
+    biases = [hold.new_tensor([-gain * line.start]), *[hold.new_zeros(1)] * (most - stretches - 1)]
+    for weight, bias in bends.layers(math.exp(log_r), scale):
+        weights.append(weight)
+        biases.append(bias)
+    if not stretches:
+        biases[-1] = bends.constant
+        return Chain(weights, biases, slope, dtype, device).network()
+    weights[-1], biases[-1] = basis.T @ weights[-1], scale * origin
+    stretch = scale ** (-1 / stretches)
+    eye = stretch * torch.eye(basis.shape[1], dtype=torch.float64, device=device)
+    weights += [*[eye] * (stretches - 1), stretch * basis]
+    biases += [*[values.new_zeros(len(eye))] * (stretches - 1), corner]
+    return Chain(weights, biases, slope, dtype, device).network()
+
+
+def _basis(values: Tensor) -> Tensor:
+    """Return an orthonormal basis of the span of the differences of the values, (d_out, q)."""
+    _, sizes, right = torch.linalg.svd(values - values[0], full_matrices=False)
+    rank = int((sizes > SPAN * sizes[0]).sum())
+    return torch.eye(values.shape[1]).to(values) if rank == values.shape[1] else right[:rank].T
+
+
+def _least(norm: Callable[[float, float, float], float], most: int) -> tuple[float, float, int]:
+    """Return log r, log epsilon and the number of stretches, fewer than ``most``, that minimize the norm.
+
+    The norm is convex in all three, so the best whole number is next to the best real one.
+    """
+    from scipy.optimize import minimize
+
+    def search(stretches: int | None) -> tuple[float, float, float, float]:
+        start, bounds = [0.0, 0.0, 1.0], [(-100.0, 100.0)] * 3
+        bounds[1] = (0.0, 0.0) if stretches == 0 else bounds[1]
+        bounds[2] = (1.0, most - 1.0) if stretches is None else (float(stretches),) * 2
+        start[2] = bounds[2][0]
+        options = {"ftol": 1e-15, "gtol": 1e-10}
+        found = minimize(lambda p: math.log(norm(*p)), start, method="L-BFGS-B", bounds=bounds, options=options)
+        return (found.fun, *found.x)
+
+    counts = [0]
+    if most > 1:
+        between = search(None)[3]
+        counts += sorted({max(1, math.floor(between)), min(most - 1, math.ceil(between))})
+    _, log_r, log_scale, stretches = min(search(count) for count in counts)
+    return log_r, log_scale, round(stretches)
