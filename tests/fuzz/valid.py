@@ -316,6 +316,12 @@ OWN: dict[str, Values] = {
     "bnrank.cost.diagonal": {"w": lambda: [1.0, 2.0]},
     "bnrank.cost.lower_bound": {"net": lambda: mlp(2, 3, 2), "x": lambda: normal(4, 2)},
     "bnrank.cost.r1_lower_bound": {"net": lambda: mlp(2, 3, 2), "x": lambda: normal(4, 2)},
+    "bnrank.cost.shorten": {
+        "net": lambda: mlp(2, 3, 2),
+        "x": lambda: normal(4, 2),
+        "y": lambda: None,
+        "steps": lambda: 5,
+    },
     "bnrank.cost.solve": {"depth": lambda: 2},
     "bnrank.cost.two_point": {"y": lambda: normal(6, 3)},
     "bnrank.cost.tangent_bound": {"a": lambda: torch.eye(2), "b": lambda: torch.eye(2)},

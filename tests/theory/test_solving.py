@@ -8,7 +8,8 @@ from scipy.optimize import minimize
 import bnrank
 import oracles
 from bnrank.measures.balance import residual
-from bnrank.networks import LinearNetwork
+from bnrank.networks import LinearNetwork, constructions
+from bnrank.theory import cost
 from bnrank.theory.cost.pruning import prune
 from bnrank.theory.cost.solving import _Training, solve
 from helpers import norm, normal
@@ -208,3 +209,44 @@ def test_bad_input_is_named():
         solve(LINE, LINE, 2, 2, rtol=-1)
     with pytest.raises(ValueError, match="x: got 3000 samples"):
         solve(normal(3000, 10), normal(3000, 10), 3, 100)
+
+
+def test_shortening_lowers_the_norm_of_a_line_interpolant_and_keeps_its_points():
+    for seed in range(2):
+        x, y = normal(6, 2, seed=seed), normal(6, 2, seed=seed + 9)
+        net = constructions.line_interpolant(x, y, 8)
+        before = norm(net)
+        polished, trained = (cost.shorten(net, x, y, steps=steps) for steps in (0, 150))
+        assert trained.norm <= polished.norm < before
+        for found in (polished, trained):
+            assert found.interpolates
+            assert found.norm == pytest.approx(norm(found.network), rel=1e-12)
+            assert found.norm == min(found.norms)
+            assert float((found.network(x).detach() - y).abs().max()) <= 1e-6 * float(y.abs().max())
+        assert len(polished.norms) == 1
+        assert norm(net) == before  # not modified
+
+
+def test_shortening_a_network_of_least_norm_leaves_it():
+    net = constructions.identity(2, 6)
+    x = normal(7, 2).abs()
+    assert cost.shorten(net, x).norm == pytest.approx(12, rel=1e-9)
+    assert cost.shorten(net, x, 0 * x).norm == 0
+    one = cost.shorten(net, x[:1], steps=50)
+    assert one.interpolates
+    assert one.norm < 12  # one point takes one dimension
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"x": torch.ones(3, 5)}, "x: got"),
+        ({"y": torch.ones(3, 2)}, "y: got 3 samples, expected as many as x has, 7"),
+        ({"y": torch.ones(7, 3)}, "y: got"),
+        ({"steps": -1}, "steps: got -1"),
+        ({"net": torch.nn.Sequential(torch.nn.Conv1d(1, 1, 1))}, "net"),
+    ],
+)
+def test_shortening_names_bad_arguments(change, words):
+    with pytest.raises((TypeError, ValueError), match=words):
+        cost.shorten(**{"net": constructions.identity(2, 4), "x": normal(7, 2), **change})

@@ -6,7 +6,7 @@ from bnrank.theory.cost.closed_forms import Corrections, diagonal, linear, linea
 from bnrank.theory.cost.expansion import Expansion, expand
 from bnrank.theory.cost.pruning import Pruned, prune
 from bnrank.theory.cost.rescaling import Balancing, balance, balancing
-from bnrank.theory.cost.solving import Solution, solve
+from bnrank.theory.cost.solving import Solution, shorten, solve
 from bnrank.theory.domains import CompletePositivity, Planarity, completely_positive, planarity, tangent_bound
 from bnrank.theory.tours import PathBounds, TourBound, shortest_path_bounds, tsp_bound
 
@@ -37,6 +37,7 @@ __all__ = [
     "prune",
     "r1_lower_bound",
     "remainder_bound",
+    "shorten",
     "shortest_path_bounds",
     "solve",
     "tangent_bound",

@@ -7,9 +7,11 @@ from typing import cast
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bnrank._core import validation
+from bnrank.networks.chain import as_mlp
+from bnrank.networks.functional import check_finite
 from bnrank.networks.mlp import MLP, make
 from bnrank.tasks import Task
 from bnrank.theory.cost.pruning import prune
@@ -18,6 +20,7 @@ from bnrank.training import train
 
 RIDGES = (1e-1, 1e-2)  # ridges of the two stages, in units of mean ||y||^2 / L
 SPREAD = 1e-3  # ratio of the last start's ridge to the first's: large ones lose small directions, small ones are slow
+SHORTENING = (1e-2, 1e-3, 1e-4, 1e-5)  # ridges of `shorten`, in units of mean ||y||^2 / L
 POLISHED = 3  # number of best starts that are polished
 CORRECTIONS = 30  # largest number of Gauss-Newton corrections
 EXACT = 1e-11  # interpolation error while polishing, relative to the largest |y|
@@ -153,12 +156,100 @@ def solve(
         found[i] = min(found[i], search.interpolating(start))
     for i in sorted(range(starts), key=found.__getitem__)[:POLISHED]:
         found[i] = min(found[i], search.polished(found[i], polish))
-    best = min(found)
+    return _solution(min(found), x, y, tuple(start.norm for start in found), rtol * size)
+
+
+def shorten(
+    net: nn.Module,
+    x: Tensor | np.ndarray,
+    y: Tensor | np.ndarray | None = None,
+    *,
+    rtol: float = 1e-6,
+    steps: int = 300,
+    polish: int = 100,
+) -> Solution:
+    r"""Return a network of lower norm through the same points, found by training from a given one.
+
+    The network is trained with four ridges from mean ||y||^2 / L times 1e-2 down to 1e-5, as in :func:`solve`. The
+    results and the network itself are corrected until they interpolate, pruned and polished; the best is returned. The
+    widths stay or shrink. The rank in the middle may change.
+
+    Parameters
+    ----------
+    net : MLP or torch.nn.Sequential
+        A chain of linear layers with one activation; it is not modified.
+    x : Tensor or ndarray
+        Samples, (N, d_in).
+    y : Tensor or ndarray, optional
+        Values, (N, d_out). Default: the outputs of ``net``.
+    rtol : float
+        Largest error relative to max |y| that counts as interpolation.
+    steps : int
+        Number of evaluations of loss and gradient per ridge; 0 for no training.
+    polish : int
+        Largest number of polishing iterations for each result.
+
+    Returns
+    -------
+    Solution
+        ``norms`` holds those from ``net`` itself and from the four ridges. If nothing interpolates, ``interpolates`` is
+        False.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is out of range, the network is not such a chain or x does not fit, or the same x occurs with
+        different y.
+
+    Notes
+    -----
+    Source: T12, Jacot2023a section 4: the norm of rank-one interpolants from
+    :func:`~bnrank.constructions.line_interpolant`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bnrank import constructions
+    >>> x = torch.tensor([[0.0], [0.5], [1.0]], dtype=torch.float64)
+    >>> net = constructions.line_interpolant(x, x**2, 5)
+    >>> before = sum(float(p.detach().square().sum()) for p in net.parameters())
+    >>> shorten(net, x, steps=100).norm < before
+    True
+    """
+    chain = as_mlp(net)
+    check_finite(net)
+    x = validation.samples(x, "x", features=chain.weights[0].shape[1]).detach().cpu().double()
+    with torch.no_grad():
+        given = chain.cpu()(x) if y is None else y
+    y = validation.samples(given, "y", features=len(chain.weights[-1])).detach().cpu().double()
+    validation.expect(len(x) == len(y), "y", f"{len(y)} samples", f"as many as x has, {len(x)}")
+    steps, polish = validation.integer(steps, "steps", 0), validation.integer(polish, "polish", 0)
+    size = float(y.abs().max())
+    points, values = _distinct(x, y, validation.number(rtol, "rtol", 0.0) * size)
+    if size == 0:
+        zeros = _at(Arrays.of(chain), 0 * _theta(Arrays.of(chain)))
+        return _solution(_Start(0.0, 0.0, zeros), x, y, (0.0,), 0.0)
+    search = _Search(points.numpy(), values.numpy(), rtol * size)
+    chains = [Arrays.of(chain)]
+    if steps:
+        ridges = [part * float((values**2).sum(1).mean()) / chain.depth for part in SHORTENING]
+        repeats = 2 if len(points) == 1 else 1  # training needs two samples
+        task = Task(points.repeat(repeats, 1), values.repeat(repeats, 1))
+        run = train(
+            [chain] * len(ridges), task, ridge=ridges, steps=steps, optimizer="kfac-lbfgs",
+            dtype=torch.float64, record=steps, progress=False,
+        )  # fmt: skip
+        chains += [Arrays.of(cast(MLP, run.network(i))) for i in range(len(ridges))]
+    found = [search.polished(search.interpolating(one), polish) for one in chains]
+    return _solution(min(found), x, y, tuple(start.norm for start in found), rtol * size)
+
+
+def _solution(best: "_Start", x: Tensor, y: Tensor, norms: tuple[float, ...], allowed: float) -> Solution:
+    """Return the network of a start as a solution."""
     network = best.chain.network()
     with torch.no_grad():
         error = float((network(x) - y).abs().max())
-    norms = tuple(start.norm for start in found)
-    return Solution(network, best.chain.norm, error, norms, interpolates=error <= rtol * size)
+    return Solution(network, best.chain.norm, error, norms, interpolates=error <= allowed)
 
 
 def _distinct(x: Tensor, y: Tensor, allowed: float) -> tuple[Tensor, Tensor]:
