@@ -8,6 +8,7 @@ from scipy import stats
 from bnrank.figures.f07_kernel_rates import computation as rates
 from bnrank.figures.f07_kernel_rates import figure as f07
 from bnrank.figures.f07_kernel_rates.computation import Course, Decay
+from bnrank.figures.harness import intervals
 from bnrank.figures.harness.training import held_out, relative_error
 from bnrank.tasks import composition, torus_map
 from helpers import failing
@@ -33,13 +34,13 @@ def test_exponents_and_intervals_of_planted_courses():
     half = stats.t.ppf(0.975, 2) * stats.sem(1.5 * SPREAD[:, 0])
     np.testing.assert_allclose((mean, low, high), (1.5, 1.5 - half, 1.5 + half))
     np.testing.assert_allclose(c.middle, (SIZES / 64) ** -1.5)
-    assert rates.interval(np.array([2.0])) == (2.0, -np.inf, np.inf)
+    assert intervals.interval(np.array([2.0])) == (2.0, -np.inf, np.inf)
     assert decay(4, 2.0).expected == 0.5
 
 
 def test_intervals_cover_the_mean_as_often_as_they_say():
     draws = np.random.default_rng(0).normal(2.0, 1.0, (2000, 4))
-    covered = [low <= 2.0 <= high for _, low, high in map(rates.interval, draws)]
+    covered = [low <= 2.0 <= high for _, low, high in map(intervals.interval, draws)]
     assert np.mean(covered) == pytest.approx(0.95, abs=0.02)
 
 

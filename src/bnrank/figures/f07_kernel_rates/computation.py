@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy import stats
 from sklearn.gaussian_process.kernels import Matern
 from sklearn.kernel_ridge import KernelRidge
 from torch import Tensor
 
+from bnrank.figures.harness.intervals import interval
 from bnrank.figures.harness.training import held_out, mlp, relative_error, train_recorded
 from bnrank.tasks import Task, TorusTarget, composition, torus_map
 from bnrank.tasks.kernel_targets import torus_targets
@@ -123,18 +123,6 @@ class Decay(Course):
     def expected(self) -> float:
         """The predicted exponent, alpha / d."""
         return self.alpha / self.d
-
-
-def interval(values: Array) -> tuple[float, float, float]:
-    """Return the mean and its 95 percent interval (Student's t), infinite for a single value.
-
-    The bootstrap of three to six values is too narrow.
-    """
-    mean = float(np.mean(values))
-    if len(values) < 2:
-        return mean, -np.inf, np.inf
-    half = float(stats.t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / len(values) ** 0.5)
-    return mean, mean - half, mean + half
 
 
 def decay_courses(

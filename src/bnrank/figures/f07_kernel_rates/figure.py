@@ -7,10 +7,11 @@ from pathlib import Path
 import numpy as np
 
 from bnrank.figures.f07_kernel_rates import computation
-from bnrank.figures.f07_kernel_rates.computation import Course, Decay, Settings, interval, on_composition
+from bnrank.figures.f07_kernel_rates.computation import Course, Decay, Settings, on_composition
 from bnrank.figures.f07_kernel_rates.drawing import draw_compositions, draw_rates
 from bnrank.figures.harness.claims import Claim, above, at_least, at_most, below
 from bnrank.figures.harness.figure import Figure, Outcome
+from bnrank.figures.harness.intervals import interval
 from bnrank.reporting import Section
 
 OFF = 0.15  # largest relative difference of a fitted exponent from alpha / d

@@ -1,0 +1,1 @@
+"""F15: rank recovery."""
