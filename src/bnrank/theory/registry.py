@@ -9,17 +9,19 @@ from torch import Tensor, nn
 from bnrank._core import validation
 from bnrank.theory.facts import Facts
 from bnrank.theory.statements import (
+    domains,
     escape,
     interpolation,
     invariances,
     ranks,
+    regression,
     representation,
     structure,
     symmetry,
 )
 from bnrank.theory.verdicts import NotApplicable, Statement, Verdicts, statements_in
 
-TOPICS = (representation, ranks, structure, interpolation, symmetry, escape, invariances)
+TOPICS = (representation, ranks, structure, interpolation, symmetry, domains, regression, escape, invariances)
 
 
 def _number(statement: Statement) -> tuple[int, str]:

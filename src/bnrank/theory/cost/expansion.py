@@ -64,7 +64,7 @@ class Expansion:
         ValueError
             If a depth is not positive.
         """
-        at = _numbers(depth, "depth")
+        at = numbers(depth, "depth")
         validation.expect(bool((at > 0).all()), "depth", depth, "positive numbers")
         norm = at * self.R0 + self.R1 + self.R2 / at
         return float(norm) if norm.ndim == 0 else norm
@@ -127,7 +127,7 @@ def expand(
     known = None if sigma is None else validation.number(sigma, "sigma", 0.0, strict=True)
     validation.expect(known is None or 1e-150 < known < 1e150, "sigma", sigma, "a number from 1e-150 to 1e150")
     columns = np.stack([L, np.ones_like(L), 1 / L], 1)
-    estimate, gaps, inverse = _least_squares(columns, y)
+    estimate, gaps, inverse = least_squares(columns, y)
     freedom = len(y) - 3
     squares = float(gaps @ gaps)
     if known is not None:
@@ -136,7 +136,7 @@ def expand(
         widths = stats.t.ppf((1 + LEVEL) / 2, freedom) * np.sqrt(squares / freedom * np.diag(inverse))
     else:
         widths = np.full(3, math.inf)
-    further, p_further = _with_term(columns, y, 1 / L**2)
+    further, p_further = with_term(columns, y, 1 / L**2)
     if known is None and p_further < ALPHA:
         widths = widths + 1.5 * np.abs(further[:3] - estimate)
     fits, p_value, reason = _verdict(L, y, columns, gaps, known)
@@ -165,7 +165,7 @@ def _verdict(L: Array, y: Array, columns: Array, gaps: Array, sigma: float | Non
         return True, 1.0, "the residuals are rounding errors"
     means = np.bincount(group, y) / np.bincount(group)
     scatter = float(((y - means[group]) ** 2).sum())
-    curved, p = _with_term(columns, y, L**2)
+    curved, p = with_term(columns, y, L**2)
     drift = abs(2 * curved[3] * (different[-1] - different[0]))
     test = "term in L^2"
     if m < len(y) and scatter > 0:
@@ -180,7 +180,7 @@ def _verdict(L: Array, y: Array, columns: Array, gaps: Array, sigma: float | Non
 
 
 def _pairs(depths: Any, norms: Any) -> tuple[Array, Array]:
-    L, y = _numbers(depths, "depths"), _numbers(norms, "norms")
+    L, y = numbers(depths, "depths"), numbers(norms, "norms")
     for values, name in ((L, "depths"), (y, "norms")):
         validation.expect(values.ndim == 1, name, values, "a sequence of numbers", TypeError)
     validation.expect(len(L) == len(y), "depths, norms", f"{len(L)} and {len(y)} numbers", "the same number")
@@ -190,11 +190,12 @@ def _pairs(depths: Any, norms: Any) -> tuple[Array, Array]:
     return L, y
 
 
-def _numbers(values: object, name: str) -> Array:
+def numbers(values: object, name: str) -> Array:
+    """Return real numbers as a float64 array; errors name the argument."""
     return validation.real(values, name).double().cpu().numpy()
 
 
-def _least_squares(columns: Array, y: Array) -> tuple[Array, Array, Array]:
+def least_squares(columns: Array, y: Array) -> tuple[Array, Array, Array]:
     """Return the coefficients, y minus the fit, and (X^T X)^{-1}."""
     scale = np.linalg.norm(columns, axis=0)
     q, r = np.linalg.qr(columns / scale)
@@ -202,11 +203,11 @@ def _least_squares(columns: Array, y: Array) -> tuple[Array, Array, Array]:
     return back @ (q.T @ y), y - q @ (q.T @ y), back @ back.T
 
 
-def _with_term(columns: Array, y: Array, term: Array) -> tuple[Array, float]:
+def with_term(columns: Array, y: Array, term: Array) -> tuple[Array, float]:
     """Return the coefficients with one more term, and the p-value of that term (NaN if unknown)."""
     if len(np.unique(columns[:, 0])) < 4:
         return np.full(4, math.nan), math.nan
-    estimate, gaps, inverse = _least_squares(np.c_[columns, term], y)
+    estimate, gaps, inverse = least_squares(np.c_[columns, term], y)
     freedom = len(y) - 4
     if not freedom:
         return estimate, math.nan
