@@ -29,29 +29,31 @@ def line(net, x, y):
     return float(t.min()), t[order] - t.min(), y[order]
 
 
-def dots_norm(r, scale, delta, y):
+def dots_norm(r, scale, constant, delta, y):
     slopes = y.diff(dim=0) / delta.diff()[:, None]
     changes = torch.cat([slopes[:1], slopes.diff(dim=0)]).norm(dim=1)
-    return 2 * scale * float((changes * (r**-2 + delta[:-1] ** 2).sqrt()).sum()), y[0]
+    return 2 * scale * float((changes * (r**-2 + (delta[:-1] / constant) ** 2).sqrt()).sum()), y[0]
 
 
-def steps_norm(r, scale, delta, y):
+def steps_norm(r, scale, _, delta, y):
     w, jumps = delta.diff() / 3, scale * y.diff(dim=0).norm(dim=1)
     k = (r**-2 + (delta[:-1] + w) ** 2).sqrt() / w
     grid = torch.logspace(-6, 4, 4001, dtype=torch.float64)[:, None]
     return float((2 * k * grid + grid**2 + (jumps / grid) ** 2).min(0).values.sum()), y[-1]
 
 
-def total(p, bends, layers, stretches, data):
-    """The norm for log r, log epsilon and L_2; all dimensions are spanned by the values."""
-    (r, scale), (start, delta, y) = np.exp(p), data
-    bent, constant = bends(r, scale, delta, y)
-    held = (layers - stretches) * (r**2 * (1 + start**2)) ** (1 / (layers - stretches))
-    if not stretches:
-        return held + bends(r, 1.0, delta, y)[0] + float(constant @ constant)
+def total(logs, bends, layers, way, p, data):
+    """The norm for log r and log K (with a constant) or log epsilon (with a copy); the values span all dimensions."""
+    (r, other), (start, delta, y) = np.exp(logs), data
+    layers -= p if way == "copy" else 0
+    held = layers * (r**2 * (1 + start**2)) ** (1 / layers)
+    if p == 0 or way == "constant":
+        bent, constant = bends(r, 1.0, other if p else 1.0, delta, y)
+        return held + bent + float(constant @ constant) + (p * other ** (2 / p) if p else 0.0)
+    bent, constant = bends(r, other, 1.0, delta, y)
     corner = y.min(0).values
-    stretched = stretches * y.shape[1] * scale ** (-2 / stretches)
-    return held + bent + scale**2 * float((constant - corner).square().sum()) + stretched + float(corner @ corner)
+    stretched = p * y.shape[1] * other ** (-2 / p)
+    return held + bent + other**2 * float((constant - corner).square().sum()) + stretched + float(corner @ corner)
 
 
 @QUICK
@@ -64,10 +66,9 @@ def test_it_goes_through_the_points(n, d, m, depth, seed):
         assert net.depth == depth
         assert net.slope == slope
         hidden, bend = net.widths[1:-1], max(n - 1, 1)
-        held = next((i for i, width in enumerate(hidden) if width > 1), len(hidden) - 1)
-        assert hidden[:held] == [1] * held
-        assert hidden[held] <= bend
-        assert set(hidden[held + 1 :]) <= {min(m, bend), 1}
+        assert hidden[0] == 1
+        assert max(hidden) <= max(bend, m, 2)
+        assert hidden.count(bend) >= 1 or n < 3
 
 
 @QUICK
@@ -82,23 +83,24 @@ def test_steps_go_through_the_points_and_are_flat_there(n, d, m, depth, seed):
 
 
 @pytest.mark.parametrize(("method", "bends", "count"), [("dots", dots_norm, 2), ("steps", steps_norm, 3)])
-def test_the_norm_is_least_over_gain_scale_and_number_of_stretches(method, bends, count):
+def test_the_norm_is_least_over_the_ways_to_spread_the_scale(method, bends, count):
+    best = set()
     for seed, (m, depth) in enumerate([(2, 4), (2, 7), (1, 12)]):
         x, y = normal(8, 3, seed=seed), normal(8, m, seed=seed + 50)
         net = line_interpolant(x, y, depth, method=method)
-        data = line(net, x, y)
-        found = []
-        for stretches in range(depth - count):
-            args = (bends, depth - count, stretches, data)
-            options = {"xatol": 1e-5, "fatol": 1e-9}
-            found.append(minimize(total, [0.0, -1.0], args, method="Nelder-Mead", options=options).fun)
-        assert norm(net) == pytest.approx(min(found), rel=2e-5)
-        assert norm(net) < found[0] * (1 - 1e-3) or method == "steps"  # stretching helps
+        data, options, found = line(net, x, y), {"xatol": 1e-5, "fatol": 1e-9}, {}
+        for way in ("constant", "copy") if method == "dots" else ("copy",):
+            for p in range(depth - count):
+                args = (bends, depth - count, way, p, data)
+                found[way, p] = minimize(total, [0.0, 0.0], args, method="Nelder-Mead", options=options).fun
+        assert norm(net) == pytest.approx(min(found.values()), rel=2e-5)
+        best.add(min(found, key=found.get)[0])
+    assert len(best) == (2 if method == "dots" else 1)  # both ways are used
 
 
 def test_the_excess_of_the_norm_over_the_depth_is_logarithmic_in_the_variation():
-    """2 log P for one output, 8 log P for two, up to a constant; without stretching it is of the order of P."""
-    for m, factor in ((1, 2), (2, 8.7)):
+    """2 log P for one output, 7.5 log P for more, up to a constant; at depth 3 it is of the order of P."""
+    for m, factor in ((1, 2), (2, 7.5), (5, 7.5)):
         for n in (20, 80, 320):
             x, y = normal(n, 2, seed=n), normal(n, m, seed=n + 1)
             shallow, deep = (norm(line_interpolant(x, y, depth)) - depth for depth in (3, 150))

@@ -35,27 +35,34 @@ def line_interpolant(
     first slope), and P = sum_{i<N} |c_i| sqrt(1 + delta_i^2). Of 64 random vectors u, the one with the lowest P is
     chosen. The layers are, in order:
 
-    - L_1 layers of width 1 and equal norms. The last one holds r t.
-    - One or two hidden layers, which bend the line into a small copy of the path through the y_i:
+    - M layers, whose first neuron holds t times a factor that grows to r.
+    - One or two hidden layers, which bend the line into the path through the y_i:
 
       - "dots" connects the points by straight lines, with one hidden layer, so the points are kinks of f.
       - "steps" goes from y_i to y_{i+1} in the middle third of each gap and is constant elsewhere, with two hidden
         layers. Jf(x_i) = 0.
 
-    - L_2 layers of width q, the dimension of the affine span of the y_i, which stretch the copy by 1/epsilon. Before
-      them, its coordinates z are at least 0.
+    - The output layer.
 
-    L_2, r and epsilon minimize the norm. With ReLU, "dots" has
+    As it stands, this costs a multiple of P. The scale is spread over p of the layers in one of two ways:
 
-    ||theta||^2 = L_1 (r^2 (1 + t_1^2))^{1/L_1} + 2 epsilon sum_{i<N} |c_i| sqrt(1 / r^2 + delta_i^2)
-                  + epsilon^2 |z_1|^2 + L_2 q epsilon^{-2/L_2} + |b|^2,    L = L_1 + 2 + L_2,
+    - The last p of the M layers have a second neuron, which holds a constant that grows to K. It replaces the biases
+      of the hidden layer, which can thus be small. Only for "dots".
+    - The path is bent at the scale epsilon, and stretched by p more layers of width q, the dimension of the affine span
+      of the y_i. Its coordinates z are at least 0.
 
-    where b is the point with the coordinates z = 0; the last three terms are |y_1|^2 if L_2 = 0. With slope s, each c_i
-    is divided by 1 - s, then s sum_i c_i / (1 - s) is subtracted from the first, and s sum_i c_i delta_i / (1 - s) is
-    added to y_1. "steps" has L = L_1 + 3 + L_2, sum_{i<N} min_g (2 K_i g + g^2 + epsilon^2 |y_{i+1} - y_i|^2 / g^2) in
-    place of the sum, K_i = sqrt(1 / r^2 + (delta_i + w_i)^2) / w_i, w_i = (t_{i+1} - t_i) / 3, and y_N in place of y_1.
+    The cheaper way, p and the scales minimize the norm. With ReLU, "dots" has one of
 
-    C_N falls with L to a limit of about 2 log P for one output, and of 8 log P for two (Notes).
+    ||theta||^2 = M (r^2 (1 + t_1^2))^{1/M} + 2 sum_{i<N} |c_i| sqrt(1 / r^2 + delta_i^2 / K^2) + p K^{2/p} + |y_1|^2,
+    ||theta||^2 = M (r^2 (1 + t_1^2))^{1/M} + 2 epsilon sum_{i<N} |c_i| sqrt(1 / r^2 + delta_i^2)
+                  + epsilon^2 |z_1|^2 + p q epsilon^{-2/p} + |b|^2,
+
+    where M is L - 2 and L - 2 - p, and b is the point with z = 0. With slope s, each c_i is divided by 1 - s, then
+    s sum_i c_i / (1 - s) is subtracted from the first, and s sum_i c_i delta_i / (1 - s) is added to y_1. "steps" has
+    sum_{i<N} min_g (2 K_i g + g^2 + epsilon^2 |y_{i+1} - y_i|^2 / g^2) in place of the second sum,
+    K_i = sqrt(1 / r^2 + (delta_i + w_i)^2) / w_i, w_i = (t_{i+1} - t_i) / 3, y_N in place of y_1, and M = L - 3 - p.
+
+    C_N falls with L to a limit of about 2 log P for one output (the second way), and 7.5 log P for more (the first).
 
     Before the first point f is constant. Beyond the last point it is constant ("steps") or linear ("dots"), until a
     coordinate reaches 0. With another slope, f is not constant before the first point. The incoming and outgoing norms
@@ -85,8 +92,8 @@ def line_interpolant(
     Returns
     -------
     MLP
-        With biases, in the higher precision of x and y. Hidden widths are 1, ..., 1, then one ("dots") or two
-        ("steps") layers of width up to N - 1, then q, ..., q.
+        With biases, in the higher precision of x and y. Hidden widths are 1, ..., 1, with the first way 2, ..., 2, then
+        up to N - 1 (once, or twice for "steps"), with the second way q, ..., q.
 
     Raises
     ------
@@ -98,9 +105,7 @@ def line_interpolant(
     -----
     Source: T30, T12; Jacot2023a, Proposition 2.
 
-    Without the last L_2 layers, the norm grows like P, which is of order N^2 for points in disorder. Stretching q
-    dimensions by a factor F costs L_2 (q F^{2/L_2} - 1) more than L_2 layers of width 1: for q = 1 about 2 log F, for
-    q = 2 about 8 log F at best.
+    P is of order N^2 for points in disorder. Without the last terms, which spread the scale, the norm would be too.
 
     Examples
     --------
@@ -108,7 +113,7 @@ def line_interpolant(
     >>> x, y = torch.randn(30, 5, dtype=torch.float64), torch.randn(30, 2, dtype=torch.float64)
     >>> net = line_interpolant(x, y, 10)
     >>> net.widths, torch.allclose(net(x), y, atol=1e-9)
-    ([5, 1, 29, 2, 2, 2, 2, 2, 2, 2, 2], True)
+    ([5, 1, 2, 2, 2, 2, 2, 2, 2, 29, 2], True)
     """
     method = method if method is None else validation.choice(method, "method", list(_METHODS))
     depth = validation.integer(depth, "depth", 4 if method == "steps" else 3)
@@ -187,17 +192,17 @@ class _Bends:
     Attributes
     ----------
     cost : function
-        (r, epsilon) -> norm of its weights and biases, without the last bias.
+        (r, epsilon, K) -> norm of its weights and biases, without the last bias.
     layers : function
-        (r, epsilon) -> weights and biases from r t to epsilon (h(t) - constant), the last one without bias.
+        (r, epsilon, K) -> weights and biases from r t to epsilon (h(t) - constant), or from r t and K unless K is None.
     constant : Tensor
         The bias of the last layer for r = epsilon = 1.
     count : int
         Number of layers.
     """
 
-    cost: Callable[[float, float], float]
-    layers: Callable[[float, float], list[tuple[Tensor, Tensor]]]
+    cost: Callable[[float, float, float], float]
+    layers: Callable[[float, float, float | None], list[tuple[Tensor, Tensor]]]
     constant: Tensor
     count: int
 
@@ -212,12 +217,17 @@ def _dots(line: _Line, slope: float) -> _Bends:
     size = changes.norm(dim=1)
     changes, knots, size = changes[size > 0], knots[size > 0], size[size > 0]
 
-    def layers(r: float, scale: float) -> list[tuple[Tensor, Tensor]]:
-        incoming = (scale * size / r / (1 + (r * knots) ** 2).sqrt()).sqrt()
-        outgoing = (scale * changes / (r * incoming)[:, None]).T
-        return [(incoming[:, None], -incoming * r * knots), (outgoing, torch.zeros_like(constant))]
+    def cost(r: float, scale: float, constant: float) -> float:
+        return 2 * scale * float((size * (r**-2 + (knots / constant) ** 2).sqrt()).sum())
 
-    return _Bends(lambda r, scale: 2 * scale * float((size * (r**-2 + knots**2).sqrt()).sum()), layers, constant, 2)
+    def layers(r: float, scale: float, held: float | None) -> list[tuple[Tensor, Tensor]]:
+        places = r * knots / (held or 1.0)
+        incoming = (scale * size / r / (1 + places**2).sqrt()).sqrt()
+        first, outgoing = torch.stack([incoming, -incoming * places], 1), scale * changes / (r * incoming)[:, None]
+        rest = outgoing.T, torch.zeros_like(constant)
+        return [(first[:, :1], first[:, 1]) if held is None else (first, torch.zeros_like(places)), rest]
+
+    return _Bends(cost, layers, constant, 2)
 
 
 def _steps(line: _Line, slope: float) -> _Bends:
@@ -230,11 +240,11 @@ def _steps(line: _Line, slope: float) -> _Bends:
         steepness = (r**-2 + starts**2).sqrt() / third
         return steepness, _heights(steepness, scale * size)
 
-    def cost(r: float, scale: float) -> float:
+    def cost(r: float, scale: float, _: float) -> float:
         k, g = heights(r, scale)
         return float((2 * k * g + g**2 + (scale * size / g) ** 2).sum())
 
-    def layers(r: float, scale: float) -> list[tuple[Tensor, Tensor]]:
+    def layers(r: float, scale: float, _: float | None) -> list[tuple[Tensor, Tensor]]:
         k, g = heights(r, scale)
         fall = (k * g).sqrt()  # e with e p r w = g, so the step has width w
         rise = g / (fall * r * third)
@@ -265,34 +275,45 @@ def _network(line: _Line, method: str, depth: int, slope: float, dtype: torch.dt
     bends, basis = _METHODS[method](line, slope), _basis(values)
     corner = values[0] + basis @ ((values - values[0]) @ basis).min(0).values  # the point with coordinates 0
     origin = (bends.constant - corner) @ basis
-    log_first = math.log(math.hypot(1, line.start))  # of the norm of the first layer, with its bias, per factor of t
-    most = depth - bends.count  # number of layers of width 1 without layers that stretch
+    first = math.hypot(1, line.start)  # norm of the first layer, with its bias, per factor of t
+    most = depth - bends.count  # number of layers before those that bend, and of those that stretch
 
-    def norm(log_r: float, log_scale: float, stretches: float) -> float:
-        held = (most - stretches) * math.exp(2 * (log_r + log_first) / (most - stretches))
-        total = held + bends.cost(math.exp(log_r), math.exp(log_scale))
-        if not stretches:
-            return total + float(bends.constant @ bends.constant)
-        stretched = stretches * basis.shape[1] * math.exp(-2 * log_scale / stretches)
-        return total + math.exp(2 * log_scale) * float(origin @ origin) + stretched + float(corner @ corner)
+    def held(log_r: float, count: float) -> float:
+        return count * math.exp(2 * (log_r + math.log(first)) / count)
 
-    log_r, log_scale, stretches = _least(norm, most)
-    hold = values.new_full((1, 1), math.exp((log_r + log_first) / (most - stretches)))
-    gain, scale = float(hold) / math.hypot(1, line.start), math.exp(log_scale)
-    weights = [gain * line.direction[None], *[hold] * (most - stretches - 1)]
-    biases = [hold.new_tensor([-gain * line.start]), *[hold.new_zeros(1)] * (most - stretches - 1)]
-    for weight, bias in bends.layers(math.exp(log_r), scale):
-        weights.append(weight)
-        biases.append(bias)
-    if not stretches:
-        biases[-1] = bends.constant
-        return Chain(weights, biases, slope, dtype, device).network()
-    weights[-1], biases[-1] = basis.T @ weights[-1], scale * origin
-    stretch = scale ** (-1 / stretches)
-    eye = stretch * torch.eye(basis.shape[1], dtype=torch.float64, device=device)
-    weights += [*[eye] * (stretches - 1), stretch * basis]
-    biases += [*[values.new_zeros(len(eye))] * (stretches - 1), corner]
-    return Chain(weights, biases, slope, dtype, device).network()
+    def with_constant(log_r: float, log_constant: float, p: float) -> float:
+        """Return the norm with p layers that hold a constant."""
+        bent = bends.cost(math.exp(log_r), 1.0, math.exp(log_constant)) + float(bends.constant @ bends.constant)
+        return held(log_r, most) + bent + (p * math.exp(2 * log_constant / p) if p else 0.0)
+
+    def with_copy(log_r: float, log_scale: float, p: float) -> float:
+        """Return the norm with p layers that stretch a copy, p > 0."""
+        bent = bends.cost(math.exp(log_r), math.exp(log_scale), 1.0) + math.exp(2 * log_scale) * float(origin @ origin)
+        stretched = p * basis.shape[1] * math.exp(-2 * log_scale / p) + float(corner @ corner)
+        return held(log_r, most - p) + bent + stretched
+
+    plain, copy = _least(with_constant, 0, 0), _least(with_copy, 1, most - 1)
+    pair = _least(with_constant, 1, most - 1) if method == "dots" else plain
+    _, log_r, log_other, p = min(plain, copy, pair)
+    r, other, copied = math.exp(log_r), math.exp(log_other), copy < min(plain, pair)
+    before = most - p if copied else most
+    gain = (r * first) ** (1 / before)
+    ones, zero = values.new_ones(1, 1), values.new_zeros(1)
+    layers = [(gain / first * line.direction[None], -gain / first * line.start * ones[0])]
+    layers += [(gain * ones, zero)] * (most - p - 1)
+    if copied:
+        *bent, (last, _) = bends.layers(r, other, None)
+        stretch = other ** (-1 / p) * torch.eye(basis.shape[1], dtype=torch.float64, device=device)
+        layers += [*bent, (basis.T @ last, other * origin), *[(stretch, 0 * origin)] * (p - 1)]
+        layers.append((basis @ stretch, corner))
+    else:
+        if p:
+            grow = torch.tensor([gain, other ** (1 / p)], dtype=torch.float64, device=device)
+            layers.append((grow[:, None] * ones.new_tensor([[1.0], [0.0]]), grow * ones.new_tensor([0.0, 1.0])))
+            layers += [(torch.diag(grow), 0 * grow)] * (p - 1)
+        *bent, (last, _) = bends.layers(r, 1.0, other if p else None)
+        layers += [*bent, (last, bends.constant)]
+    return Chain([w for w, _ in layers], [b for _, b in layers], slope, dtype, device).network()
 
 
 def _basis(values: Tensor) -> Tensor:
@@ -302,25 +323,23 @@ def _basis(values: Tensor) -> Tensor:
     return torch.eye(values.shape[1]).to(values) if rank == values.shape[1] else right[:rank].T
 
 
-def _least(norm: Callable[[float, float, float], float], most: int) -> tuple[float, float, int]:
-    """Return log r, log epsilon and the number of stretches, fewer than ``most``, that minimize the norm.
+def _least(norm: Callable[[float, float, float], float], low: int, high: int) -> tuple[float, float, float, int]:
+    """Return the least norm, the two logarithms and the whole number from low to high at which it is attained.
 
-    The norm is convex in all three, so the best whole number is next to the best real one.
+    The norm is convex in all three, so the best whole number is next to the best real one. Infinite if there is none.
     """
     from scipy.optimize import minimize
 
-    def search(stretches: int | None) -> tuple[float, float, float, float]:
-        start, bounds = [0.0, 0.0, 1.0], [(-100.0, 100.0)] * 3
-        bounds[1] = (0.0, 0.0) if stretches == 0 else bounds[1]
-        bounds[2] = (1.0, most - 1.0) if stretches is None else (float(stretches),) * 2
-        start[2] = bounds[2][0]
+    def search(least: float, most: float) -> tuple[float, float, float, float]:
+        bounds = [(-100.0, 100.0), (-100.0, 100.0) if most else (0.0, 0.0), (least, most)]
         options = {"ftol": 1e-15, "gtol": 1e-10}
+        start = [0.0, 0.0, least]
         found = minimize(lambda p: math.log(norm(*p)), start, method="L-BFGS-B", bounds=bounds, options=options)
         return (found.fun, *found.x)
 
-    counts = [0]
-    if most > 1:
-        between = search(None)[3]
-        counts += sorted({max(1, math.floor(between)), min(most - 1, math.ceil(between))})
-    _, log_r, log_scale, stretches = min(search(count) for count in counts)
-    return log_r, log_scale, round(stretches)
+    if high < low:
+        return math.inf, 0.0, 0.0, 0
+    best = search(low, high)
+    if low < high:
+        best = min(search(count, count) for count in {math.floor(best[3]), math.ceil(best[3])})
+    return best[0], best[1], best[2], round(best[3])
