@@ -18,13 +18,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bnrank.networks.constructions import add
+from bnrank.networks.constructions import add, deepen
 from bnrank.networks.mlp import MLP, from_layers
 from bnrank.tasks import Task
 from bnrank.theory import cost
 from bnrank.training import train
 
-DEPTHS = [6, 8, 12, 16, 24]  # of compositions and sums
+PARTS = [3, 4, 5]  # further depths of the parts of a composition
+DEPTHS = [6, 8, 10, 12, 16, 20, 24, 32]  # of compositions and sums
 BENT = [6, 8, 10, 12, 16]  # of bent curves: at smaller depths the identity of rank 2 may cost less
 SMALL = [3, 4, 6, 8, 12]  # of small data
 ATOL = 0.1  # differences of R1 and R2 that count as 0
@@ -63,8 +64,12 @@ def fold(a: Tensor, w: Tensor, b: Tensor, c: Tensor) -> Part:
     return Part(from_layers(weights, [kink, torch.zeros(len(a), dtype=torch.float64)]))
 
 
-def planted(seed: int, k: int) -> tuple[Tensor, Part, Part]:
-    """Return points of [0, 1]^k, g with values in R^2_+, and h with values in R^2, both of rank k and with one bend."""
+def planted(seed: int, kind: str) -> tuple[Tensor, Part, Part]:
+    """Return x >= 0, g with values in R^2_+, and h with values in R^2.
+
+    "line": x in R, one bend in g and one in h, both of rank 1. "linear": the same, g linear, for which R1 is additive.
+    "plane": x in R^2, one bend in each, both of rank 2.
+    """
     draw = torch.Generator().manual_seed(seed)
 
     def uniform(*shape: int) -> Tensor:
@@ -73,16 +78,17 @@ def planted(seed: int, k: int) -> tuple[Tensor, Part, Part]:
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=draw, dtype=torch.float64)
 
-    if k == 1:
-        x = torch.linspace(0, 1, 6, dtype=torch.float64)[:, None]
-        g = bend(0.2 + uniform(2), torch.ones(1, dtype=torch.float64), 0.3 + 0.4 * uniform(1), 2 * uniform(2))
-        w = 0.2 + uniform(2)
-        middle = (g(x) @ w).quantile(0.3 + 0.4 * float(uniform(1)))
-        return x, g, bend(normal(2), w / w.norm(), middle / w.norm(), 2 * normal(2))
-    x = uniform(8, 2)
-    g = fold(0.2 + uniform(2, 2), uniform(2), 0.2 + 0.4 * uniform(1), uniform(2))
-    w = uniform(2)
-    return x, g, fold(normal(2, 2), w, (g(x) @ w).median(), normal(2))
+    if kind == "plane":
+        x = uniform(8, 2)
+        g = fold(0.2 + uniform(2, 2), uniform(2), 0.2 + 0.4 * uniform(1), uniform(2))
+        w = uniform(2)
+        return x, g, fold(normal(2, 2), w, (g(x) @ w).median(), normal(2))
+    x = torch.linspace(0, 1, 6, dtype=torch.float64)[:, None]
+    bent = 2 * uniform(2) * (kind == "line")
+    g = bend(0.2 + uniform(2), torch.ones(1, dtype=torch.float64), 0.3 + 0.4 * uniform(1), bent)
+    w = 0.2 + uniform(2)
+    middle = (g(x) @ w).quantile(0.3 + 0.4 * float(uniform(1)))
+    return x, g, bend(normal(2), w / w.norm(), middle / w.norm(), 2 * normal(2))
 
 
 def chained(h: MLP, g: MLP) -> MLP:
@@ -102,29 +108,31 @@ def norms_of(found: list[cost.Solution]) -> list[float]:
     return [solution.norm if solution.interpolates else math.inf for solution in found]
 
 
-def improved(x: Tensor, y: Tensor, found: list[cost.Solution], constructed: dict[int, list[MLP]]) -> list[float]:
-    """Return the least norms found: of solutions, and of constructed networks after polishing."""
-    norms = []
-    for depth, least in zip(DEPTHS, norms_of(found), strict=True):
+def improved(x: Tensor, y: Tensor, start: MLP, constructed: dict[int, list[MLP]]) -> list[float]:
+    """Return the least norms found from planted and constructed networks, and from solutions at smaller depths."""
+    norms, best = [], start
+    for depth in DEPTHS:
         nets = sorted(constructed.get(depth, []), key=squared_norm)
-        polished = [cost.shorten(net, x, y, steps=0) for net in nets[:1]]
-        norms.append(min(least, *norms_of(polished), math.inf))
+        found = [cost.shorten(net, x, y, steps=0) for net in (deepen(best, depth, x), *nets[:2])]
+        least = min(found, key=lambda solution: (not solution.interpolates, solution.norm))
+        norms += norms_of([least])
+        best = least.network if least.interpolates else best
     return norms
 
 
-def composition(seed: int, k: int) -> list[list[float]]:
+def composition(seed: int, kind: str) -> list[list[float]]:
     """Return the norms of h, g and h o g over the depths."""
-    x, g, h = planted(seed, k)
+    x, g, h = planted(seed, kind)
     z, y = g(x), h(g(x))
-    first = cost.solve_depths(z, y, DEPTHS, **PLANTED, initial=h.network)
-    second = cost.solve_depths(x, z, DEPTHS, **PLANTED, initial=g.network)
-    whole = cost.solve_depths(x, y, DEPTHS, **PLANTED, initial=chained(h.network, g.network))
+    first = cost.solve_depths(z, y, [*PARTS, *DEPTHS], **PLANTED, initial=h.network)
+    second = cost.solve_depths(x, z, [*PARTS, *DEPTHS], **PLANTED, initial=g.network)
     chains: dict[int, list[MLP]] = {}
     for one in first:
         for two in second:
             net = chained(one.network, two.network)
             chains.setdefault(net.depth, []).append(net)
-    return [norms_of(first), norms_of(second), improved(x, y, whole, chains)]
+    whole = improved(x, y, chained(h.network, g.network), chains)
+    return [norms_of(first)[len(PARTS) :], norms_of(second)[len(PARTS) :], whole]
 
 
 def addition(seed: int) -> list[list[float]]:
@@ -138,9 +146,9 @@ def addition(seed: int) -> list[list[float]]:
         terms.append(bend(slopes[0] * axis, axis, place, 2 * slopes[1] * axis))
     f, g = (cost.solve_depths(x, term(x), DEPTHS, **PLANTED, initial=term.network) for term in terms)
     values = terms[0](x) + terms[1](x)
-    whole = cost.solve_depths(x, values, DEPTHS, **PLANTED, initial=add(terms[0].network, terms[1].network))
     parallel = {depth: [add(a.network, b.network)] for depth, a, b in zip(DEPTHS, f, g, strict=True)}
-    return [norms_of(f), norms_of(g), improved(x, values, whole, parallel)]
+    whole = improved(x, values, add(terms[0].network, terms[1].network), parallel)
+    return [norms_of(f), norms_of(g), whole]
 
 
 def curve(degrees: float, samples: int = 4) -> tuple[float, cost.Expansion, list[float]]:
@@ -203,7 +211,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("experiment", choices=["compositions", "sums", "curves", "ranks"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
-    parser.add_argument("--inputs", type=int, default=1, help="input dimension of the compositions (1 or 2)")
+    parser.add_argument("--kind", choices=["line", "linear", "plane"], default="line", help="planted compositions")
     parser.add_argument("--angles", type=float, nargs="+", default=ANGLES)
     chosen = parser.parse_args()
     torch.set_num_threads(1)
@@ -224,7 +232,7 @@ def main() -> None:
             print("\n".join(ranks(seed)), flush=True)
             continue
         if chosen.experiment == "compositions":
-            norms, rule = composition(seed, chosen.inputs), "composition"
+            norms, rule = composition(seed, chosen.kind), "composition"
         else:
             norms, rule = addition(seed), "addition"
         print([[round(v, 4) for v in part] for part in norms])
