@@ -1,9 +1,9 @@
 """Costs of functions: compositions, sums, bent curves and ranks, as in docs/functions.md.
 
-    python -m benchmarks.functions compositions --seeds 0 1 2 3 4
-    python -m benchmarks.functions sums --seeds 0 1 2 3 4
+    python -m benchmarks.functions compositions --seeds 10 11 12 13 14
+    python -m benchmarks.functions sums --seeds 10 11 12 13 14
     python -m benchmarks.functions curves
-    python -m benchmarks.functions ranks --seeds 0 1 2 3 4
+    python -m benchmarks.functions ranks --seeds 10 11 12 13 14
 
 Prints one row per seed, or per angle, as soon as it is computed.
 """
@@ -210,7 +210,7 @@ def main() -> None:
     """Run one experiment and print its rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("experiment", choices=["compositions", "sums", "curves", "ranks"])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[10, 11, 12, 13, 14])
     parser.add_argument("--kind", choices=["line", "linear", "plane"], default="line", help="planted compositions")
     parser.add_argument("--angles", type=float, nargs="+", default=ANGLES)
     chosen = parser.parse_args()
