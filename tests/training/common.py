@@ -101,8 +101,9 @@ def grouped(**fields):
 def follow(net, task, *args, skip_plateau=False, **fields):
     """bnrank.flow, with the fields of its options given one by one."""
     fields, taken = grouped(**fields)
+    solver = Solver(**taken(Solver))  # takes batch_size, which the plateau has as well
     plateau = SkipPlateau(**taken(SkipPlateau)) if skip_plateau else None
-    return bnrank.flow(net, task, *args, solver=Solver(**taken(Solver)), plateau=plateau, **fields)
+    return bnrank.flow(net, task, *args, solver=solver, plateau=plateau, **fields)
 
 
 def trained(net, task, init=None, **fields):

@@ -16,6 +16,14 @@ from training.common import flat, follow, in_subprocess, random_task
 KINDS = {
     "euler": {"method": "euler", "step": 0.02},
     "batches": {"method": "euler", "step": 0.02, "batch_size": 10, "seed": 3, "every": 3, "spectra_every": 6},
+    "norm power": {
+        "method": "euler",
+        "step": 0.02,
+        "norm_power": 1.5,
+        "batch_size": 10,
+        "every": 3,
+        "spectra_every": 6,
+    },
     "heun": {"method": "heun"},
     "rk45": {},
     "dop853": {"method": "dop853", "time": "arc"},

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.optim.adam import adam
 
-from bnrank.training.ensemble import Objective, squared_norm
+from bnrank.training.ensemble import Objective, norm, scaled_step, squared_norm
 
 SMALL = 1 << 20  # number of parameters of an ensemble below which one thread updates faster than several
 
@@ -31,10 +31,15 @@ class EnsembleDescent:
         Step size as a function of the step: "constant", "cosine" (to 0), "linear" (to 0) or "normalized". The last is
         eta ||theta|| / ||gradient||, so every step has length eta ||theta||. It follows the gradient flow in a
         reparametrized time, in which the plateau around the saddle at the origin is short for any initial scale (T35).
+    norm_power : float
+        The step size is divided by ||theta||^norm_power.
     """
 
-    def __init__(self, objective: Objective, ridge: Tensor, lr: Tensor, steps: int, schedule: str) -> None:
+    def __init__(
+        self, objective: Objective, ridge: Tensor, lr: Tensor, steps: int, schedule: str, norm_power: float = 0.0
+    ) -> None:
         self.objective, self.ridge, self.lr, self.steps, self.schedule = objective, ridge, lr, steps, schedule
+        self.norm_power = norm_power
         self.stalled = torch.zeros(objective.members, dtype=torch.bool)
         self.time = torch.zeros(objective.members, dtype=torch.float64)  # the sum of the step sizes
 
@@ -50,11 +55,11 @@ class EnsembleDescent:
         """Return the regularized loss and the norm of its gradient at ``point``, each of shape (members,), float64."""
         theta, gradient = self.objective.theta, self.objective.gradient
         loss = torch.empty(len(theta), dtype=torch.float64)
-        norm = torch.empty(len(theta), dtype=torch.float64)
+        norms = torch.empty(len(theta), dtype=torch.float64)
         for i, ridge in enumerate(self.ridge.tolist()):
             loss[i] = self.objective.cost[i] + ridge * squared_norm(theta[i])
-            norm[i] = squared_norm(torch.add(gradient[i], theta[i], alpha=2 * ridge)).sqrt()
-        return loss, norm
+            norms[i] = squared_norm(torch.add(gradient[i], theta[i], alpha=2 * ridge)).sqrt()
+        return loss, norms
 
     def move(self, step: int) -> None:
         """Take one step for every member, with one task per member."""
@@ -90,10 +95,11 @@ class EnsembleDescent:
         """Return the step size, given the gradient of the regularized loss."""
         rate, done = float(self.lr[member]), step / max(self.steps, 1)
         if self.schedule == "normalized":
-            norm = float(squared_norm(gradient).sqrt())
-            return rate * float(squared_norm(self.objective.theta[member]).sqrt()) / norm if norm > 0 else 0.0
+            slope = float(squared_norm(gradient).sqrt())
+            return rate * float(squared_norm(self.objective.theta[member]).sqrt()) / slope if slope > 0 else 0.0
         shares = {"constant": 1.0, "cosine": 0.5 * (1 + math.cos(math.pi * done)), "linear": 1 - done}
-        return rate * shares[self.schedule]
+        rate *= shares[self.schedule]
+        return scaled_step(rate, norm(self.objective.theta[member]), self.norm_power) if self.norm_power else rate
 
     def _update(self, member: int, step: int) -> None:
         theta, gradient = self.objective.theta[member], self.objective.gradient[member]

@@ -64,14 +64,23 @@ class GradientDescent:
     schedule : {"constant", "cosine", "linear", "normalized"}
         The step size as a function of the step. "cosine" and "linear" decrease to 0 over ``steps``. "normalized" is
         lr ||theta|| / ||gradient||, gradient flow in a reparametrized time in which plateaus are short (T35).
+    norm_power : float
+        Steps are divided by ||theta||^norm_power, biases included; not with "normalized". At L - 2, where L is the
+        depth of a bias-free network, ``lr`` is a step in the time s of T35, ds = ||theta||^(L - 2) dt, in which the
+        plateau around the saddle at the origin takes about as many steps from any initial scale. Bantzis2025 uses
+        ``GradientDescent(10, norm_power=4)`` at depth 6.
     """
 
     lr: float | Sequence[float] = 1e-2
     schedule: str = "constant"
+    norm_power: float = 0.0
 
     def __post_init__(self) -> None:
-        _keep(self, lr=_rates(self.lr))
+        power = validation.number(self.norm_power, "norm_power", 0.0)
+        _keep(self, lr=_rates(self.lr), norm_power=power)
         validation.choice(self.schedule, "schedule", ("constant", "cosine", "linear", "normalized"))
+        alone = not power or self.schedule != "normalized"
+        validation.expect(alone, "norm_power", f"{power:g}", "0 for the schedule 'normalized'")
 
 
 @dataclass(frozen=True)
@@ -269,6 +278,9 @@ class Solver:
         errors decay while ||theta|| grows.
     step : float, optional
         Length of Euler's steps in t.
+    norm_power : float
+        "euler" only: its steps are ``step`` / ||theta||^norm_power. At L - 2, ``step`` is a step in the time s of T35,
+        as in `GradientDescent`.
     max_relative_step : float, optional
         Longest step of "euler" in units of ||theta||. Default: 0.05. On a skipped plateau, Heun's steps with a
         tolerance of 1 percent replace Euler's; both evaluations of a step use the same mini-batch.
@@ -285,6 +297,7 @@ class Solver:
     rtol: float | None = None
     kink_rtol: float | None = None
     step: float | None = None
+    norm_power: float = 0.0
     max_relative_step: float | None = None
     time: str = "t"
     batch_size: int | None = None
@@ -305,6 +318,9 @@ class Solver:
             if value is not None and method not in methods:
                 where = " and ".join(map(repr, methods))
                 raise ValueError(f"{name}: got {value:g}, which applies to method {where} only, not to {method!r}")
+        power = validation.number(self.norm_power, "norm_power", 0.0)
+        validation.expect(euler or not power, "norm_power", f"{power:g}", f"0 for method {method!r}")
+        _keep(self, norm_power=power)
         if euler and self.step is None:
             raise ValueError("step: method 'euler' takes steps of a fixed length; give it, step=0.1 for instance")
         if self.batch_size is not None and not euler:
@@ -328,13 +344,19 @@ class SkipPlateau:
     t_after : float, optional
         End of the flow, measured from the hand-over. Give either this or ``t_end``, which cannot resolve the time after
         a plateau of length 1e20.
+    batch_size : int, optional
+        Mini-batch size on the plateau, for stochastic flows. Default: that of the solver. The few long steps there see
+        as many batches as there are steps, while a flow that waits averages over many: with large batches the two agree
+        better.
     """
 
     handover_rtol: float = 1e-4
     max_growth: float | None = None
     t_after: float | None = None
+    batch_size: int | None = None
 
     def __post_init__(self) -> None:
+        _keep(self, batch_size=validation.optional(validation.integer, self.batch_size, "batch_size"))
         _keep(self, handover_rtol=validation.number(self.handover_rtol, "handover_rtol", 0.0, strict=True))
         near = self.handover_rtol <= MAX_HANDOVER_RTOL
         validation.expect(near, "handover_rtol", f"{self.handover_rtol:g}", f"at most {MAX_HANDOVER_RTOL:g}")

@@ -87,6 +87,7 @@ class TrainSettings(Settings):
     seeds: tuple[int, ...]
     optimizer: str
     schedule: str
+    norm_power: float = 0.0
     steps: int
     stop_gradient: float
     stop_balance: float
@@ -134,6 +135,7 @@ class TrainSettings(Settings):
             seeds=start.seeds,
             optimizer=name,
             schedule="constant" if options is None else options.schedule,
+            norm_power=options.norm_power if isinstance(options, GradientDescent) else 0.0,
             steps=stop.steps,
             stop_gradient=stop.gradient_norm,
             stop_balance=stop.balance_residual,
@@ -148,6 +150,7 @@ class FlowSettings(Settings, Solver):
     skip_plateau: bool
     handover_rtol: float
     max_growth: float
+    plateau_batch_size: int | None = None
     max_networks: int
 
     @classmethod
@@ -174,6 +177,10 @@ class FlowSettings(Settings, Solver):
         size = sum(math.prod(shape) for shape in shapes) * (8 if dtype == torch.float64 else 4)
         rows = record.rows(1, 10 if max(sides, default=0) > 128 else 1)
         skip = plateau or SkipPlateau()
+        if skip.batch_size is not None:
+            given = f"{skip.batch_size} for a solver without batch_size"
+            validation.expect(solver.batch_size is not None, "batch_size", given, "mini-batches in both or neither")
+            check_batch_size(skip.batch_size, len(x))
         return cls(
             **common(net, data, theta, str(x.device), rows, save),
             **asdict(solver) | {"rtol": rtol},
@@ -181,6 +188,7 @@ class FlowSettings(Settings, Solver):
             skip_plateau=plateau is not None,
             handover_rtol=skip.handover_rtol,
             max_growth=skip.max_growth or MAX_GROWTH.get(method, 4.0),
+            plateau_batch_size=skip.batch_size or solver.batch_size,
             max_networks=limits.max_networks or max(2, min(64, MEMORY // size)),
         )
 

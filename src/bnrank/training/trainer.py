@@ -193,9 +193,10 @@ class _Trainer:
     def _make_optimizer(self) -> Optimizer:
         settings, objective = self.settings, self.objective
         if settings.lr:
-            kind = EnsembleAdam if settings.optimizer == "adam" else EnsembleDescent
             rates = torch.tensor(settings.lr, dtype=torch.float64)[self.active]
-            return kind(objective, self.ridge[self.active], rates, settings.steps, settings.schedule)
+            options = objective, self.ridge[self.active], rates, settings.steps, settings.schedule
+            adam = settings.optimizer == "adam"
+            return EnsembleAdam(*options) if adam else EnsembleDescent(*options, settings.norm_power)
         metrics: Any = None
         if settings.optimizer.endswith("kfac-lbfgs"):
             net, x, loss = objective.net, objective.x, settings.loss

@@ -10,8 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
-from bnrank.training.ensemble import BatchOrder
-from bnrank.training.gradient_flow.fields import Cost, Origin, Plateau, Rate, System, TrueFlow, norm
+from bnrank.training.ensemble import BatchOrder, norm
+from bnrank.training.gradient_flow.fields import Cost, Origin, Plateau, Rate, System, TrueFlow
 from bnrank.training.gradient_flow.record import FlowRecorder, Handover, Row
 from bnrank.training.gradient_flow.steppers import Euler, Explicit, Implicit, Move, StalledError, Stepper
 from bnrank.training.history import show
@@ -41,7 +41,8 @@ class Driver:
         self.plan, self.cost, self.origin, self.record = plan, cost, origin, record
         self.t_end, self.t_after, self.limits = goal
         self.watch: tuple[Watcher, list[str]] | None = None  # the watcher and the parameter names
-        self.batches = BatchOrder([plan.seed], len(cost.x), plan.batch_size) if plan.batch_size else None
+        sizes = {"flow": plan.batch_size, "plateau": plan.plateau_batch_size}
+        self.batches = {phase: BatchOrder([plan.seed], len(cost.x), size) for phase, size in sizes.items() if size}
         self.flow = TrueFlow(cost, plan.time)
         self.stepper = _stepper(plan.method, plan)
         self.step, self.seconds = 0, 0.0
@@ -56,8 +57,9 @@ class Driver:
         self.theta = theta = self._placed(theta)
         if origin is not None:
             radius = norm(theta)
-            if origin.exceeds(theta, math.log(radius), self._batch(), plan.handover_rtol):
-                self._hand_over(theta, math.log(radius), at_once=True)
+            batch = self._batch("plateau")
+            if origin.exceeds(theta, math.log(radius), batch, plan.handover_rtol):
+                self._hand_over(theta, math.log(radius), batch, at_once=True)
             else:
                 self.plateau = origin.plateau
                 self.plateau.log_radius = math.log(radius)
@@ -147,7 +149,7 @@ class Driver:
         self.first = self._rate(move.rate)
 
     def _advance_plateau(self, plateau: Plateau) -> None:
-        origin, batch = self.origin, self._batch()
+        origin, batch = self.origin, self._batch("plateau")
         assert origin is not None
         room = origin.room(self.theta, plateau.log_radius, batch, self.plan.handover_rtol)
         if room < ENOUGH:
@@ -202,7 +204,7 @@ class Driver:
         log_radius = plateau.log_radius
         self.plateau = None
         self.theta = self._placed(self.theta * math.exp(log_radius))
-        self._hand_over(self.theta, log_radius, at_once=False)
+        self._hand_over(self.theta, log_radius, self._batch("plateau"), at_once=False)
         self.first = self._rate()
         self._restart()
 
@@ -210,16 +212,16 @@ class Driver:
         """Return the parameters; for Euler's method, in the cost's own buffer, where no copy is needed to evaluate."""
         return self.cost.theta.copy_(theta) if isinstance(self.stepper, Euler) else theta.to(self.cost.theta)
 
-    def _hand_over(self, theta: Tensor, log_radius: float, *, at_once: bool) -> None:
+    def _hand_over(self, theta: Tensor, log_radius: float, batch: Tensor | None, *, at_once: bool) -> None:
         assert self.origin is not None
-        criterion, outputs = self.origin.measured(theta, log_radius, self._batch())
+        criterion, outputs = self.origin.measured(theta, log_radius, batch)
         row = len(self.record.rows) - self._is_recorded()
         self.record.pin(row, theta)
         self.handover = Handover(
             time=self.time,
             radius=math.exp(log_radius),
             criterion=criterion,
-            bound=self.origin.bound(log_radius, self._batch()),
+            bound=self.origin.bound(log_radius, batch),
             outputs=outputs,
             row=row,
             evaluations=self.cost.evaluations,
@@ -246,7 +248,7 @@ class Driver:
         self.first = Rate(velocity.to(self.cost.theta), **state["rate"])
         for name in STATE:
             setattr(self, name, state[name])
-        self._system().batch = self._batch()
+        self._system().batch = self._batch(self._phase())
         if isinstance(self.stepper, Explicit):
             self.stepper.load(state["stepper"])
         self.record.pinned = None if self.handover is None else self.handover.row
@@ -271,8 +273,8 @@ class Driver:
 
     def _rate(self, known: Rate | None = None) -> Rate:
         rate = known
-        if rate is None or self.batches is not None:
-            self._system().batch = self._batch()
+        if rate is None or self.batches:
+            self._system().batch = self._batch(self._phase())
             rate = self._system().rate(self.theta)
         self.recent[0] += rate.cost
         self.recent[1] += 1
@@ -281,8 +283,11 @@ class Driver:
     def _system(self) -> System:
         return self.flow if self.plateau is None else self.plateau
 
-    def _batch(self) -> Tensor | None:
-        return None if self.batches is None else self.batches.at(self.step).to(self.cost.x.device)
+    def _phase(self) -> str:
+        return "flow" if self.plateau is None else "plateau"
+
+    def _batch(self, phase: str) -> Tensor | None:
+        return self.batches[phase].at(self.step).to(self.cost.x.device) if phase in self.batches else None
 
     def _is_recorded(self) -> bool:
         return bool(self.record.steps) and self.record.steps[-1] == self.step
@@ -295,10 +300,10 @@ class Driver:
             evaluations=self.cost.evaluations,
             time=self.time if self.handover is None else self.time + self.since,
             since_handover=-math.inf if waiting else self.since,
-            loss=self.recent[0] / self.recent[1] if self.batches is not None and self.recent[1] else self.first.cost,
+            loss=self.recent[0] / self.recent[1] if self.batches and self.recent[1] else self.first.cost,
             gradient_norm=self.first.gradient_norm,
             parameter_norm=radius**2,
-            phase="flow" if self.plateau is None else "plateau",
+            phase=self._phase(),
         )
 
     def _add(self, row: Row) -> None:
@@ -310,7 +315,7 @@ class Driver:
         if self.watch is None:
             return
         gradient = None
-        if self.batches is None:  # the velocity is a negative multiple of grad C, or of grad L0 on the plateau
+        if not self.batches:  # the velocity is a negative multiple of grad C, or of grad L0 on the plateau
             scale = self.first.gradient_norm / self.first.speed if self.first.speed > 0 else 0.0
             gradient = self.first.velocity * -scale
         watcher, names = self.watch
@@ -324,6 +329,6 @@ class Driver:
 
 def _stepper(method: str, plan: FlowSettings) -> Stepper:
     if method == "euler":
-        return Euler(plan.step or math.inf, plan.max_relative_step or 0.05)
+        return Euler(plan.step or math.inf, plan.norm_power, plan.max_relative_step or 0.05)
     kink_rtol = 1e-4 if plan.kink_rtol is None else plan.kink_rtol
     return Explicit(method, plan.rtol, kink_rtol) if method in ADAPTIVE else Implicit(method, plan.rtol)

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnrank.training.gradient_flow.fields import Plateau, Rate, System, norm
+from bnrank.training.ensemble import norm, scaled_step
+from bnrank.training.gradient_flow.fields import Plateau, Rate, System
 
 SAFETY, SHRINK, GROW = 0.9, 0.2, 10.0
 KINK = 2.0  # a kink is detected if the error decreases with the step length at an order below this
@@ -142,18 +143,19 @@ class Explicit:
 
 
 class Euler:
-    """Steps of fixed length in t, shortened to at most ``max_relative_step`` times ||theta||."""
+    """Steps of length ``step`` / ||theta||^norm_power in t, shortened to at most ``max_relative_step`` * ||theta||."""
 
-    def __init__(self, step: float, max_relative_step: float) -> None:
-        self.step, self.max_relative_step = step, max_relative_step
+    def __init__(self, step: float, norm_power: float, max_relative_step: float) -> None:
+        self.step, self.norm_power, self.max_relative_step = step, norm_power, max_relative_step
 
     def advance(
         self, system: System, theta: Tensor, first: Rate, h: float, longest: float, time: float, ease: float = 1.0
     ) -> Move:
         """Return a step, taken in place."""
-        h = min(self.step, longest)
+        size = norm(theta)
+        h = min(scaled_step(self.step, size, self.norm_power) if self.norm_power else self.step, longest)
         if first.speed > 0:
-            h = min(h, self.max_relative_step * norm(theta) / first.speed)
+            h = min(h, self.max_relative_step * size / first.speed)
         theta.add_(first.velocity, alpha=h)
         return Move(theta, h, h * first.clock, None, h)
 
