@@ -8,7 +8,7 @@ import pytest
 import torch
 import xarray as xr
 
-from bnrank.figures.f09_first_escape import joins, saddles
+from bnrank.figures.f09_first_escape import fits, joins, saddles
 from bnrank.figures.f10_depth_four import figure as f10
 from bnrank.measures.plateaus import Plateau
 from bnrank.networks import from_layers
@@ -111,28 +111,57 @@ def test_claims_fail_without_an_escape():
     assert verdicts(still) == [False]
 
 
-def test_clearness_of_a_straight_descent_and_of_stairs():
-    def of(loss):
-        times = np.linspace(0, 50, len(loss))[None]
-        dims = ("member", "step")
-        return saddles.clearness(xr.Dataset({"loss": (dims, loss[None]), "time_since_handover": (dims, times)}))
+def concentration(loss, times=None):
+    """The Gini coefficient of a loss with as many steps as rows."""
+    times = np.linspace(-1, 50, len(loss))[None] if times is None else times
+    dims = ("member", "step")
+    data = {"loss": (dims, loss[None]), "time_since_handover": (dims, times)}
+    return saddles.concentration(xr.Dataset(data, coords={"step": 7 * np.arange(len(loss))}))
 
-    times = np.linspace(0, 50, 2000)
-    assert of(2.3 - 2.2 * times / 50) == pytest.approx(0, abs=0.05)
-    sharp = of(staircase(times, levels=(2.3, 1.2, 0.1), at=(10, 40), width=0.2))
-    blunt = of(staircase(times, levels=(2.3, 1.2, 0.1), at=(10, 40), width=2.0))
-    assert sharp > blunt + 0.3
-    assert sharp > 2
-    stuck = of(staircase(times, levels=(2.3, 1.2, 0.1), at=(10, 60), width=0.2))
-    assert stuck == pytest.approx(sharp, abs=0.3)  # a plateau that is not left counts, too
-    assert math.isnan(of(np.full(100, 2.3)))
+
+def test_concentration_of_a_line_and_of_stairs():
+    times = np.linspace(-1, 50, 4000)
+    assert concentration(2.3 - 2.2 * np.maximum(times, 0) / 50) == pytest.approx(0, abs=0.02)
+    # two levels of the loss take all the time but a few steps
+    sharp = concentration(staircase(times, levels=(2.3, 1.2, 0.1), at=(10, 40), width=0.05))
+    blunt = concentration(staircase(times, levels=(2.3, 1.2, 0.1), at=(10, 40), width=5.0))
+    assert 0.9 < sharp < 1
+    assert blunt < sharp - 0.2
+    stuck = concentration(staircase(times, levels=(2.3, 1.2, 0.1), at=(10, 60), width=0.05))
+    assert stuck > 0.9  # a plateau that is not left counts, too
+    assert math.isnan(concentration(np.full(100, 2.3)))
+
+
+def test_concentration_is_the_gini_coefficient_of_the_steps_per_drop():
+    """A loss that falls by 1 percent of its range per 1, 2, 3, ... steps, against the definition."""
+    taken = np.arange(1, 101)
+    at = np.concatenate([[0], np.cumsum(taken)])
+    steps = np.arange(at[-1] + 1)
+    loss = np.interp(steps, at, np.linspace(0.95, 0.1, 101))
+    loss = np.concatenate([[1.0], loss])  # the first 5 percent do not count
+    pairs = np.abs(taken[:, None] - taken).sum() / (2 * 100**2 * taken.mean())
+    assert concentration(loss) == pytest.approx(pairs, abs=1e-3)
+    shuffled = np.random.default_rng(0).permutation(taken)
+    at = np.concatenate([[0], np.cumsum(shuffled)])
+    loss = np.concatenate([[1.0], np.interp(steps, at, np.linspace(0.95, 0.1, 101))])
+    assert concentration(loss) == pytest.approx(pairs, abs=1e-3)
+    noisy = loss + 0.002 * np.random.default_rng(1).standard_normal(len(loss))
+    assert concentration(noisy) == pytest.approx(pairs, abs=0.1)
 
 
 def test_f10_claims():
-    assert [c.passed for c in f10.claims({4: [0.5, 0.6], 6: [1.2, 0.9]})] == [True, True]
-    assert [c.passed for c in f10.claims({4: [0.5, 1.0], 6: [1.2, 0.9]})] == [False, True]
-    assert [c.passed for c in f10.claims({4: [0.1], 6: [0.4]})] == [True, False]
-    assert [c.passed for c in f10.claims({4: [0.1], 6: [math.nan]})] == [False, False]
+    low, high = [0.5, 0.6, 0.55, 0.52, 0.58], [0.7, 0.72, 0.8, 0.71, 0.9]
+
+    def passed(shallow, deep):
+        return [c.passed for c in f10.claims({4: shallow, 6: deep})]
+
+    first = f10.claims({4: low, 6: high})[0]
+    assert first.measured == pytest.approx(1 / math.comb(10, 5))  # of all orders, the only one as extreme
+    assert passed(low, high) == [True, True]
+    assert passed(high, low) == [False, False]
+    assert passed([0.5, 0.6, 0.55, 0.52, 0.75], high) == [False, True]  # three of 25 pairs the other way round: 4/252
+    assert passed(low[:3], high[:3]) == [False, True]  # three seeds cannot reach the level
+    assert passed(low, [math.nan, *high[1:]]) == [False, False]
 
 
 @pytest.fixture(scope="module")
@@ -217,9 +246,74 @@ def test_a_tiny_f10_goes_through(tmp_path, monkeypatch):
         "descent": saddles.Descent(init=0.3, time=2.0, step=0.1, batch_size=10),
         "smaller": 0.1,
         "seeds": 1,
+        "first_seed": 3,
     }
     assert set(tiny) == set(vars(f10.FIGURE.settings["quick"]))
     outcome = f10.FIGURE.run("quick", tmp_path, progress=False, **tiny)
     assert outcome.error == ""
-    assert [c.name.split()[0] for c in outcome.claims] == ["plateaus", "mean"]
+    assert [c.name.split()[0] for c in outcome.claims] == ["plateaus", "probability"]
     assert set(outcome.pictures) == {"depth-4-init-0.3", "depth-6-init-0.3", "depth-4-init-0.1"}
+
+
+@pytest.mark.parametrize("shares", [[0.5, 0.5], [0.2, 0.3, 0.5], [1, 1, 1, 1]])
+def test_the_least_loss_of_one_neuron(shares):
+    """For two classes, one is certain; else against a fine search over v and the best z of every class."""
+    p = np.array(shares) / np.sum(shares)
+    found = fits.one_neuron(shares)
+    if len(p) == 2:
+        assert found == pytest.approx(math.log(2) * p.min(), abs=1e-4)
+    z = np.concatenate([[0], np.geomspace(1e-3, 60, 400)])
+    draw = np.random.default_rng(0)
+    for v in draw.standard_normal((300, len(p))):
+        logits = z[:, None] * v
+        least = (np.log(np.exp(logits).sum(1))[:, None] - logits).min(0)
+        assert found <= p @ least + 1e-4
+    assert found < 0.9 * math.log(len(p))
+
+
+def test_networks_with_one_last_neuron_do_not_beat_the_bound():
+    task = digits(100, n_test=0)
+    shares = np.bincount(task.y.numpy(), minlength=10)
+    reached = fits.narrow(task, 1, width=20, steps=300)
+    assert fits.one_neuron(shares) - 1e-4 <= reached < 2.25
+    assert fits.narrow(task, 2, width=20, steps=300) < reached
+
+
+def stage(name, loss, lower, upper):
+    return fits.Stage(name, loss, lower, upper)
+
+
+def test_rank_claims():
+    fitted = fits.Fits((2.3, 1.69, 0.0), (2.3, 1.75, 0.4))
+    assert fitted.smallest(2.31) == (0, 0.0)
+    assert fitted.smallest(1.82) == (1, 1.0)
+    assert fitted.smallest(1.7) == (1, 2.0)  # in between nothing was found with one neuron
+    assert fitted.smallest(0.1) == (2, math.inf)
+
+    def passed(*networks):
+        return [c.passed for c in fits.claims(networks, fitted)]
+
+    good = [stage("plateau 1", 2.31, 3, 3), stage("plateau 2", 1.82, 1, 1), stage("end", 0.6, 3, 8)]
+    assert passed(good, good) == [True] * 4
+    assert passed(good, good[::2]) == [False, False, True, True]  # one has no second plateau
+    assert passed([good[1], stage("end", 1.8, 1, 4)]) == [True, True, False, False]
+    assert passed([stage("plateau 2", 1.5, 1, 1), good[2]]) == [True, False, True, True]
+    assert passed([stage("plateau 2", 1.82, 1, 2), good[2]]) == [False, True, True, True]
+    rows = fits.section({0: [*good, stage("end", 0.1, 2, 2)]}, fitted).rows
+    assert [row["smallest rank with this loss"] for row in rows] == ["0 to 0", "1 to 1", "2 to 2", "at least 2"]
+
+
+def test_stages_are_networks_on_the_plateaus():
+    """A chain of rank one stands on the second plateau, the network of a later row is not taken for it."""
+    task = digits(60, n_test=0)
+    one = from_layers([torch.rand(5, 64), torch.rand(1, 5), torch.rand(5, 1), torch.rand(10, 5)], slope=0.0)
+    full = from_layers([torch.randn(12, 64), torch.randn(12, 12), torch.randn(10, 12)], slope=0.0)
+    flow = SimpleNamespace(networks=[one, full], network_rows=[20, 90])
+    plateau = {"start": 0.0, "end": 9.0, "row": 0, "time": 1.0, "loss": 1.0}
+    found = [Plateau(1, begin_row=0, end_row=9, **plateau), Plateau(2, begin_row=10, end_row=40, **plateau)]
+    first, last = fits.stages(flow, found, task)
+    assert (first.name, first.lower, first.upper) == ("plateau 2", 1, 1)
+    assert last.name == "end"
+    assert last.lower > 2
+    expected = float(torch.nn.functional.cross_entropy(one(task.x), task.y))
+    assert first.loss == pytest.approx(expected, rel=1e-5)

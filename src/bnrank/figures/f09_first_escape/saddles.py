@@ -24,42 +24,66 @@ from bnrank.training.gradient_flow import Flow, flow
 
 GROWN = 2.0  # times the largest initial singular value of its layer
 SECOND = 0.5  # s_2 / s_1 of the deep layers at which the second escape is over
-DEEP = 3  # the first of the deep layers
+DEEP = 3  # the first of the deep layers, unless given
 LOW = 0.6  # a flow ends at this loss of a batch, far below the second saddle
+LEVELS = 100  # of the loss, for the concentration of time
 RECORDS = 600  # rows of a flow
-PAPER_WIDTH, PAPER_BATCH = 1000, 32  # of the source
+NETWORKS = 32  # stored with a flow
 PREDICTED = 2000  # samples for the speed of the first escape
 NEGLIGIBLE = 1e-3  # ||grad C(Y) - G|| / ||G|| below which the loss near the origin counts as homogeneous
 
 
 @dataclass(frozen=True)
 class Descent:
-    """Scale of the initial weights, time after the skipped plateau, step and mini-batch size of a flow."""
+    """A flow from small weights.
+
+    Attributes
+    ----------
+    init : float
+        Standard deviation of the initial weights.
+    time : float
+        End of the flow, from the end of the skipped plateau.
+    step, batch_size, norm_power : float, int, float
+        Steps are step / ||theta||^norm_power, on mini-batches.
+    plateau_batch_size : int, optional
+        Mini-batch size on the skipped plateau, in whose few long steps small batches do not average out.
+    max_steps : int, optional
+        Limit on the number of steps.
+    """
 
     init: float
     time: float
     step: float
     batch_size: int
+    norm_power: float = 0.0
+    plateau_batch_size: int | None = None
+    max_steps: int | None = None
+
+    @property
+    def most(self) -> int:
+        """The largest number of steps after the skipped plateau."""
+        return self.max_steps or math.ceil(self.time / self.step)
 
 
 def descend(task: Task, depth: int, width: int, descent: Descent, folder: Path, progress: bool, seed: int = 0) -> Flow:
     """Return the flow of a bias-free network with weights N(0, init^2).
 
-    Euler steps in float32 on mini-batches, on a GPU if there is one, where networks of at least the source's width use
-    the source's batches of 32. The plateau at the origin is skipped: direction and norm are integrated separately
-    (T35), until the outputs change the gradient by a thousandth.
+    Euler steps in float32 on mini-batches, on a GPU if there is one. The plateau at the origin is skipped: direction
+    and norm are integrated separately (T35), until the outputs change the gradient by a thousandth. With
+    ``norm_power`` steps are as long as the rule says, whatever their length relative to the weights.
     """
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    batch_size = PAPER_BATCH if device == "cuda" and width >= PAPER_WIDTH else descent.batch_size
-    every = max(1, math.ceil(descent.time / descent.step / RECORDS))
+    d, every = descent, max(1, math.ceil(descent.most / RECORDS))
+    rule = {"norm_power": d.norm_power, "max_relative_step": 1e9} if d.norm_power else {}
+    batches = None if d.plateau_batch_size is None else min(d.plateau_batch_size, task.n)
     return flow(
         mlp(task, depth, width, bias=False, init=descent.init, seed=seed).to(device),
         (task.x, task.y, "cross_entropy"),
-        solver=Solver("euler", step=descent.step, batch_size=min(batch_size, task.n), seed=seed),
-        plateau=SkipPlateau(handover_rtol=NEGLIGIBLE, t_after=descent.time),
+        solver=Solver("euler", step=d.step, batch_size=min(d.batch_size, task.n), seed=seed, **rule),
+        plateau=SkipPlateau(handover_rtol=NEGLIGIBLE, t_after=d.time, batch_size=batches),
         dtype=torch.float32,
         record=Record(every=every, spectra_every=every * (12 if width > 128 else 1)),
-        limits=Limits(stop=lambda row: row.loss < LOW, max_networks=2),
+        limits=Limits(stop=lambda row: row.loss < LOW or row.step >= d.most, max_networks=NETWORKS),
         out=folder,
         progress=progress,
     )
@@ -98,37 +122,38 @@ def ratio(history: xr.Dataset, row: int) -> np.ndarray[Any, Any]:
     return np.asarray(values[:, 1] / values[:, 0])
 
 
-def second_exit(history: xr.Dataset, after: int) -> int | None:
-    """Return the first row after ``after`` in which s_2 > s_1 / 2 in layers 3 to L - 1; None if there is none."""
+def second_exit(history: xr.Dataset, after: int, deep: int = DEEP) -> int | None:
+    """Return the first row after ``after`` in which s_2 > s_1 / 2 in layers ``deep`` to L - 1; or None."""
     for row in _known(history):
-        if row > after and (ratio(history, row)[DEEP - 1 : -1] > SECOND).all():
+        if row > after and (ratio(history, row)[deep - 1 : -1] > SECOND).all():
             return int(row)
     return None
 
 
-def clearness(history: xr.Dataset, share: float = 0.05) -> float:
-    """Return log10 of the longest time that the loss takes for a twentieth of its total drop, over the median time.
+def concentration(history: xr.Dataset, levels: int = LEVELS, drop: float = 0.05) -> float:
+    """Return the Gini coefficient of the numbers of steps that the loss takes for equal drops.
 
-    The first and the last twentieth are excluded, so that neither the plateau at the origin nor the end counts; a level
-    that is not left counts with the time spent there. The value is 0 for a linear decrease, and 1 for a plateau ten
-    times longer than the median level.
+    The loss, made non-increasing by isotonic regression, falls from (1 - ``drop``) times its value at the hand-over,
+    which leaves out the plateau at the origin, to its last value. The Gini coefficient of the numbers of steps d_i in
+    this many equal drops is sum |d_i - d_j| / (2 n^2 mean d): 0 if the loss falls along a line, near 1 if nearly all
+    time passes at few levels, as in a staircase. NaN if the loss has not fallen that far.
     """
-    time, loss = history["time_since_handover"].values[0], history["loss"].values[0]
-    time, loss = time[time >= 0], loss[time >= 0]
-    smooth = np.convolve(np.pad(loss, 2, mode="edge"), np.full(5, 0.2), mode="valid")
-    falling = np.minimum.accumulate(smooth)
-    levels = falling[0] * (1 - np.arange(share, 1 - share / 2, share))
-    reached = np.array([time[np.argmax(falling <= level)] if falling[-1] <= level else math.nan for level in levels])
-    reached = reached[np.isfinite(reached)]
-    taken = np.diff(np.append(reached, time[-1]) if len(reached) < len(levels) else reached)
-    if len(taken) < 3 or not (taken > 0).any():
+    from sklearn.isotonic import isotonic_regression  # here, as it takes a second to import
+
+    after = history["time_since_handover"].values[0] >= 0
+    steps, loss = history["step"].values[after].astype(float), history["loss"].values[0, after]
+    falling = isotonic_regression(loss, increasing=False)
+    edges = np.linspace((1 - drop) * falling[0], falling[-1], levels + 1)
+    if not edges[0] > edges[-1]:
         return math.nan
-    taken = np.maximum(taken, np.median(np.diff(time)))  # the resolution of the record
-    return float(np.log10(taken.max() / np.median(taken)))
+    reached = np.interp(-edges, -falling, steps)
+    taken = np.sort(np.diff(reached))
+    ranks = 2 * np.arange(1, levels + 1) - levels - 1
+    return float(ranks @ taken / (levels * taken.sum()))
 
 
-def claims(history: xr.Dataset, found: Sequence[Plateau], second: bool = True) -> tuple[Claim, ...]:
-    """Return the claims on a flow after its first and its second escape.
+def claims(history: xr.Dataset, found: Sequence[Plateau], second: bool = True, deep: int = DEEP) -> tuple[Claim, ...]:
+    """Return the claims on a flow after its first and its second escape, for layers from ``deep`` on.
 
     The first three are measured in the middle of the second plateau, or in the last row if the flow ends before it.
     """
@@ -138,36 +163,36 @@ def claims(history: xr.Dataset, found: Sequence[Plateau], second: bool = True) -
         return (is_true(name, False, len(found), "2 or more"),)
     row = _on(found[1]) if len(found) > 1 else history.sizes["step"] - 1
     ratios = ratio(history, row)
-    deep = float(ratios[DEEP - 1 :].max())
-    first = f"after the first escape one singular value has grown in layers {DEEP} to {depth}"
+    largest = float(ratios[deep - 1 :].max())
+    first = f"after the first escape one singular value has grown in layers {deep} to {depth}"
     result = (
-        _ranks(first, history, row, 1, depth),
-        below(f"s_2 / s_1 there, largest of layers {DEEP} to {depth}", deep, 0.3),
-        above("more so in deep layers: s_2 / s_1 of layer 1, less that", float(ratios[0] - deep), 0),
+        _ranks(first, history, row, 1, deep, depth),
+        below(f"s_2 / s_1 there, largest of layers {deep} to {depth}", largest, 0.3),
+        above("more so in deep layers: s_2 / s_1 of layer 1, less that", float(ratios[0] - largest), 0),
     )
     if not second:
         return result
-    out = second_exit(history, row)
-    name = f"when s_2 is half of s_1 in layers {DEEP} to {depth - 1}, two have grown in each, not three"
+    out = second_exit(history, row, deep)
+    name = f"when s_2 is half of s_1 in layers {deep} to {depth - 1}, two have grown in each, not three"
     if out is None:
         return (*result, is_true(name, False, "no second escape in this time", "2 in each of them"))
     values = _spectra(history, out)
     time = float(history["time_since_handover"].values[0, out])
-    third = float((values[DEEP - 1 : -1, 2] / values[DEEP - 1 : -1, 1]).max())
+    third = float((values[deep - 1 : -1, 2] / values[deep - 1 : -1, 1]).max())
     at_end = "the second escape comes at the end of the second plateau: its time over the plateau's end"
     return (
         *result,
-        _ranks(name, history, out, 2, depth - 1),
+        _ranks(name, history, out, 2, deep, depth - 1),
         below("s_3 / s_2 there, largest of these layers", third, 0.5),
         between(at_end, time / found[1].end, 0.8, 1.25, given=found[1].left),
     )
 
 
-def _ranks(name: str, history: xr.Dataset, row: int, rank: int, last: int) -> Claim:
-    """Return the claim that in a row all layers from the third to ``last`` have grown one rank."""
+def _ranks(name: str, history: xr.Dataset, row: int, rank: int, first: int, last: int) -> Claim:
+    """Return the claim that in a row all layers from ``first`` to ``last`` have grown one rank."""
     ranks = grown(history, row)
     expected = f"{rank} in each of them (all layers are listed)"
-    return is_true(name, set(ranks[DEEP - 1 : last]) == {rank}, ", ".join(map(str, ranks)), expected)
+    return is_true(name, set(ranks[first - 1 : last]) == {rank}, ", ".join(map(str, ranks)), expected)
 
 
 def _on(plateau: Plateau) -> int:
@@ -175,7 +200,7 @@ def _on(plateau: Plateau) -> int:
     return (plateau.begin_row + plateau.end_row) // 2 if plateau.left else plateau.begin_row
 
 
-def rows(history: xr.Dataset, found: Sequence[Plateau]) -> list[dict[str, object]]:
+def rows(history: xr.Dataset, found: Sequence[Plateau], deep: int = DEEP) -> list[dict[str, object]]:
     """Return a table row per plateau, and one for the second escape of the deep layers."""
 
     def row(what: str, start: float, end: float, loss: float, at: int) -> dict[str, object]:
@@ -185,7 +210,7 @@ def rows(history: xr.Dataset, found: Sequence[Plateau]) -> list[dict[str, object
         return {"what": what, "from": start, "to": end, "loss": loss, **spectra}
 
     table = [row(f"plateau {p.number}", p.start, p.end, p.loss, _on(p)) for p in found]
-    out = second_exit(history, _on(found[1])) if len(found) > 1 else None
+    out = second_exit(history, _on(found[1]), deep) if len(found) > 1 else None
     if out is not None:
         time, loss = (float(history[name].values[0, out]) for name in ("time_since_handover", "loss"))
         table.append(row("s_2 is half of s_1", time, time, loss, out))
@@ -200,20 +225,21 @@ class Part:
     flow: Flow
     found: tuple[Plateau, ...]
     first: FirstEscape | None = None
+    deep: int = DEEP
 
     @classmethod
-    def of(cls, flow: Flow, task: Task, title: str, predict: bool = False) -> Part:
+    def of(cls, flow: Flow, task: Task, title: str, predict: bool = False, deep: int = DEEP) -> Part:
         """Return a flow with its plateaus and, if requested, its first escape as predicted at the hand-over."""
         found, first = stages(flow.history), None
         if predict and flow.handover is not None and found and found[0].left and found[0].end > 0:
             y = task.y[:PREDICTED]
             g = output_gradient("cross_entropy", y, task.d_out)
             first = first_escape(flow, task.x[:PREDICTED], g, rank=1, end=found[0].end)
-        return cls(title, flow, found, first)
+        return cls(title, flow, found, first, deep)
 
     def claims(self, second: bool = True) -> tuple[Claim, ...]:
         """Return the claims on the flow; see `claims`."""
-        result = claims(self.flow.history, self.found, second)
+        result = claims(self.flow.history, self.found, second, self.deep)
         if self.first is None:
             return result
         name = "time from the hand-over to the first escape, predicted by T37 for its chain of rank one over observed"
@@ -226,18 +252,20 @@ class Part:
         steps = self.flow.history.step
         if flow.handover is not None:
             skipped = f"The plateau at the origin is skipped up to t = {flow.handover.time:.4g}"
+            if flow.handover.skipped_steps:
+                skipped += f", which would take {flow.handover.skipped_steps:,.0f} steps"
             text += f" {skipped}; times below count from there."
         if self.found and self.found[0].left:
             over = f" and is over at step {int(steps[self.found[1].begin_row])}" if self.found[1:] else ""
             text += f" The first escape begins at step {int(steps[self.found[0].end_row])}{over}."
-        return Section(self.title, text=text, rows=rows(flow.history, self.found), history=flow.history)
+        return Section(self.title, text=text, rows=rows(flow.history, self.found, self.deep), history=flow.history)
 
     def picture(self) -> Any:
         """Draw loss and spectra with the plateaus and both escapes."""
         marks = {}
         if self.found and self.found[0].left:
             marks["first escape"] = self.found[0].end_row
-            out = second_exit(self.flow.history, _on(self.found[1])) if len(self.found) > 1 else None
+            out = second_exit(self.flow.history, _on(self.found[1]), self.deep) if len(self.found) > 1 else None
             if out is not None:
                 marks["s₂ is half of s₁ in the deep layers"] = out
         axes = plots.plateaus(self.flow.history, found=self.found, marks=marks)

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from bnrank._core import linalg
 from bnrank.training.ensemble import BatchOrder, norm
 from bnrank.training.gradient_flow.fields import Cost, Origin, Plateau, Rate, System, TrueFlow
 from bnrank.training.gradient_flow.record import FlowRecorder, Handover, Row
@@ -25,7 +26,7 @@ EASE = 300.0  # maximum factor on the error tolerance at kinks in the middle of 
 NEAR = 1.2  # like ENOUGH, after a step that violates the criterion
 SHORTEST = 1e-4  # hand over instead of taking a shorter step on the plateau, in units of ||theta||
 COARSE = 0.01  # tolerance of Heun's steps on the plateau if the true flow uses Euler's method
-STATE = ("step", "time", "since", "passed", "arc", "h", "seconds", "recent")  # stored unchanged in a checkpoint
+STATE = ("step", "time", "since", "passed", "arc", "h", "skipped", "seconds", "recent")  # stored as they are
 FIRST = 0.01  # length of the first step, relative to ||theta||
 
 
@@ -50,6 +51,7 @@ class Driver:
         self.since = 0.0  # t since the hand-over
         self.passed = 0.0  # t since the last row
         self.arc = self.h = 0.0
+        self.skipped = 0.0  # steps that Euler's method would have taken on the skipped plateau
         self.handover: Handover | None = None
         self.plateau: Plateau | None = None
         self.recent = [0.0, 0]  # sum and number of costs since the last row
@@ -162,7 +164,7 @@ class Driver:
         elif isinstance(stepper, Euler):
             stepper = Explicit("heun", COARSE, 0.0)
         left = self.t_end - self.time
-        before = self.theta
+        before, pace = self.theta, self._pace(plateau)
         # errors at kinks decay while ||theta|| grows, except errors of the time and those near the hand-over
         passing = self.first.clock / self.time if self.time > 0 else math.inf  # d log t / du
         ease = min(max(1.0, min(1 / passing, room**2)), EASE)
@@ -186,6 +188,14 @@ class Driver:
             move.rate.velocity.div_(size)
             move.rate.speed /= size
         self.first = self._rate(move.rate)
+        self.skipped += move.tau * (pace + self._pace(plateau)) / 2
+
+    def _pace(self, plateau: Plateau) -> float:
+        """Return the number of Euler's steps per arc length at this point of the plateau; 0 for other methods."""
+        if not isinstance(self.stepper, Euler):
+            return 0.0
+        length = self.stepper.length(linalg.exp(plateau.log_radius))
+        return min(self.first.clock / length, 1e300)  # finite, for checkpoints
 
     def _move(
         self, system: System, stepper: Stepper, longest: float, time: float, left: float, ease: float = 1.0
@@ -226,6 +236,7 @@ class Driver:
             row=row,
             evaluations=self.cost.evaluations,
             at_once=at_once,
+            skipped_steps=self.skipped if isinstance(self.stepper, Euler) else None,
         )
 
     def state(self) -> dict[str, Any]:

@@ -69,6 +69,9 @@ class Handover:
         Row of the record, and number of evaluations before the hand-over.
     at_once : bool
         True if the outputs were not negligible at the start, so nothing was skipped.
+    skipped_steps : float or None
+        Number of steps in which Euler's method would have come as far, without ``max_relative_step``; None for other
+        methods.
     """
 
     time: float
@@ -79,6 +82,7 @@ class Handover:
     row: int
     evaluations: int
     at_once: bool
+    skipped_steps: float | None = None
 
 
 @dataclass(frozen=True)

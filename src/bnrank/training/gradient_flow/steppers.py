@@ -148,12 +148,16 @@ class Euler:
     def __init__(self, step: float, norm_power: float, max_relative_step: float) -> None:
         self.step, self.norm_power, self.max_relative_step = step, norm_power, max_relative_step
 
+    def length(self, radius: float) -> float:
+        """Return the length of a step where ||theta|| = radius, before it is shortened."""
+        return scaled_step(self.step, radius, self.norm_power) if self.norm_power else self.step
+
     def advance(
         self, system: System, theta: Tensor, first: Rate, h: float, longest: float, time: float, ease: float = 1.0
     ) -> Move:
         """Return a step, taken in place."""
         size = norm(theta)
-        h = min(scaled_step(self.step, size, self.norm_power) if self.norm_power else self.step, longest)
+        h = min(self.length(size), longest)
         if first.speed > 0:
             h = min(h, self.max_relative_step * size / first.speed)
         theta.add_(first.velocity, alpha=h)
