@@ -60,7 +60,8 @@ def make(settings: Settings, folder: Path, progress: bool) -> Outcome:
         flow = saddles.descend(task, DEPTH, s.width, descent, folder / f"run-{i}", progress, seed=s.first_seed)
         last, init = i == len(s.runs) - 1, f"init {descent.init:g}"
         title = f"{task.name}, {task.n} images, width {s.width}, {init}"
-        part = saddles.Part.of(flow, task, title, predict=i == 0, deep=s.deep)
+        predict = i == 0 and not descent.norm_power  # T37 is for steps that are short next to the escape
+        part = saddles.Part.of(flow, task, title, predict=predict, deep=s.deep)
         claims += prefixed(init, part.claims(last))
         sections.append(part.section())
         name = "plateaus" if last else f"plateaus-init-{descent.init:g}"

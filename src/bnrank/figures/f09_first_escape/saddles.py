@@ -27,7 +27,8 @@ SECOND = 0.5  # s_2 / s_1 of the deep layers at which the second escape is over
 DEEP = 3  # the first of the deep layers, unless given
 LOW = 0.6  # a flow ends at this loss of a batch, far below the second saddle
 LEVELS = 100  # of the loss, for the concentration of time
-RECORDS = 600  # rows of a flow
+RECORDS, APART = 600, 15  # rows of a flow, and most steps between them
+SPECTRA = 500  # steps between rows with singular values, for wide networks
 NETWORKS = 32  # stored with a flow
 PREDICTED = 2000  # samples for the speed of the first escape
 NEGLIGIBLE = 1e-3  # ||grad C(Y) - G|| / ||G|| below which the loss near the origin counts as homogeneous
@@ -73,7 +74,7 @@ def descend(task: Task, depth: int, width: int, descent: Descent, folder: Path, 
     ``norm_power`` steps are as long as the rule says, whatever their length relative to the weights.
     """
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    d, every = descent, max(1, math.ceil(descent.most / RECORDS))
+    d, every = descent, max(1, min(math.ceil(descent.most / RECORDS), APART))
     rule = {"norm_power": d.norm_power, "max_relative_step": 1e9} if d.norm_power else {}
     batches = None if d.plateau_batch_size is None else min(d.plateau_batch_size, task.n)
     return flow(
@@ -82,7 +83,7 @@ def descend(task: Task, depth: int, width: int, descent: Descent, folder: Path, 
         solver=Solver("euler", step=d.step, batch_size=min(d.batch_size, task.n), seed=seed, **rule),
         plateau=SkipPlateau(handover_rtol=NEGLIGIBLE, t_after=d.time, batch_size=batches),
         dtype=torch.float32,
-        record=Record(every=every, spectra_every=every * (12 if width > 128 else 1)),
+        record=Record(every=every, spectra_every=every * (math.ceil(SPECTRA / every) if width > 128 else 1)),
         limits=Limits(stop=lambda row: row.loss < LOW or row.step >= d.most, max_networks=NETWORKS),
         out=folder,
         progress=progress,
