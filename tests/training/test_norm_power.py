@@ -151,3 +151,27 @@ def test_waiting_and_skipping_agree_with_the_printed_rule():
     assert flat_cosine(waited.network, skip.network) > 0.97  # 0.989, at norms that differ by a few percent
     print(skip.handover, waited.steps)
     assert skip.handover.skipped_steps + skip.steps == pytest.approx(waited.steps, rel=0.1)
+
+
+def test_another_power_is_another_run(tmp_path):
+    task, net = random_task(), mlp(3, 6, 2, bias=False, init=0.3)
+
+    def train(power, folder="train"):
+        options = {"steps": 6, "out": tmp_path / folder, "progress": False, "batch_size": 8}
+        return bnrank.train(net, task, optimizer=GradientDescent(0.1, norm_power=power), **options)
+
+    def flow(power, size=20):
+        solver = Solver("euler", step=0.1, norm_power=power, batch_size=8)
+        plateau = SkipPlateau(t_after=1.0, batch_size=size)
+        return bnrank.flow(net, task, solver=solver, plateau=plateau, out=tmp_path / "flow")
+
+    first = train(2.0)
+    assert torch.equal(first.parameters, train(2.0).parameters)
+    assert bnrank.training.Run.open(tmp_path / "train").settings.norm_power == 2.0
+    with pytest.raises(ValueError, match="norm_power"):
+        train(3.0)
+    flow(2.0)
+    with pytest.raises(ValueError, match="norm_power"):
+        flow(3.0)
+    with pytest.raises(ValueError, match="plateau_batch_size"):
+        flow(2.0, size=40)
