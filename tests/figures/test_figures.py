@@ -154,6 +154,10 @@ TINY = {
         "width": 6,
         "runs": (Descent(init=0.05, time=2.0, step=0.1, batch_size=10),),
         "scales": (0.02, 0.01),
+        "deep": 4,
+        "seeds": 2,
+        "first_seed": 3,
+        "fit_steps": 10,
     },
 }
 

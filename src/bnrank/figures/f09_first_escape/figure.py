@@ -35,6 +35,8 @@ class Settings:
         Number of networks whose ranks are measured; the first one is drawn.
     first_seed : int
         Of the networks.
+    fit_steps : int
+        Of the narrow networks that tell which ranks fit a loss.
     """
 
     images: int | None
@@ -44,6 +46,7 @@ class Settings:
     deep: int = 3
     seeds: int = 5
     first_seed: int = 0
+    fit_steps: int = 1500
 
 
 def make(settings: Settings, folder: Path, progress: bool) -> Outcome:
@@ -67,7 +70,7 @@ def make(settings: Settings, folder: Path, progress: bool) -> Outcome:
         name = "plateaus" if last else f"plateaus-init-{descent.init:g}"
         pictures[name] = part.picture()
         captions[name] = f"The loss and the spectra of all layers, from weights of scale {descent.init:g}"
-    fitted, ranks = fits.fits(task), {s.first_seed: fits.stages(flow, part.found, task)}
+    fitted, ranks = fits.fits(task, s.fit_steps), {s.first_seed: fits.stages(flow, part.found, task)}
     for seed in range(s.first_seed + 1, s.first_seed + s.seeds):
         other = saddles.descend(task, DEPTH, s.width, descent, folder / f"run-{i}-seed-{seed}", progress, seed=seed)
         ranks[seed] = fits.stages(other, saddles.stages(other.history), task)

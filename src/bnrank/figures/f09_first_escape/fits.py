@@ -21,7 +21,7 @@ from bnrank.training.gradient_flow import Flow
 SAMPLES = 500  # images on which ranks are measured
 OUTPUT_RTOL = 0.01  # of the largest output: the accuracy of the factorization
 RANKS = (1, 2)  # of the narrow networks
-WIDTH, MEMBERS, STEPS, BATCH = 50, 6, 1500, 100  # of the narrow networks
+WIDTH, MEMBERS, BATCH = 50, 6, 100  # of the narrow networks
 STARTS = 8  # of the search for the best single neuron
 SECOND, THIRD, END = "plateau 2", "plateau 3", "end"
 
@@ -84,7 +84,7 @@ def one_neuron(shares: Sequence[float] | np.ndarray, starts: int = STARTS, seed:
     return min(float(minimize(cost, point, jac=True, method="L-BFGS-B", options=options).fun) for point in points)
 
 
-def narrow(task: Task, k: int, width: int = WIDTH, steps: int = STEPS, seed: int = 0) -> float:
+def narrow(task: Task, k: int, steps: int, width: int = WIDTH, seed: int = 0) -> float:
     """Return the least loss of networks with two wide hidden layers and then k neurons, over several starts.
 
     Layers of k neurons that pass on their inputs, which are not negative, make such a network as deep as wanted, of
@@ -105,11 +105,11 @@ def narrow(task: Task, k: int, width: int = WIDTH, steps: int = STEPS, seed: int
     return float(np.nanmin(run.history["cost"].values[:, -1]))
 
 
-def fits(task: Task, **options: Any) -> Fits:
+def fits(task: Task, steps: int) -> Fits:
     """Return the least losses of rank 0, 1 and 2 on the images of a task."""
     shares = np.bincount(task.y.numpy(), minlength=task.d_out) / task.n
     zero = float(np.log(task.d_out))
-    return Fits((zero, one_neuron(shares), 0.0), (zero, *(narrow(task, k, **options) for k in RANKS)))
+    return Fits((zero, one_neuron(shares), 0.0), (zero, *(narrow(task, k, steps) for k in RANKS)))
 
 
 def stages(flow: Flow, found: Sequence[Plateau], task: Task) -> list[Stage]:
