@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bnrank.figures.f09_first_escape import saddles
-from bnrank.figures.f09_first_escape.figure import PRINT
+from bnrank.figures.f09_first_escape.figure import EPOCH, PRINT
 from bnrank.figures.f09_first_escape.saddles import Descent
 from bnrank.figures.harness.claims import Claim, above, below
 from bnrank.figures.harness.figure import Figure, Outcome
@@ -104,7 +104,7 @@ FIGURE = Figure(
     "the plateaus of F9, shorter against the falls between them",
     {
         "quick": Settings(1000, 50, Descent(3e-2, 900.0, 0.1, 50), smaller=5e-3),
-        "paper": Settings(None, 1000, PRINT),
+        "paper": Settings(None, 1000, replace(PRINT, max_steps=20 * EPOCH)),
     },
     make,
     version=2,
