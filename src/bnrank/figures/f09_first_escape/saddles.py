@@ -75,12 +75,19 @@ def descend(task: Task, depth: int, width: int, descent: Descent, folder: Path, 
     """
     device = "cuda" if torch.cuda.is_available() else "cpu"
     d, every = descent, max(1, min(math.ceil(descent.most / RECORDS), APART))
-    rule = {"norm_power": d.norm_power, "max_relative_step": 1e9} if d.norm_power else {}
+    solver = Solver(
+        "euler",
+        step=d.step,
+        norm_power=d.norm_power,
+        max_relative_step=1e9 if d.norm_power else None,
+        batch_size=min(d.batch_size, task.n),
+        seed=seed,
+    )
     batches = None if d.plateau_batch_size is None else min(d.plateau_batch_size, task.n)
     return flow(
         mlp(task, depth, width, bias=False, init=descent.init, seed=seed).to(device),
         (task.x, task.y, "cross_entropy"),
-        solver=Solver("euler", step=d.step, batch_size=min(d.batch_size, task.n), seed=seed, **rule),
+        solver=solver,
         plateau=SkipPlateau(handover_rtol=NEGLIGIBLE, t_after=d.time, batch_size=batches),
         dtype=torch.float32,
         record=Record(every=every, spectra_every=every * (math.ceil(SPECTRA / every) if width > 128 else 1)),
