@@ -107,7 +107,7 @@ def escape(loss: np.ndarray, share: float = 0.1) -> int | None:
 
 
 EPOCH = 60_000 // 32  # steps of the source
-PRINT = Descent(1e-3, 1e9, 10.0, 32, norm_power=4.0, plateau_batch_size=1024, max_steps=130 * EPOCH)
+PRINT = Descent(1e-3, 1e9, 10.0, 32, norm_power=4.0, plateau_batch_size=1024, max_steps=200 * EPOCH)
 QUICK = Settings(1000, 50, (Descent(1e-3, 40.0, 0.1, 50), Descent(3e-2, 900.0, 0.1, 50)), scales=(1e-3, 1e-4, 1e-5))
 PAPER = Settings(None, 1000, (PRINT,), scales=(1e-3, 1e-4, 1e-5, 1e-6), deep=4, seeds=1)
 
