@@ -84,6 +84,13 @@ def test_norm_of_a_maximum(power, groups):
     assert norm(max_of_affine(a, b, signs)) == pytest.approx(expected, rel=1e-13)
 
 
+@pytest.mark.parametrize("signs", [torch.tensor([1, -1]), np.array([1, -1], dtype=np.int8), [1, -1]])
+def test_coefficients_may_be_integers(signs):
+    a, x = normal(2, 3, 4), normal(20, 4, seed=1)
+    expected = max_of_affine(a, signs=torch.tensor([1.0, -1.0], dtype=torch.float64))(x)
+    assert close(max_of_affine(a, signs=signs)(x), expected, 1e-14)
+
+
 def test_forms_of_maxima():
     a, b, x = normal(3, 2), normal(3, seed=1), normal(9, 2, seed=2)
     plain = max_of_affine(a, b)(x)

@@ -70,7 +70,7 @@ def profile(
     net : torch.nn.Module
         An MLP or any module with linear or convolutional layers. It is left unchanged.
     x : Tensor or ndarray
-        Samples, (N, ...), at least 2.
+        Samples, (N, ...).
     y : Tensor or ndarray, optional
         (N, d_out) for the mean squared error (1/N) sum_i ||f(x_i) - y_i||^2, or class indices, (N,), for the mean
         cross-entropy: adds the variable ``cost``.
@@ -113,7 +113,7 @@ def profile(
     Raises
     ------
     TypeError, ValueError
-        If an argument is out of range, there are fewer than 2 samples, no layer is found, or the module cannot be run
+        If an argument is out of range, no layer is found, or the module cannot be run
         on x.
 
     Examples
@@ -127,7 +127,7 @@ def profile(
     """
     import xarray as xr
 
-    x = example(net, x, minimum=2)
+    x = example(net, x)
     rtol = validation.rtol(rtol)
     count = validation.integer(max_jacobian_samples, "max_jacobian_samples")
     max_values = validation.integer(max_values, "max_values")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
@@ -167,6 +168,13 @@ class Facts:
     def log_pseudo_determinants(self) -> Tensor:
         """Log |Jf(x_i)|_+ for the rank at x_i, (n,)."""
         return linalg.log_pseudo_determinant(self.jacobian_values, None, self.rtol)
+
+    @cached_property
+    def largest_rank(self) -> int:
+        """The largest rank that Jf can have by its shape and, for a chain, the widths."""
+        with suppress(NotApplicable):
+            return min(self.chain.widths)
+        return self.jacobian_values.shape[1]
 
     # The parameters ----------------------------------------------------------------------------------------------
 

@@ -33,6 +33,7 @@ RADIAL: dict[str, tuple[Callable[[float], Kernel], Callable[[Array], Array]]] = 
 }
 KERNELS = tuple(RADIAL)
 RIDGES = (1e-8, 1e-6, 1e-4, 1e-2, 0.1, 1.0)
+EPS = 1e-15  # rounding error, relative
 SCALES = (0.25, 0.5, 1.0, 2.0, 4.0)
 
 
@@ -46,10 +47,11 @@ class KernelJacobians(Printed):
         Singular values of Jf(x) at the points, (P, min(d_in, d_out)), descending.
     ranks : Tensor
         Number of them above ``rtol`` times the largest, (P,).
-    expected : int
-        min(affine rank of X, rank of Y): the rank at almost every point of the affine span of X, for almost every Y.
+    expected : Tensor
+        min(rank(X - x), rank Y), the rank for almost every Y and almost every x with this rank(X - x), (P,): ``x_rank``
+        on the affine span of X, and ``x_rank`` + 1 off it.
     x_rank, y_rank : int
-        Those two ranks; d_in and min(N, d_out) where inputs and noise are generic and N > d_in.
+        The affine rank of X and the rank of Y; d_in and min(N, d_out) where inputs and noise are generic and N > d_in.
     kernel : str
         Its name.
     length_scale, ridge : float
@@ -62,7 +64,7 @@ class KernelJacobians(Printed):
 
     singular_values: Tensor
     ranks: Tensor
-    expected: int
+    expected: Tensor
     x_rank: int
     y_rank: int
     kernel: str
@@ -73,7 +75,8 @@ class KernelJacobians(Printed):
     regression: KernelRidge
 
     def __str__(self) -> str:
-        return f"{self.kernel} kernel ridge regression: rank up to {int(self.ranks.max())}, expected {self.expected}"
+        ranks = f"rank up to {int(self.ranks.max())}, expected {int(self.expected.max())}"
+        return f"{self.kernel} kernel ridge regression: {ranks}"
 
 
 def jacobian_ranks(
@@ -91,7 +94,10 @@ def jacobian_ranks(
 
     f(x) = K(x, X) (K(X, X) + ridge I)^{-1} Y with K(x, x') = k(||x - x'|| / h), so
     Jf(x) = sum_i alpha_i k'(r_i) / (r_i h^2) (x - x_i)^T, alpha = (K + ridge I)^{-1} Y. For inputs that span the space
-    and noise in Y, its rank is min(d_in, d_out) almost everywhere, whatever the rank of the true function.
+    and noise in Y, its rank is min(d_in, d_out) almost everywhere, whatever the rank of the true function. In general it
+    is min(rank(X - x), rank Y), where X - x has one row per sample: for inputs of affine rank r < d_in, rank(X - x) is
+    r at points of their affine span, and r + 1 <= min(N, d_in) elsewhere. (The source writes rank X + 1, which is r + 1
+    if the affine span contains the origin; if not, rank X is r + 1 itself.)
 
     Parameters
     ----------
@@ -150,13 +156,11 @@ def jacobian_ranks(
         [regression.dual_coef_.T @ (f[:, None] * (p - inputs)) for f, p in zip(factors, places, strict=True)]
     )
     values = torch.from_numpy(np.linalg.svd(jacobians, compute_uv=False))
-    x_rank, y_rank = (
-        int(linalg.rank(np.linalg.svd(matrix, compute_uv=False), max(data_rtol, 1e-15 * max(matrix.shape))))
-        for matrix in (inputs - inputs.mean(0), outputs)
-    )
-    ranks = linalg.rank(values, rtol)
+    x_rank, off = _affine_rank(inputs, places, data_rtol)
+    y_rank = int(linalg.rank(np.linalg.svd(outputs, compute_uv=False), max(data_rtol, EPS * max(outputs.shape))))
+    expected, ranks = (x_rank + off).clamp(max=y_rank), linalg.rank(values, rtol)
     return KernelJacobians(
-        values, ranks, min(x_rank, y_rank), x_rank, y_rank, kernel, length_scale, ridge, rtol, data_rtol, regression
+        values, ranks, expected, x_rank, y_rank, kernel, length_scale, ridge, rtol, data_rtol, regression
     )
 
 
@@ -286,6 +290,18 @@ def _pair(x: Tensor | np.ndarray, y: Tensor | np.ndarray) -> tuple[Array, Array]
     outputs = validation.samples(y, "y").detach().double().cpu().numpy()
     validation.expect(len(inputs) == len(outputs), "y", f"{len(outputs)} samples", f"as many as x has, {len(inputs)}")
     return inputs, outputs
+
+
+def _affine_rank(inputs: Array, places: Array, rtol: float) -> tuple[int, Tensor]:
+    """Return the affine rank of inputs, and for each place 1 if it is off their affine span, else 0."""
+    center = inputs.mean(0)
+    _, values, directions = np.linalg.svd(inputs - center, full_matrices=False)
+    rounding = EPS * sum(inputs.shape) * float(np.abs(inputs).max(initial=0.0)) * math.sqrt(inputs.size)
+    rank = int(linalg.rank(values, max(rtol, EPS * max(inputs.shape)), rounding))
+    rest = places - center
+    size = np.linalg.norm(rest, axis=1) + float(values[:1].sum())
+    distance = np.linalg.norm(rest - rest @ directions[:rank].T @ directions[:rank], axis=1)
+    return rank, torch.from_numpy(distance > np.maximum(rtol * size, rounding)).long()
 
 
 def _typical_distance(inputs: Array) -> float:

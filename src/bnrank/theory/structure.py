@@ -171,9 +171,13 @@ class PreactivationBound(_Bound):
         As in :class:`ActivationBound`.
     slack : float
         c1 - 2 log max_i |Jf(x_i)|_+, the right-hand side of T21 at the best sample.
+    most : float
+        The largest possible ``total`` for preactivations of these norms, sum_l ||a~_l(X)||_F / (N (k + 1))^{1/2} over
+        the layers with more than k neurons (and samples).
     """
 
     slack: float
+    most: float
 
     def _with(self, log_growth: float) -> float:
         squared = max(self.slack, 0.0) * self.ntk_trace / self.rank
@@ -351,16 +355,17 @@ def activation_bound_at(facts: Facts, row: int, k: int) -> ActivationBound:
 
 def preactivation_bound_at(facts: Facts, rows: Sequence[int], k: int) -> PreactivationBound:
     """Return :func:`preactivation_bound` at samples of the facts, for a rank k >= 1."""
-    chosen, found = list(rows), []
+    chosen, found, most = list(rows), [], 0.0
     for i, (weight, a) in enumerate(zip(facts.weights, facts.inputs, strict=True)):
         z = a[chosen] @ weight.T + (facts.biases[i] if facts.biases else 0.0)
         values = torch.linalg.svdvals(z)
         found.append(float(values[k]) / math.sqrt(len(z)) if k < len(values) else 0.0)
+        most += float(values.norm()) / math.sqrt(len(z) * (k + 1)) if k < len(values) else 0.0
     values = torch.tensor(found, dtype=torch.float64)
     trace = float(facts.ntk_trace[chosen].mean())
     volumes = [facts.log_volume(row, k) for row in chosen]
     slack = facts.parameter_norm - k * facts.depth - 2 * max(volumes)
-    return PreactivationBound(k, values, trace, min(volumes), *log_growths(facts, k), slack)
+    return PreactivationBound(k, values, trace, min(volumes), *log_growths(facts, k), slack, most)
 
 
 def segment_kernels(facts: Facts, row: int) -> tuple[float, Tensor]:

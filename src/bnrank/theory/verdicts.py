@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -83,7 +84,14 @@ class Sides:
         For an equation: an absolute difference, beyond the tolerance, that has another cause than a violation, such as
         a gradient that is not exactly 0. The verdict is then inconclusive.
     vacuous : str
-        Reason why the bound cannot fail (it is at least the largest possible value of the left side); empty if it can.
+        Another reason why the statement cannot fail; see :func:`triviality`.
+    least : float
+        Smallest possible value of the right side of an inequality, by default 0: norms, ranks and traces are not
+        negative. -inf where a left side of 0 is a success, such as a deviation that a bound of 0 limits.
+    most : float
+        Largest possible value of the left side of an inequality, such as the smaller side of a matrix for its rank.
+    atol : float
+        Absolute tolerance, added to ``rtol``'s: rounding errors of other numbers than the terms in ``scale``.
     """
 
     left: float
@@ -95,6 +103,9 @@ class Sides:
     note: str = ""
     explained: float = 0.0
     vacuous: str = ""
+    least: float = 0.0
+    most: float = math.inf
+    atol: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -129,8 +140,8 @@ class Verdict(Printed):
     note : str
         The sample or layer, how many of them are compared, and the constants.
     vacuous : str
-        Reason why a statement that holds cannot fail for this network (its bound is at least the largest possible
-        value); empty if it can.
+        Reason why a statement that holds cannot fail for this network, such as a bound that is infinite or at least the
+        largest possible value; empty if it can.
     """
 
     id: str
@@ -150,7 +161,7 @@ class Verdict(Printed):
 
     @property
     def label(self) -> str:
-        """The status, followed by "(vacuous)" if the bound cannot fail."""
+        """The status, followed by "(vacuous)" if the statement cannot fail."""
         return f"{self.status} (vacuous)" if self.vacuous else self.status
 
     def __str__(self) -> str:
@@ -169,7 +180,7 @@ def judge(sides: Sides) -> tuple[str, float, str]:
     difference = 0.0 if left == right else right - left
     slack = 0.0 - abs(difference) if equation else difference
     size = max((abs(v) for v in (left, right, sides.scale) if math.isfinite(v)), default=0.0)
-    error = sides.rtol * size
+    error = sides.rtol * size + sides.atol
     if -slack <= (error if equation else ROUNDING * size):
         return HOLDS, slack, ""
     if equation and -slack <= sides.explained:
@@ -179,10 +190,42 @@ def judge(sides: Sides) -> tuple[str, float, str]:
     return VIOLATED, slack, ""
 
 
+def triviality(sides: Sides) -> str:
+    """Return the reason why sides cannot fail whatever the theory says; empty if they can.
+
+    An inequality cannot fail if its right side is beyond the range of floats or at least the largest possible left
+    side, or if its left side is at most the smallest possible right side, up to the smallest normal float. An equation
+    cannot fail if both sides and all their terms are 0. Equations with an infinite side compare nothing either.
+
+    Examples
+    --------
+    >>> triviality(Sides(3.0, math.inf)), triviality(Sides(0.0, 1.0))
+    ('the right side is beyond the range of floats', 'the left side is 0, and the right side is at least 0')
+    >>> triviality(Sides(2.0, 2.0, most=2.0)), triviality(Sides(1.0, 2.0, most=2.0, vacuous="said before"))
+    ('the right side is 2, and the left side is at most 2', 'said before')
+    >>> triviality(Sides(1.0, 2.0)), triviality(Sides(0.0, 0.0, "=")), triviality(Sides(0.0, 0.0, "=", scale=1.0))
+    ('', 'all terms are 0', '')
+    """
+    if sides.vacuous:
+        return sides.vacuous
+    left, right = sides.left, sides.right
+    if sides.relation == "=":
+        infinite = math.isinf(left) or math.isinf(right)
+        return "both sides are infinite" if infinite else "" if left or right or sides.scale else "all terms are 0"
+    if right >= sys.float_info.max or left <= -sys.float_info.max:
+        return f"the {'right' if right > 0 else 'left'} side is beyond the range of floats"
+    if left <= sides.least + sys.float_info.min:
+        return f"the left side is {left:.4g}, and the right side is at least {sides.least:.4g}"
+    if right >= sides.most:
+        return f"the right side is {right:.4g}, and the left side is at most {sides.most:.4g}"
+    return ""
+
+
 def closest(candidates: Iterable[Sides]) -> Sides:
     """Return the sides that are closest to failing: of those with the worst status, those with the smallest slack.
 
-    Slack is relative to the largest of both sides and the scale, plus the tolerance.
+    Slack is relative to the largest of both sides and the scale, plus the tolerance. Among sides that hold, those that
+    can fail come first (:func:`triviality`).
 
     Raises
     ------
@@ -195,10 +238,11 @@ def closest(candidates: Iterable[Sides]) -> Sides:
     'layer 2'
     """
 
-    def order(sides: Sides) -> tuple[int, float]:
+    def order(sides: Sides) -> tuple[int, bool, float]:
         status, slack, _ = judge(sides)
         size = max((abs(v) for v in (sides.left, sides.right, sides.scale) if math.isfinite(v)), default=0.0)
-        return ORDER.index(status), 0.0 if math.isnan(slack) else slack / (size or 1.0) + sides.rtol
+        trivial = status == HOLDS and bool(triviality(sides))
+        return ORDER.index(status), trivial, 0.0 if math.isnan(slack) else slack / (size or 1.0) + sides.rtol
 
     found = list(candidates)
     if not found:
@@ -241,7 +285,7 @@ class Statement:
             return replace(verdict, status=INCONCLUSIVE, reason=f"values leave the range of floats: {error}")
         status, slack, reason = judge(sides)
         shared = {name: getattr(sides, name) for name in ("relation", "rtol", "assumptions", "note")}
-        vacuous = sides.vacuous if status == HOLDS else ""
+        vacuous = triviality(sides) if status == HOLDS else ""
         verdict = replace(verdict, left=float(sides.left), right=float(sides.right), **shared)
         return replace(verdict, status=status, slack=slack, reason=reason, vacuous=vacuous)
 

@@ -128,7 +128,7 @@ def _kernel(task: Task, noise: float, kernel: str, places: Tensor) -> Predictor:
     error, cost = relative_error(best.predict(x), y), relative_error(best.predict(task.x), task.y)
     edge = f", at the edge of the grid: {' and '.join(best.at_edge)}" if best.at_edge else ""
     about = f"length scale {best.length_scale:.3g}, ridge {best.ridge:g}{edge}"
-    return Predictor(kernel, noise, found.singular_values.numpy(), found.expected, error, cost, about)
+    return Predictor(kernel, noise, found.singular_values.numpy(), int(found.expected.max()), error, cost, about)
 
 
 def claims(fitted: Sequence[Predictor], rank: int) -> tuple[Claim, ...]:

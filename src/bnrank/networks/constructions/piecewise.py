@@ -138,7 +138,7 @@ def max_of_affine(a: Arrays, b: Arrays | None = None, signs: Tensor | np.ndarray
     b : Tensor, ndarray or sequence of them, optional
         Shape (m,), (G, m) or a sequence of (m_g,). Default: zero.
     signs : Tensor or ndarray, optional
-        Coefficients of the maxima, shape (G,) for one output or (d_out, G). Default: ones.
+        Coefficients of the maxima, shape (G,) for one output or (d_out, G); integers count as float64. Default: ones.
 
     Returns
     -------
@@ -178,8 +178,9 @@ def max_of_affine(a: Arrays, b: Arrays | None = None, signs: Tensor | np.ndarray
     coefficients = torch.ones(1, count, dtype=slopes[0].dtype)
     if signs is not None:
         expected = f"({count},) or (d_out, {count})"
-        coefficients = torch.atleast_2d(validation.array(signs, "signs", expected, 1, 2))
-        validation.expect(coefficients.shape[1] == count, "signs", f"shape {tuple(coefficients.shape)}", expected)
+        coefficients = torch.atleast_2d(validation.real(signs, "signs", f"numbers of shape {expected}"))
+        fits = coefficients.ndim == 2 and coefficients.shape[1] == count and len(coefficients) > 0
+        validation.expect(fits, "signs", f"shape {tuple(coefficients.shape)}", expected)
     dtypes = [tensor.dtype for tensor in [coefficients, *slopes, *(offsets or [])]]
     dtype = functools.reduce(torch.promote_types, dtypes)
     most, device = max(rows for rows, _ in shapes), slopes[0].device

@@ -15,7 +15,7 @@ from bnrank.theory.invariants.linear_tail import Tail
 from bnrank.theory.invariants.squares import Array
 from bnrank.theory.invariants.steps import Remarks
 from bnrank.theory.invariants.track import Ledger, Track
-from bnrank.theory.verdicts import HOLDS, INCONCLUSIVE, NOT_APPLICABLE, VIOLATED, Verdict
+from bnrank.theory.verdicts import HOLDS, INCONCLUSIVE, NOT_APPLICABLE, VIOLATED, Sides, Verdict, triviality
 
 VARIABLES = {  # name -> dimension, units, long name
     "value": ("quantity", "theta^2", "||Q||"),
@@ -195,7 +195,7 @@ def _bound(j: int, name: str, tracks: Iterable[Track], unlike: str) -> Verdict:
     status, reason, vacuous = HOLDS, "", ""
     if slack < -1e-9 * max(bound.frobenius, abs(bound.constant)):
         status, reason = (NOT_APPLICABLE, unlike) if unlike else (VIOLATED, "")
-    elif all(b.right <= 0 for b, _ in found):
+    elif all(triviality(Sides(b.right, b.left)) for b, _ in found):
         vacuous = "the bound is not positive at any row"
     assumptions = ("gradient flow from the first row on",)
     note = f"at step {step}, where the slack is smallest"

@@ -152,7 +152,9 @@ def _deeper_tail(facts: Facts) -> Iterator[Sides]:
     for name, part in parts.items():
         if math.isnan(part):  # would count as a small number
             raise Inconclusive(f"{name} is not a number")
-        yield Sides(part, 0.0, "<=", 1e-10, 1.0, note=f"{name}, the largest of {len(parts)} numbers; {shape}")
+        yield Sides(
+            part, 0.0, "<=", 1e-10, 1.0, least=-math.inf, note=f"{name}, the largest of {len(parts)} numbers; {shape}"
+        )
 
 
 STATEMENTS = statements_in(sys.modules[__name__])
@@ -256,4 +258,5 @@ def _judged(
     for ratio, bound in sorted(biting or compared, key=lambda pair: -pair[0].value):
         which = f"{ratio.name}, the closest of {len(biting or compared)} numbers; {note}"
         trivial = f"the bound is {bound:.3g}, and no such number can be above {ratio.largest:.3g}; {empty}"
-        yield Sides(ratio.value, bound, "<=", 1e-9, 1.0, (assumption,), which, vacuous="" if biting else trivial)
+        empty_ = "" if biting else trivial
+        yield Sides(ratio.value, bound, "<=", 1e-9, 1.0, (assumption,), which, vacuous=empty_, least=-math.inf)

@@ -115,7 +115,8 @@ def _growth(facts: Facts) -> Sides:
     )
     if not math.isfinite(found.bound) or not math.isfinite(found.measured):
         raise Inconclusive("the bound or the trace is beyond the range of floats")
-    return Sides(found.bound, found.measured, assumptions=RANK_ONE, note=note)
+    least = float(facts.biased[-1]) * facts.outputs.shape[1]  # the derivative by the last bias is the identity
+    return Sides(found.bound, found.measured, assumptions=RANK_ONE, note=note, least=least)
 
 
 def stable_at(step: float) -> Statement:
@@ -150,7 +151,8 @@ def stable_at(step: float) -> Statement:
         found = stability.sharpness_bound(facts.net, facts.x, step, ridge=facts.ridge or 0.0)
         residual = (facts.data_loss / size) ** 0.5 if size else 0.0
         note = f"gradient descent stays there for steps up to {found.largest_step:.4g}"
-        return Sides(found.curvature, found.limit, "<=", 1e-9 + residual, assumptions=("f(X) = Y",), note=note)
+        fits, tolerance = ("f(X) = Y",), 1e-9 + residual
+        return Sides(found.curvature, found.limit, "<=", tolerance, assumptions=fits, note=note, least=-math.inf)
 
     return Statement(
         "T26", "stability of a minimum", "(2/N) ||J_theta f||_op^2 <= 2 / step", "Jacot2023b section 4 (E14)", sides

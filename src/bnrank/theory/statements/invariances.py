@@ -103,9 +103,9 @@ def _different_patterns(facts: Facts) -> Iterator[Sides]:
         if bool(mask.any()):
             rate, size = pair.rate_along(facts.function.parameters, facts.gradient)
             closed = pair.closed_form_rate(facts.net, facts.few[0], y, loss)
-            size = torch.maximum(size, torch.maximum(rate.abs(), closed.abs())) + _floor(facts)
+            size = torch.maximum(size, torch.maximum(rate.abs(), closed.abs()))
             note = f"{pair.name}, of {number} pairs of {_many(facts)}; {_said(facts, formula)}"
-            yield _furthest(rate, closed, size, note, mask)
+            yield _furthest(rate, closed, size, note, mask, floor=_floor(facts))
 
 
 @statement(
@@ -122,15 +122,12 @@ def _tail(facts: Facts) -> Iterator[Sides]:
     names = {name for layer in tail.layers for name in layer.parameters}
     size = sum(float(parameters[name].square().sum()) for name in names)  # scale of the rounding error of kappa
     trivial = [b.frobenius / min(one.written(parameters).shape) for b, one in zip(bounds, tail.layers, strict=False)]
-    tight = [b.right > least for b, least in zip(bounds, trivial, strict=True)]
     for j, bound in enumerate(bounds):
         note = (
             f"{bound.layer}, of {len(tail)} layers ({tail.why}); d 2^N M = {bound.factor}, N = {tail.blocks[j]}, "
             f"M = {tail.multiplicities[j]:g}, kappa = {bound.constant:.4g}, ||W||_F^2 = {bound.frobenius:.6g}"
         )
-        vacuous = "" if tight[j] else f"the bound is {bound.right:.4g}, and ||W||_F^2 / rank >= {trivial[j]:.4g}"
-        if tight[j] or not any(tight):
-            yield Sides(bound.right, bound.left, "<=", 1e-10, size, note=note, vacuous=vacuous)
+        yield Sides(bound.right, bound.left, "<=", 1e-10, size, note=note, least=trivial[j])
 
 
 @statement(
@@ -191,7 +188,7 @@ def _still(
         mask = masks[quantity.name].to(rate.device) if masks is not None and rate.ndim == 2 else None
         number = rate.numel() if mask is None else int(mask.sum())
         note = f"{quantity.name}, {number} {what}; {_said(facts, facts.loss[2])}"
-        yield _furthest(rate, torch.zeros_like(rate), size + _floor(facts), note, mask)
+        yield _furthest(rate, torch.zeros_like(rate), size, note, mask, floor=_floor(facts))
 
 
 def _stepped(facts: Facts, ridge: float) -> Iterator[Sides]:
@@ -207,20 +204,27 @@ def _stepped(facts: Facts, ridge: float) -> Iterator[Sides]:
     moved = {name: theta[name] - eta * direction[name] for name in names}
     for quantity in found:
         right = (1 - 2 * eta * ridge) ** 2 * quantity.of(theta) + eta**2 * quantity.of(gradient)
-        size = quantity.scale(theta) + eta**2 * quantity.scale(gradient) + _floor(facts)
+        size = quantity.scale(theta) + eta**2 * quantity.scale(gradient)
         note = f"{quantity.name}, of {len(found)} quantities; eta = {eta:.3g}; {_said(facts, facts.loss[2])}"
-        yield _furthest(quantity.of(moved), right, size, note)
+        yield _furthest(quantity.of(moved), right, size, note, floor=_floor(facts))
 
 
 def _furthest(
-    left: Tensor, right: Tensor, size: Tensor, note: str, mask: Tensor | None = None, rtol: float = RTOL
+    left: Tensor,
+    right: Tensor,
+    size: Tensor,
+    note: str,
+    mask: Tensor | None = None,
+    rtol: float = RTOL,
+    floor: float = 0.0,
 ) -> Sides:
-    """Return both sides at the entry where two tensors differ most, relative to ``size``."""
-    far = (left - right).abs() / size.clamp(min=torch.finfo(torch.float64).tiny)
-    i = int((far if mask is None else far.where(mask, -1.0)).argmax())
+    """Return both sides at the entry where two tensors differ most, relative to ``size`` + ``floor``."""
+    far = (left - right).abs() / (size + floor).clamp(min=torch.finfo(torch.float64).tiny)
+    far, weight = (t if mask is None else t.where(mask, -1.0) for t in (far, size.expand_as(left)))
+    i = int((far if float(far.max()) else weight).argmax())  # the most terms, where no entry differs
     sides = [float(t.expand_as(left).flatten()[i]) for t in (left, right, size)]
     at = f"entry {tuple(map(int, np.unravel_index(i, left.shape)))} of " if left.ndim else ""
-    return Sides(sides[0], sides[1], "=", rtol, sides[2], note=at + note)
+    return Sides(sides[0], sides[1], "=", rtol, sides[2], note=at + note, atol=rtol * floor)
 
 
 def _said(facts: Facts, formula: str) -> str:

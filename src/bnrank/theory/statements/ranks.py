@@ -42,7 +42,7 @@ def _bracket(facts: Facts) -> Sides:
         f"rank of the Jacobian at sample {int(counts.argmax())}; f is cut at the {found.place} after {found.layer} "
         f"layer(s) and is h o g to {found.relative_error:.1e} on the data"
     )
-    return Sides(float(counts.max()), float(found.upper), rtol=0.0, note=note)
+    return Sides(float(counts.max()), float(found.upper), rtol=0.0, note=note, most=facts.largest_rank)
 
 
 @statement(
@@ -62,7 +62,7 @@ def _chain(facts: Facts) -> Iterator[Sides]:
             before, after = (torch.linalg.svdvals(matrix) for matrix in pair)
             for name, values, other in (("J a_l", before, after), ("J(a_l -> f)", after, before)):
                 right = float((values > (1 - 1e-6) * floor / max(float(other[0]), 1e-300)).sum())
-                yield Sides(left, right, rtol=0.0, note=sample.note(f"layer {layer}, {name}"))
+                yield Sides(left, right, rtol=0.0, note=sample.note(f"layer {layer}, {name}"), most=facts.largest_rank)
 
 
 @statement(
@@ -89,7 +89,7 @@ def _regions(facts: Facts) -> Sides:
     inside = counts[~facts.near_kinks]
     assume(len(inside) > 0, "some sample is off the kinks", "all are on kinks")
     note = f"{len(found)} regions in the box around the data, {len(inside)} samples off the kinks"
-    return Sides(float(inside.max()), float(found.rank), rtol=0.0, note=note)
+    return Sides(float(inside.max()), float(found.rank), rtol=0.0, note=note, most=facts.largest_rank)
 
 
 @statement(

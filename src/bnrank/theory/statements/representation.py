@@ -29,16 +29,15 @@ ALIGNED = 1e-6  # tolerance of sum_l R1(W_l) = R1 of the product
     "lower <= ||theta'||^2 <= ||theta||^2, lower <= R(f; Omega, L) from the Jacobian, theta' pruned and balanced",
     source="Jacot2023a section 3; Jacot2023b section 2",
 )
-def _cost(facts: Facts) -> Sides:
+def _cost(facts: Facts) -> list[Sides]:
     chain, x = facts.chain, facts.x.flatten(1)
     found = bracket(chain, x, rtol=facts.rtol, starts=64, rounds=3, max_regions=500, seed=facts.seed)
-    pairs = [(float(found.lower), found.upper), (found.upper, facts.parameter_norm)]
-    left, right = min(pairs, key=lambda pair: pair[1] - pair[0])
     note = (
         f"{found.lower:.6g} <= R(f; Omega, {found.depth}) <= {found.upper:.6g} ({found.how}), Omega the bounding box "
         f"of the samples; lower bound from {found.lower.evaluated} points"
     )
-    return Sides(left, right, assumptions=CHAIN, note=note)
+    pairs = ((float(found.lower), found.upper), (found.upper, facts.parameter_norm))
+    return [Sides(left, right, assumptions=CHAIN, note=note) for left, right in pairs]
 
 
 @statement(
@@ -65,7 +64,8 @@ def _expansion(facts: Facts) -> Sides:
     cost = depth * float(linalg.schatten(facts.jacobian_values[0][:r0], depth, 0.0))
     remainder = abs(cost - (depth * r0 + r1 + r2 / depth))
     note = f"R = {cost:.6g}, R0 = {r0}, R1 = {r1:.6g}, R2 = {r2:.6g}, L = {depth}"
-    return Sides(remainder, remainder_bound(product, depth, rtol=0.0), "<=", 1e-8, cost, LINEAR, note)
+    bound, empty = remainder_bound(product, depth, rtol=0.0), "" if r0 else "A = 0"
+    return Sides(remainder, bound, "<=", 1e-8, cost, LINEAR, note, vacuous=empty, least=-math.inf)
 
 
 @statement(

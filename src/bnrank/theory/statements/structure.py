@@ -22,6 +22,7 @@ from bnrank.theory.structure import (
 from bnrank.theory.verdicts import Inconclusive, NotApplicable, Sides, assume, statement
 
 SLOPE = ("slope in (-1, 1) or 1",)
+EMPTY = "Jf = 0, and k = 0 makes both sides equal"
 SPREAD = ("norms spread over the layers as in a balanced network (T14): (q_l/k)^l <= max{1, e^{c1/k}} for all l",)
 
 
@@ -66,7 +67,8 @@ def _isometries(facts: Facts) -> Iterator[Sides]:
             f"k = {k}, c1 = {facts.parameter_norm - k * facts.depth:.4g}; {len(terms.layers_within(0.5))} of "
             f"{facts.depth} layers within {terms.bound(0.5):.3g}"
         )
-        yield Sides(terms.total, terms.slack, "<=", tolerance, scale, SLOPE, sample.note(note))
+        where, empty = sample.note(note), "" if k else EMPTY
+        yield Sides(terms.total, terms.slack, "<=", tolerance, scale, SLOPE, where, vacuous=empty, least=-math.inf)
 
 
 @statement(
@@ -79,7 +81,8 @@ def _linearity(facts: Facts) -> Iterator[Sides]:
     assume(facts.depth > 1, "there is a hidden layer", "depth 1")
     for sample, k in _ranked(facts):
         for layer, kept in enumerate(sample.path.narrow(k).kept, start=1):
-            yield Sides(0.0, k - kept, "<=", 1e-12, max(k, 1), SLOPE, sample.note(f"layer {layer}, k = {k}"))
+            where, empty = sample.note(f"layer {layer}, k = {k}"), "" if k else EMPTY
+            yield Sides(0.0, k - kept, "<=", 1e-12, max(k, 1), SLOPE, where, vacuous=empty, least=-math.inf)
 
 
 @statement(
@@ -123,7 +126,8 @@ def _preactivations(facts: Facts) -> Sides:
     allowed = replace(terms, slack=max(terms.slack, 0.0) + rounding).balanced_bound * math.exp(error / k) - right
     scale = sum(float((a[rows] ** 2).sum(1).mean().sqrt()) for a in facts.inputs) + 1.0
     note = f"k = {k}, the most common rank, at {len(rows)} of the {len(samples)} samples checked"
-    return Sides(terms.total, right, "<=", 1e-9 + allowed / max(scale, right), scale, SPREAD, note)
+    tolerance = 1e-9 + allowed / max(scale, right)
+    return Sides(terms.total, right, "<=", tolerance, scale, SPREAD, note, most=terms.most)
 
 
 @statement(
@@ -171,7 +175,8 @@ def _segment(facts: Facts) -> list[Sides]:
         if length:
             left = facts.depth / 4 * length**2 * _steepness(facts, sample.row)
             note = sample.note(f"||x - y|| = {length:.3g}, t = {_factor(facts):g}")
-            found.append(Sides(left, float(kernels.max()), "<=", 1e-8, note=note))
+            # the derivative by the last bias is the identity
+            found.append(Sides(left, float(kernels.max()), "<=", 1e-8, note=note, least=float(facts.biased[-1])))
     assume(len(found) > 0, "some sample is off the kinks", "all samples checked are on kinks")
     return found
 

@@ -1,5 +1,6 @@
 """Statements about data and functions of low dimension: domains, kernels, symmetries (T9, T16, T17)."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -99,7 +100,7 @@ def _translations(facts: Facts) -> Sides:
     rounding = sum(facts.chain.widths) * eps * float(norms.prod())
     rank = int(linalg.rank(facts.jacobian_values, facts.rtol, rounding).max())
     note = f"translations by the kernel of W_1, of dimension {first.shape[1] - kept}, leave f as it is"
-    return Sides(rank, kept, assumptions=("Jf v = 0 on the kernel of W_1",), note=note)
+    return Sides(rank, kept, assumptions=("Jf v = 0 on the kernel of W_1",), note=note, most=facts.largest_rank)
 
 
 @statement(
@@ -133,7 +134,8 @@ def _denoising(facts: Facts) -> list[Sides]:
         right = s[0] * error * back + distance * rest * (back + 1)
         note = f"{len(rows)} samples in the region of sample {rows[0]}, k = {k}, ||E|| = {float(error):.2g}"
         scale = float(s[0] ** 2 + s[0])
-        found.append(Sides(float(left), float(right), "<=", 1e-9, scale, ("f(x) = x up to E",), note))
+        assumed = ("f(x) = x up to E",)
+        found.append(Sides(float(left), float(right), "<=", 1e-9, scale, assumed, note, least=-math.inf))
     assume(len(errors) > 0, "some region holds more samples than its rank, in as many dimensions")
     assume(len(found) > 0, "the autoencoder gives back its inputs", f"||E|| = {min(errors):.3g} or more")
     return found
@@ -173,7 +175,8 @@ def symmetric_under(generators: Sequence[Any], *, invariance_rtol: float = 1e-6)
         row = int((found.bounds - found.ranks).argmin())
         dimension = int(found.orbit_dimensions[row])
         note = f"sample {row}, an orbit of dimension {dimension}, invariance {found.invariance:.2g}"
-        return Sides(int(found.ranks[row]), int(found.bounds[row]), assumptions=("f is invariant",), note=note)
+        ranks, assumed, most = (int(found.ranks[row]), int(found.bounds[row])), ("f is invariant",), facts.largest_rank
+        return Sides(*ranks, assumptions=assumed, note=note, most=most)
 
     return Statement("T17", "rank and symmetry", "rank Jf <= d_in - dim of the orbit", "Jacot2023b section 5", sides)
 
