@@ -122,6 +122,12 @@ def test_kernels(monkeypatch):
     assert low.reason == "noise in y, so that Y has rank min(rank X, d_out): rank 1 of 2"
     assert KERNEL(Facts(net, x[:1], normal(1, 2))).reason == "there are at least two samples"
     assert KERNEL(Facts(net, x)).reason == "targets y are given"
+    plane = Facts(bnrank.MLP([5, 4, 4]), normal(9, 2) @ normal(2, 5, seed=1), normal(9, 4, seed=2))
+    assert (KERNEL(plane).status, KERNEL(plane).left, KERNEL(plane).right) == ("holds", 2, 2)
+    for x in (torch.full((3, 2), 0.1), torch.full((3, 2), 1e100, dtype=DOUBLE), torch.full((3, 2), 1e8)):
+        same = KERNEL(Facts(bnrank.MLP([2, 4, 2], seed=0), x, normal(3, 2)))
+        assert same.status == "holds"
+        assert same.left == 0 if same.vacuous else "off their affine span" in same.note
     whole = kernels.jacobian_ranks
     once = []
 
@@ -140,6 +146,14 @@ def test_kernels(monkeypatch):
 
     monkeypatch.setattr(kernels, "jacobian_ranks", low_always)
     assert KERNEL(facts).status == "violated"
+
+    def low_outside(x, y, *, points, **options):
+        ranks = whole(x, y, points=points, **options)
+        return dataclasses.replace(ranks, ranks=ranks.ranks.clamp(max=ranks.x_rank))
+
+    monkeypatch.setattr(kernels, "jacobian_ranks", low_outside)
+    assert "off their affine span" in KERNEL(plane).note
+    assert (KERNEL(plane).status, KERNEL(plane).left, KERNEL(plane).right) == ("violated", 3, 2)
 
 
 # T17 -----------------------------------------------------------------------------------------------------------------

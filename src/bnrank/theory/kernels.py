@@ -94,10 +94,10 @@ def jacobian_ranks(
 
     f(x) = K(x, X) (K(X, X) + ridge I)^{-1} Y with K(x, x') = k(||x - x'|| / h), so
     Jf(x) = sum_i alpha_i k'(r_i) / (r_i h^2) (x - x_i)^T, alpha = (K + ridge I)^{-1} Y. For inputs that span the space
-    and noise in Y, its rank is min(d_in, d_out) almost everywhere, whatever the rank of the true function. In general it
-    is min(rank(X - x), rank Y), where X - x has one row per sample: for inputs of affine rank r < d_in, rank(X - x) is
-    r at points of their affine span, and r + 1 <= min(N, d_in) elsewhere. (The source writes rank X + 1, which is r + 1
-    if the affine span contains the origin; if not, rank X is r + 1 itself.)
+    and noise in Y, its rank is min(d_in, d_out) almost everywhere, whatever the rank of the true function. In general
+    it is min(rank(X - x), rank Y), where X - x has one row per sample: for inputs of affine rank r < d_in, rank(X - x)
+    is r at points of their affine span, and r + 1 <= min(N, d_in) elsewhere. The source writes min(rank X + 1, N) for
+    r + 1, which is right if the affine span contains the origin (E24).
 
     Parameters
     ----------

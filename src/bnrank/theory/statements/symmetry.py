@@ -60,30 +60,43 @@ def _identity(facts: Facts) -> Sides:
 @statement(
     "T16",
     "kernel ridge regression on the data overestimates the rank",
-    "min(rank X, d_out) <= rank of the Jacobian of kernel ridge regression on X and Y; no network enters",
-    source="Jacot2023a appendix D.1",
+    "min(rank(X - x), d_out) <= rank of the Jacobian at x of kernel ridge regression on X and Y, rank(X - x) being the "
+    "affine rank of X on its affine span, and one more off it; no network enters",
+    source="Jacot2023a appendix D.1 (E24)",
 )
-def _kernel_rank(facts: Facts) -> Sides:
+def _kernel_rank(facts: Facts) -> list[Sides]:
     x, y = vectors(facts), facts.targets
     assume(len(x) >= 2, "there are at least two samples")
     if float(x.abs().max()) > LARGE or float(y.abs().max()) > LARGE:
         raise Inconclusive(f"values beyond {LARGE:g}, of which squares leave the range of floats")
     rows = evenly_spaced(len(x), ROWS)
     x, y = x[rows], y[rows]
-    points = ((x[1:] + x[:-1]) / 2)[:POINTS]
-    found = kernels.jacobian_ranks(x, y, points=points, rtol=1e-12, data_rtol=max(facts.rtol, 1e-4))
-    full = min(found.x_rank, y.shape[1])
-    assume(found.y_rank >= full, "noise in y, so that Y has rank min(rank X, d_out)", f"rank {found.y_rank} of {full}")
-    rank = int(found.ranks.max())
-    if rank < full:
-        noise = torch.randn(y.shape, generator=torch.Generator().manual_seed(facts.seed), dtype=y.dtype)
-        noisy = kernels.jacobian_ranks(x, y + NOISE * y.abs().max() * noise, points=points, rtol=1e-12)
-        assume(int(noisy.ranks.max()) < full, "noise in y", f"the rank is {rank}, and {full} with noise of {NOISE:g}")
-    note = (
-        f"rbf kernel of length {found.length_scale:.4g}, ridge {found.ridge:g}, {len(x)} samples; about the data "
-        f"alone: the network, which plays no part, has rank {facts.rank}"
-    )
-    return Sides(full, rank, assumptions=("Y has full rank",), note=note)
+    draw = torch.Generator().manual_seed(facts.seed)
+    between = ((x[1:] + x[:-1]) / 2)[:POINTS]
+    spread = float((x.max(0).values - x.min(0).values).max()) or 1.0
+    away = between + spread * torch.randn(between.shape, generator=draw, dtype=x.dtype).to(x.device)
+    noisy = y + NOISE * y.abs().max() * torch.randn(y.shape, generator=draw, dtype=y.dtype).to(y.device)
+    compared = []
+    off = away[(away != between).any(1)]  # but for equal samples that are large
+    for points, where in ((between, "between samples"), (off, "off their affine span")):
+        if not len(points):
+            continue
+        found = kernels.jacobian_ranks(x, y, points=points, rtol=1e-12, data_rtol=max(facts.rtol, 1e-4))
+        inner = found.x_rank + (points is off)
+        if inner > x.shape[1] or (compared and found.y_rank < min(inner, y.shape[1])):
+            continue  # the inputs span the space, or Y has a lower rank
+        full, rank = min(inner, y.shape[1]), int(found.ranks.max())
+        lower = f"rank {found.y_rank} of {full}"
+        assume(found.y_rank >= full, "noise in y, so that Y has rank min(rank X, d_out)", lower)
+        if rank < full:
+            most = int(kernels.jacobian_ranks(x, noisy, points=points, rtol=1e-12).ranks.max())
+            assume(most < full, "noise in y", f"the rank is {rank}, and {full} with noise of {NOISE:g}")
+        note = (
+            f"at {len(points)} points {where}; rbf kernel of length {found.length_scale:.4g}, ridge {found.ridge:g}, "
+            f"{len(x)} samples; about the data alone: the network, which plays no part, has rank {facts.rank}"
+        )
+        compared.append(Sides(full, rank, assumptions=("Y has full rank",), note=note))
+    return compared
 
 
 @statement(
