@@ -170,7 +170,19 @@ def test_rank_one_statements_on_interpolants(monkeypatch):
     assert NORM(facts.altered(parameter_norm=0.99 * least)).status == "violated"
     for factor, status in ((1.01, "holds"), (0.99, "violated")):
         monkeypatch.setattr(tours, "diameter", lambda x, f=factor: f * width * slope.left / slope.right)
-        assert SLOPE(facts).status == status
+        assert SLOPE(facts.altered()).status == status
+
+
+def test_check_computes_the_shortest_path_once(monkeypatch):
+    whole, once = tours.shortest_path_bounds, []
+    monkeypatch.setattr(tours, "shortest_path_bounds", lambda *given, **named: once.append(1) or whole(*given, **named))
+    net, x = line_interpolant(normal(6, 3), normal(6, 2, seed=1), 6), normal(6, 3)
+    found = bnrank.check(net, x, only=["T13", "T26"])
+    assert [v.status for v in found] == ["holds"] * 3
+    assert len(once) == 1
+    bnrank.check(net, 2 * x, only="T26")  # nothing is kept between calls
+    assert len(once) == 2
+    assert found["T26"].left == stability.growth_bound(net, x).bound
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3, 7])
@@ -218,8 +230,8 @@ def test_growth_is_violated_by_a_wrong_diameter(monkeypatch):
     assert GROWTH(facts).status == "holds"
     assert GROWTH(facts).right == pytest.approx(64 * GROWTH(facts).left)
     for factor, status in ((1.01, "holds"), (0.99, "violated")):
-        monkeypatch.setattr(stability, "diameter", lambda x, f=factor: f * 8 / math.sqrt(64))
-        assert GROWTH(facts).status == status
+        monkeypatch.setattr(tours, "diameter", lambda x, f=factor: f * 8 / math.sqrt(64))
+        assert GROWTH(facts.altered()).status == status
 
 
 @pytest.mark.parametrize("size", [1e150, 1e-150])

@@ -18,6 +18,7 @@ from bnrank.measures import ntk
 from bnrank.measures.backward import mlp_forward
 from bnrank.measures.jacobian import Jacobian
 from bnrank.networks.chain import as_mlp
+from bnrank.networks.constructions import line_interpolant
 from bnrank.networks.functional import Functional, check_finite, check_unshared, example, unwrap
 from bnrank.networks.mlp import MLP
 from bnrank.theory.escape.localized import Localized, localized, one_deeper
@@ -26,6 +27,9 @@ from bnrank.theory.invariants.finding import Findings
 from bnrank.theory.invariants.linear_tail import Tail, findings_and_tail
 from bnrank.theory.invariants.patterns import same_patterns
 from bnrank.theory.path import Path
+from bnrank.theory.stability import RankOne, exactly_rank_one, tour
+from bnrank.theory.symmetry import narrowest_layer
+from bnrank.theory.tours import TourBound
 from bnrank.theory.verdicts import NotApplicable, assume, assuming
 from bnrank.training.objectives import cost_and_gradient, gradient_at_zero
 
@@ -268,6 +272,26 @@ class Facts:
             z, terms = a @ weight.T + bias, a.abs() @ weight.abs().T + bias.abs()
             found |= ((z.abs() <= KINK_RTOL * terms) & (terms > 0)).any(1)
         return found & (self.slope != 1)
+
+    @cached_property
+    def rank_one(self) -> RankOne:
+        """The chain with its weights of rank one, up to ``rtol``, made exactly so; NotApplicable if there are none."""
+        found = exactly_rank_one(self.chain, self.rtol)
+        if not found.layers:
+            layer, ratio = narrowest_layer(self.weights)
+            raise NotApplicable("BN-rank 1: a weight of rank one", f"s_2 / s_1 >= {ratio:.3g}, in layer {layer}")
+        return found
+
+    @cached_property
+    def tour(self) -> TourBound:
+        """The bounds from the shortest path through the outputs of :attr:`rank_one` (T13, T26)."""
+        return tour(self.rank_one.network, self.x.flatten(1))
+
+    @cached_property
+    def interpolant(self) -> MLP:
+        """A network of rank one through the samples and targets, of the depth and slope of the chain (T12)."""
+        with assuming("a rank-one network of this depth fits the data"):
+            return line_interpolant(self.x.flatten(1), self.targets, self.depth, self.seed, slope=self.slope)
 
     # The loss ----------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from bnrank.networks.chain import as_mlp
 from bnrank.networks.functional import check_finite
 from bnrank.networks.mlp import MLP, from_layers, leaky_relu
 from bnrank.theory.symmetry import nearest_rank_one, rank_one_parts
-from bnrank.theory.tours import PathBounds, diameter, shortest_path_bounds
+from bnrank.theory.tours import PathBounds, TourBound, tsp_bound
 
 __all__ = ["GrowthBound", "Sharpness", "growth_bound", "largest_trace", "output_error", "sharpness_bound"]
 
@@ -86,6 +86,68 @@ class GrowthBound(Printed):
     def __str__(self) -> str:
         layers = ", ".join(str(layer) for layer in self.layers)
         return f"max Tr Theta >= {self.bound:.6g} (measured: {self.measured:.6g}), weights of rank one: {layers}"
+
+
+@dataclass(frozen=True)
+class RankOne:
+    """A network with its weights that are nearly of rank one made exactly so.
+
+    Attributes
+    ----------
+    network : MLP
+        The network; :attr:`layers` hold their nearest matrices of rank one.
+    layers : tuple of int
+        The layers l with s_2(W_l) <= rtol s_1(W_l), counted from 1.
+    norms, ratios : tuple of float
+        ||W_l||_op and s_2 / s_1 of these layers, as given; 0 for a zero matrix.
+    """
+
+    network: MLP
+    layers: tuple[int, ...]
+    norms: tuple[float, ...]
+    ratios: tuple[float, ...]
+
+
+def exactly_rank_one(chain: MLP, rtol: float) -> RankOne:
+    """Return a chain with its weights of rank one, up to a relative tolerance, made exactly so.
+
+    Examples
+    --------
+    >>> import bnrank
+    >>> exactly_rank_one(bnrank.MLP([3, 2, 1, 2]), 1e-6).layers
+    (2, 3)
+    """
+    weights, found = [weight.detach() for weight in chain.weights], []
+    for number, weight in enumerate(weights, start=1):
+        nearest, s = nearest_rank_one(weight)
+        if len(s) == 1 or s[1] <= rtol * s[0]:
+            weights[number - 1] = nearest
+            found.append((number, float(s[0]), float(s[1] / s[0]) if len(s) > 1 and s[0] > 0 else 0.0))
+    network = from_layers(weights, [b.detach() for b in chain.biases], chain.slope).to(weights[0].device)
+    layers, norms, ratios = zip(*found, strict=True) if found else ((), (), ())
+    return RankOne(network, layers, norms, ratios)
+
+
+def tour(net: MLP, x: Tensor) -> TourBound:
+    """Return the bounds of T13 from the shortest path through the outputs, minus the rounding error of the outputs.
+
+    Raises
+    ------
+    RangeError
+        If outputs or distances exceed the range of floats.
+
+    Examples
+    --------
+    >>> import torch, bnrank
+    >>> tour(bnrank.networks.from_layers([2 * torch.ones(1, 1)]), torch.tensor([[0.0], [1.0], [3.0]])).path.upper
+    6.0
+    """
+    x = x.double()
+    with torch.no_grad():
+        outputs, error = net(x), output_error(net, x)
+    if not math.isfinite(error):
+        raise validation.RangeError("the outputs are beyond the range of floats")
+    return tsp_bound(x, outputs, net.depth, atol=error)
 
 
 def output_error(net: MLP, x: Tensor) -> float:
@@ -249,21 +311,19 @@ def growth_bound(net: nn.Module, x: Tensor | np.ndarray, *, rtol: float = 1e-6) 
     check_finite(net)
     chain, rtol = as_mlp(net), validation.rtol(rtol)
     samples = validation.samples(x, "x", ndim=None).detach().flatten(1).double().to(chain.weights[0].device)
-    weights = [weight.detach() for weight in chain.weights]
-    fits = samples.shape[1] == weights[0].shape[1]
-    validation.expect(fits, "x", f"{samples.shape[1]} columns", f"{weights[0].shape[1]}, the inputs of the network")
-    nearest = {number: nearest_rank_one(weight) for number, weight in enumerate(weights, start=1)}
-    layers = [number for number, (_, s) in nearest.items() if len(s) == 1 or s[1] <= rtol * s[0]]
-    validation.expect(layers, "net", "no weight of rank one", "at least one layer with s_2 <= rtol s_1")
-    norms = [float(nearest[number][1][0]) or math.inf for number in layers]
-    weights = [nearest[number][0] if number in layers else weight for number, weight in enumerate(weights, start=1)]
-    network = from_layers(weights, [b.detach() for b in chain.biases], chain.slope).to(samples.device)
-    with torch.no_grad():
-        outputs, error = network(samples), output_error(network, samples)
-        if not math.isfinite(error):
-            raise validation.RangeError("the outputs are beyond the range of floats")
-        path, width = shortest_path_bounds(outputs, atol=error), diameter(samples)
-    excess = sum(float((p.detach() ** 2).sum()) for p in network.parameters()) - chain.depth
+    inputs = chain.weights[0].shape[1]
+    fits = samples.shape[1] == inputs
+    validation.expect(fits, "x", f"{samples.shape[1]} columns", f"{inputs}, the inputs of the network")
+    exact = exactly_rank_one(chain, rtol)
+    validation.expect(exact.layers, "net", "no weight of rank one", "at least one layer with s_2 <= rtol s_1")
+    return growth_along(exact, samples, tour(exact.network, samples))
+
+
+def growth_along(exact: RankOne, samples: Tensor, found: TourBound) -> GrowthBound:
+    """Return :func:`growth_bound` of a network with weights of rank one, from the :func:`tour` of its outputs."""
+    network, layers, path, width = exact.network, exact.layers, found.path, found.diameter
+    norms = [norm or math.inf for norm in exact.norms]
+    excess = sum(float((p.detach() ** 2).sum()) for p in network.parameters()) - network.depth
     z, _ = rank_one_parts(network, samples, layers[0])
     start, end = samples[int(z.argmin())].cpu(), samples[int(z.argmax())].cpu()
     bound = 0.0
@@ -273,4 +333,4 @@ def growth_bound(net: nn.Module, x: Tensor | np.ndarray, *, rtol: float = 1e-6) 
         bound = linalg.exp(power)
     same = bool((start == end).all())
     measured = float(ntk.trace(network, start[None])) if same else largest_trace(network, start, end)
-    return GrowthBound(bound, measured, path, width, excess, tuple(layers), start, end, network)
+    return GrowthBound(bound, measured, path, width, excess, layers, start, end, network)

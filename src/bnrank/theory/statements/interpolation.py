@@ -6,14 +6,12 @@ import torch
 
 from bnrank._core import linalg, validation
 from bnrank.measures import regions
-from bnrank.networks.constructions import line_interpolant
-from bnrank.networks.mlp import MLP, from_layers
 from bnrank.theory import stability, symmetry
 from bnrank.theory.cost.search import rounded
 from bnrank.theory.facts import Facts
 from bnrank.theory.statements.samples import counted_values, vectors
-from bnrank.theory.tours import TourBound, tsp_bound
-from bnrank.theory.verdicts import Inconclusive, NotApplicable, Sides, Statement, assume, assuming, statement
+from bnrank.theory.tours import TourBound
+from bnrank.theory.verdicts import Inconclusive, NotApplicable, Sides, Statement, assume, statement
 
 FITTED = 1e-6  # largest mean squared error of a fit, relative to the mean square of the targets
 TINY = 1e-280  # products below this value may have lost digits
@@ -54,8 +52,7 @@ def _second_value(facts: Facts) -> Sides:
     source="Jacot2023a theorem 2",
 )
 def _tour_norm(facts: Facts) -> Sides:
-    net, _, note = _rank_one(facts)
-    found = _tour(facts, net)
+    note, found = _rank_one(facts), _tour(facts)
     note = f"TSP >= {found.path.lower:.6g} (a path of {found.path.upper:.6g}), diam {found.diameter:.6g}; {note}"
     return Sides(found.parameter_norm, facts.parameter_norm, "<=", 1e-9, TINY, RANK_ONE, note)
 
@@ -67,9 +64,9 @@ def _tour_norm(facts: Facts) -> Sides:
     source="Jacot2023a theorem 2, proof",
 )
 def _tour_slope(facts: Facts) -> Sides:
-    net, layer, note = _rank_one(facts)
-    x, found = vectors(facts), _tour(facts, net)
-    z, _ = symmetry.rank_one_parts(net, x, layer)
+    note, found = _rank_one(facts), _tour(facts)
+    x, net = vectors(facts), facts.rank_one.network
+    z, _ = symmetry.rank_one_parts(net, x, facts.rank_one.layers[0])
     first, last = x[int(z.argmin())], x[int(z.argmax())]
     assume(bool((first != last).any()), "the hidden dimension tells samples apart", f"z = {float(z[0]):.6g} everywhere")
     pieces = regions.along_line(net, first, last)
@@ -107,8 +104,7 @@ def _bottleneck_layer(facts: Facts) -> Sides:
     source="Jacot2023b theorem 10, with its constant",
 )
 def _growth(facts: Facts) -> Sides:
-    _rank_one(facts)
-    found = stability.growth_bound(facts.chain, vectors(facts), rtol=facts.rtol)
+    found = stability.growth_along(facts.rank_one, vectors(facts), _tour(facts))
     note = (
         f"c1 = {found.excess:.6g}, {len(found.layers)} layers of rank one, TSP >= {found.path.lower:.6g}, diam "
         f"{found.diameter:.6g}; the maximum is over a segment between two samples"
@@ -168,10 +164,8 @@ def _interpolation(facts: Facts) -> tuple[float, tuple[str, ...], str]:
     x, y, ridge, depth = vectors(facts), facts.targets, facts.penalty, facts.depth
     _all_samples(facts)
     assume(depth >= 3, "depth at least 3", f"depth {depth}")
-    slope = facts.slope
-    assume(slope != 1, "the network is not linear")
-    with assuming("a rank-one network of this depth fits the data"):
-        net = line_interpolant(x, y, depth, facts.seed, slope=slope)
+    assume(facts.slope != 1, "the network is not linear")
+    net = facts.interpolant
     with torch.no_grad():
         miss = float(((net(x) - y) ** 2).sum(1).mean())
     bound = sum(float((p.detach() ** 2).sum()) for p in net.parameters()) + miss / ridge
@@ -191,22 +185,18 @@ def _interpolation(facts: Facts) -> tuple[float, tuple[str, ...], str]:
     return bound, (cheaper,), note
 
 
-def _tour(facts: Facts, net: MLP) -> TourBound:
-    """Return the bounds from the shortest path through the outputs, minus the rounding error of the outputs."""
-    x = vectors(facts)
-    with torch.no_grad():
-        outputs, error = net(x), stability.output_error(net, x)
-    if not math.isfinite(error):
-        raise Inconclusive("the outputs are beyond the range of floats")
-    return tsp_bound(x, outputs, facts.depth, atol=error)
+def _tour(facts: Facts) -> TourBound:
+    """Return the bounds from the shortest path through the outputs."""
+    vectors(facts)
+    try:
+        return facts.tour
+    except validation.RangeError as error:
+        raise Inconclusive(str(error)) from error
 
 
-def _rank_one(facts: Facts) -> tuple[MLP, int, str]:
-    """Return the network with the weight nearest to rank one made exactly rank one, its layer, and a note."""
-    layer, ratio = symmetry.narrowest_layer(facts.weights)
-    assume(ratio <= facts.rtol, "BN-rank 1: a weight of rank one", f"s_2 / s_1 >= {ratio:.3g}, in layer {layer}")
-    weights = list(facts.weights)
-    weights[layer - 1] = symmetry.nearest_rank_one(weights[layer - 1])[0]
-    rest = f", minus the rest of W_{layer} (s_2 / s_1 = {ratio:.1g})" if ratio else ""
-    net = from_layers(weights, facts.biases, facts.slope).to(weights[0].device)
-    return net, layer, f"f = h o z through layer {layer}{rest}"
+def _rank_one(facts: Facts) -> str:
+    """Return a note on the hidden dimension of a network with weights of rank one."""
+    exact = facts.rank_one
+    cut = ", ".join(f"W_{layer}" for layer, ratio in zip(exact.layers, exact.ratios, strict=True) if ratio)
+    rest = f", minus the rest of {cut} (s_2 / s_1 <= {max(exact.ratios):.1g})" if cut else ""
+    return f"f = h o z through layer {exact.layers[0]}{rest}"
