@@ -310,6 +310,7 @@ OWN: dict[str, Values] = {
         "y": lambda: torch.tensor([[0.0], [1.0], [0.5], [2.0]]),
     },
     "bnrank.constructions.max_of_affine": {"b": lambda: normal(2)},
+    "bnrank.constructions.wavering": {"t": lambda: 2.0},
     "bnrank.constructions.with_slope": {"slope": lambda: 0.1},
     "bnrank.cost.bracket": {"net": lambda: mlp(2, 3, 2), "x": lambda: normal(4, 2)},
     "bnrank.cost.completely_positive": {"x": lambda: normal(4, 2).abs()},

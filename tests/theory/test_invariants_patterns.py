@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+import bnrank
 from bnrank.theory.invariants import find
 from helpers import normal
 from theory.architectures import Net, blocks, build, conv, conv2, dense, fc, relu
@@ -209,3 +210,57 @@ def test_refuses_another_module():
     q = find(net, x).having("pair")[0]
     with pytest.raises(ValueError, match="got 1 activations when run, expected 2"):
         q.pairs(nn.Sequential(fc(2, 3), nn.Identity(), fc(3, 2), nn.ReLU(), fc(2, 2)), x)
+
+
+# one sample: remark 1 of LeJegelka2022 --------------------------------------------------------------------------------
+
+
+def rank_of(rate):
+    values = torch.linalg.svdvals(rate)
+    return int((values > max(1e-10 * float(values[0]), 1e-13)).sum())
+
+
+@pytest.mark.parametrize("slope", [0.0, 0.2, -0.5])
+@pytest.mark.parametrize("samples", [1, 2, 3])
+def test_the_rate_has_rank_four_per_sample(slope, samples):
+    net = bnrank.MLP([5, 20, 18, 3], slope=slope, seed=1).double()
+    x, y = normal(samples, 5), normal(samples, 3, seed=1)
+    for pair in find(net, x).having("pair"):
+        assert rank_of(pair.rate(net, x, y)) == pair.rate_rank(net, x) == 4 * samples
+        assert pair.rate_rank(net, x[:1]) == 4  # two samples break the bound of one
+
+
+@pytest.mark.parametrize(("off", "rank"), [(0, 0), (1, 2), (2, 4), (3, 4), (7, 4), (9, 2), (10, 0)])
+def test_few_channels_unlike_the_others(off, rank):
+    """An input that turns the first channels off."""
+    net = nn.Sequential(fc(3, 10), nn.ReLU(), fc(10, 2)).double()
+    x = torch.tensor([[1.0, 0.0, 0.0]], dtype=torch.float64)
+    with torch.no_grad():
+        net[0].weight[:, 0] = net[0].weight[:, 0].abs() + 0.1
+        net[0].weight[:off, 0] *= -1
+    [pair] = find(net, x).having("pair")
+    assert pair.rate_rank(net, x) == rank_of(pair.rate(net, x, normal(1, 2))) == rank
+
+
+def test_a_step_on_one_sample_has_rank_four():
+    net = bnrank.MLP([5, 20, 3], seed=1).double()
+
+    def difference():  # with its diagonal, of T49
+        first, bias, second, _ = (p.detach() for p in net.parameters())
+        return first @ first.T + torch.outer(bias, bias) - second.T @ second
+
+    before = difference()
+    torch.autograd.backward(functional.mse_loss(net(normal(1, 5)), normal(1, 3, seed=1)))
+    with torch.no_grad():
+        for p in net.parameters():
+            p -= 0.3 * p.grad
+    assert rank_of(difference() - before) == 4
+
+
+def test_the_bound_covers_positions_and_groups():
+    for name in ("convolution", "groups", "convolution, average, fc", "absolute value", "prelu"):
+        make, shape = NETS[name]
+        for seed in range(5):
+            net, x = made(make, seed), normal(1, *shape, seed=seed)
+            for pair in find(net, x).having("pair"):
+                assert rank_of(pair.rate(net, x, normal(1, 2))) <= pair.rate_rank(net, x) <= pair.size

@@ -1,6 +1,7 @@
 """Explicit networks with the function and the norm predicted by the theory (T29 to T33)."""
 
 from bnrank.networks.constructions.blocks import add, bottleneck, compose, identity
+from bnrank.networks.constructions.curves import wavering
 from bnrank.networks.constructions.deepening import deepen, deepen_escape
 from bnrank.networks.constructions.interpolant import line_interpolant
 from bnrank.networks.constructions.linear_maps import completely_positive, diagonal, linear
@@ -20,5 +21,6 @@ __all__ = [
     "line_interpolant",
     "linear",
     "max_of_affine",
+    "wavering",
     "with_slope",
 ]

@@ -75,6 +75,41 @@ class Pair(Conserved):
         parts = torch.from_numpy(self.parts).to(rate.device)
         return rate.where(parts[:, None] == parts, 0).fill_diagonal_(0)
 
+    def rate_rank(self, net: nn.Module, x: Tensor) -> int:
+        """Return an upper bound on the rank of dQ/dt by T47: at most 4 per sample of a fully connected layer.
+
+        For one sample, T47 is h g^T + g h^T - e p^T - p e^T with h = D p and e = D g, of rank at most 4; and it is 0
+        for two channels with the same derivative D, so that its rank is at most 2 m if all but m channels share one.
+        The bound is the sum of min(4, 2 m) over samples, activations and places (and groups), at most n. A step
+        of gradient descent on one sample changes in - out, diagonal included, by a matrix of rank at most 4 as well:
+        the gradients are e a^T and G h^T, so that eta^2 Q(g) of T49 adds multiples of e e^T and h h^T only.
+
+        Parameters
+        ----------
+        net, x
+            As for :meth:`rate`.
+
+        Returns
+        -------
+        int
+            The bound.
+
+        Notes
+        -----
+        Source: LeJegelka2022, remark 1, for any number of samples.
+        """
+        slopes = self.slopes(net, x).permute(0, 2, 1).flatten(0, 1).cpu().numpy()  # (N places, n)
+        total = 0
+        for part in np.unique(self.parts):
+            among, rank = self.parts == part, 0
+            for row in slopes[:, among]:
+                alike = int(np.unique(row, return_counts=True)[1].max())  # the largest number that share a derivative
+                rank += min(4, 2 * (len(row) - alike))
+                if rank >= len(row):
+                    break
+            total += min(rank, int(among.sum()))
+        return total
+
     def _gathered(self, values: Mapping[str, Sequence[Tensor]], i: int) -> Tensor:
         """Return the i-th values at the entries of every channel, (N, n, places)."""
         starts = np.cumsum([0, *(self.graph[name].size for name in self.nodes[:-1])])

@@ -6,7 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bnrank._core import linalg
 from bnrank.theory.facts import Facts
+from bnrank.theory.invariants import conserved
 from bnrank.theory.invariants.conserved import Conserved
 from bnrank.theory.invariants.patterns import Pair
 from bnrank.theory.verdicts import Inconclusive, Sides, assume, assuming, statement
@@ -106,6 +108,24 @@ def _different_patterns(facts: Facts) -> Iterator[Sides]:
             size = torch.maximum(size, torch.maximum(rate.abs(), closed.abs()))
             note = f"{pair.name}, of {number} pairs of {_many(facts)}; {_said(facts, formula)}"
             yield _furthest(rate, closed, size, note, mask, floor=_floor(facts))
+
+
+@statement(
+    "T47",
+    "one sample changes pairs by a matrix of low rank",
+    "rank d/dt (in - out) <= sum over places of min(4, 2 m), the loss of one sample, m channels unlike the others",
+    source="LeJegelka2022 remark 1",
+)
+def _low_rank_rate(facts: Facts) -> Iterator[Sides]:
+    loss, y, formula = facts.loss
+    x = facts.few[0][:1]
+    _, gradient = conserved.gradient(facts.net, x, lambda out: conserved.cost(out.flatten(1), y[:1], loss))
+    for pair in _pairs(facts):
+        rate, size = pair.rate_along(facts.function.parameters, gradient)
+        noise = RTOL * (float(size.max()) + _floor(facts))
+        rank = int(linalg.rank(torch.linalg.svdvals(rate), 1e-9, noise * pair.size))
+        note = f"{pair.name}, {pair.size} channels, at the first sample; {_said(facts, formula)}"
+        yield Sides(rank, pair.rate_rank(facts.net, x), rtol=0.0, note=note, most=pair.size)
 
 
 @statement(

@@ -74,15 +74,14 @@ def _isometries(facts: Facts) -> Iterator[Sides]:
 @statement(
     "T21",
     "linear inside: what the nonlinearities take away",
-    "0 <= k - ||D_l P_{W_l M_{l-1}}||_F^2",
+    "||D_l P_{W_l M_{l-1}}||_F^2 <= k",
     source="Jacot2023b theorem 6, proof",
 )
 def _linearity(facts: Facts) -> Iterator[Sides]:
     assume(facts.depth > 1, "there is a hidden layer", "depth 1")
     for sample, k in _ranked(facts):
         for layer, kept in enumerate(sample.path.narrow(k).kept, start=1):
-            where, empty = sample.note(f"layer {layer}, k = {k}"), "" if k else EMPTY
-            yield Sides(0.0, k - kept, "<=", 1e-12, max(k, 1), SLOPE, where, vacuous=empty, least=-math.inf)
+            yield Sides(kept, k, "<=", 1e-12, max(k, 1), SLOPE, sample.note(f"layer {layer}, k = {k}"))
 
 
 @statement(
@@ -97,8 +96,8 @@ def _activations(facts: Facts) -> list[Sides]:
         terms = activation_bound_at(facts, sample.row, k) if k else None
         if terms is not None and terms.spread:
             tolerance = 1e-9 + 2 * sample.path.volume_error(k) / k
-            note = sample.note(f"k = {k}, c = {terms.ntk_trace / facts.depth:.4g}")
-            found.append(Sides(terms.total, terms.balanced_bound, "<=", tolerance, 0.0, SPREAD, note))
+            note, most = sample.note(f"k = {k}, c = {terms.ntk_trace / facts.depth:.4g}"), _largest(facts, sample.row)
+            found.append(Sides(terms.total, terms.balanced_bound, "<=", tolerance, 0.0, SPREAD, note, most=most))
     return found or _unbalanced(facts)
 
 
@@ -179,6 +178,15 @@ def _segment(facts: Facts) -> list[Sides]:
             found.append(Sides(left, float(kernels.max()), "<=", 1e-8, note=note, least=float(facts.biased[-1])))
     assume(len(found) > 0, "some sample is off the kinks", "all samples checked are on kinks")
     return found
+
+
+def _largest(facts: Facts, row: int) -> float:
+    """Return the largest sum_l (||a_{l-1}||^2 + 1) of layers of these Frobenius norms at a sample."""
+    size, total = float(facts.inputs[0][row].norm()), 0.0
+    for i, weight in enumerate(facts.weights):
+        total += size * size + float(facts.biased[i])
+        size = float(weight.norm()) * size + (float(facts.biases[i].norm()) if facts.biases else 0.0)
+    return total
 
 
 def _ranked(facts: Facts, *, parameters: bool = False) -> Iterator[tuple[Sample, int]]:
