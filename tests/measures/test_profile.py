@@ -157,7 +157,6 @@ def test_integers_as_input():
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"x": normal(1, 4)}, ValueError, "x: got 1 sample"),
         ({"x": normal(9, 5)}, ValueError, "x: got shape"),
         ({"y": normal(9, 2)}, ValueError, "y: got 2 outputs"),
         ({"y": normal(8, 3)}, ValueError, "y: got 8 samples"),
@@ -204,3 +203,17 @@ def test_masked_values_and_numbers_too_long_to_write_are_refused():
         real(np.ma.masked_array([1.0, 999.0], [0, 1]), "values")
     with pytest.raises(ValueError, match="std: got an integer of 16,610 bits"):
         number(10**5000, "std")
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_one_sample_has_a_profile(plain):
+    net = bnrank.MLP([4, 9, 3], seed=0)
+    net, x, y = net if plain else nn.Sequential(nn.BatchNorm1d(4), net), normal(1, 4), normal(1, 3)
+    ds = profile(net, x, y)
+    assert (ds.attrs["samples"], ds.sizes["sample"]) == (1, 1)
+    assert float(ds.cost) == pytest.approx(float((net.eval()(x) - y).detach().square().sum()), rel=1e-5)
+    activations = ds.activation_singular_values.sel(layer=1).values
+    assert activations[0] > 0  # one value, and rank one
+    assert np.isnan(activations[1:]).all()
+    many = profile(net, x.repeat(3, 1))
+    assert np.allclose(many.jacobian_singular_values[0], ds.jacobian_singular_values[0], equal_nan=True)
