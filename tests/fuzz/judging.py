@@ -92,7 +92,9 @@ def _tensor(value: Tensor) -> Any:
 
 
 def _bits(value: Tensor) -> bytes:
-    raw = value.detach().to_dense().resolve_neg().resolve_conj().clone(memory_format=torch.contiguous_format).reshape(-1)
+    raw = (
+        value.detach().to_dense().resolve_neg().resolve_conj().clone(memory_format=torch.contiguous_format).reshape(-1)
+    )
     return raw.view(torch.uint8).numpy().tobytes() if raw.numel() else b""
 
 

@@ -14,7 +14,7 @@ from bnrank.theory.statements import invariances
 from bnrank.theory.verdicts import statements_in
 
 STATEMENTS = statements_in(invariances)
-PATHS, VERTICES, MATRICES, SAME, LAYERS, DIFFERENT, TAIL, STEP, RIDGE = STATEMENTS
+PATHS, VERTICES, MATRICES, SAME, LAYERS, DIFFERENT, ONE, TAIL, STEP, RIDGE = STATEMENTS
 DOUBLE = torch.float64
 
 
@@ -263,3 +263,25 @@ def test_of_many_samples_a_hundred_are_looked_at_and_of_deep_networks_four_value
     slow = torch.autograd.grad(((out - y) ** 2).sum(1).mean(), list(parameters.values()))
     for name, g in zip(parameters, slow, strict=True):
         torch.testing.assert_close(facts.gradient[name], g)
+
+
+@pytest.mark.parametrize("y", [normal(6, 3, seed=1), torch.tensor([0, 1, 2, 0, 1, 2]), None])
+def test_one_sample_changes_pairs_by_rank_four(y, monkeypatch):
+    facts = Facts(bnrank.MLP([4, 16, 12, 3], seed=0), normal(6, 4), y)
+    found = ONE(facts)
+    assert (found.label, found.left, found.right) == ("holds", 4, 4)
+    narrow = ONE(Facts(bnrank.MLP([4, 4, 3], seed=0), normal(6, 4), y))
+    assert "the left side is at most 4" in narrow.vacuous or narrow.right < 4
+    filters = nn.Sequential(nn.Conv1d(2, 20, 3), nn.ReLU(), nn.Flatten(), nn.Linear(40, 3))  # at two positions
+    two = ONE(Facts(seeded(filters), normal(6, 2, 4), y))
+    assert (two.label, two.left, two.right) == ("holds", 8, 8)
+    linear = bnrank.networks.LinearNetwork([4, 16, 3])
+    assert ONE(Facts(linear, normal(6, 4), y)).reason.startswith("two channels go through an activation")
+    whole = invariances.conserved.gradient
+
+    def noisy(*given):  # not the gradient of one sample
+        weights, flow = whole(*given)
+        return weights, {name: g + 1e-3 * helpers.normal(*g.shape) for name, g in flow.items()}
+
+    monkeypatch.setattr(invariances.conserved, "gradient", noisy)
+    assert (ONE(facts).status, ONE(facts).right) == ("violated", 4)
