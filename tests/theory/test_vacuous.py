@@ -134,6 +134,20 @@ def test_bounds_beyond_what_the_layers_can_reach_say_nothing():
             assert "the left side is at most" in dimensions(facts).vacuous
 
 
+def test_an_interpolant_that_costs_more_than_the_layers_can_reach_says_nothing():
+    """T12 and the second T17b: steep targets need a large C_N."""
+    cost, second = by_name("cost of rank-one interpolation"), by_name("second singular value of cheap fits")
+    steep = Facts(bnrank.MLP([2, 9, 9, 9, 2], seed=0), 1e-9 * normal(5, 2), normal(5, 2, seed=1), 1.0)
+    for statement in (cost, second):
+        assert statement(steep).label == "holds (vacuous)"
+        assert "the left side is at most" in statement(steep).vacuous
+    weights, x = [torch.diag(torch.tensor([1.0, 0.1], dtype=DOUBLE))] * 4, normal(5, 2).abs()
+    net = from_layers(weights)
+    cheap = from_layers([1.2 * weights[0], weights[1] / 1.2, *weights[2:]])  # stands for an interpolant of rank one
+    facts = Facts(net, x, net(x).detach(), 1.0).altered(interpolant=cheap)
+    assert [statement(facts).label for statement in (cost, second)] == ["holds"] * 2
+
+
 def test_the_trace_of_the_ntk_is_at_least_the_number_of_outputs_with_biases():
     """T26: the derivative of f by the last bias is the identity."""
     x, weights = torch.linspace(0, 8, 9, dtype=DOUBLE)[:, None], [torch.full((1, 1), 0.7, dtype=DOUBLE)] * 3

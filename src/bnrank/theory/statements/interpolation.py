@@ -28,7 +28,8 @@ def _rank_one_cost(facts: Facts) -> Sides:
     bound, assumptions, note = _interpolation(facts)
     sample = int(linalg.schatten(facts.jacobian_values, facts.depth, facts.rtol).argmax())
     left = facts.depth * float(linalg.schatten(counted_values(facts, sample), facts.depth, 0.0))
-    return Sides(left, bound, "<=", 1e-9, bound, assumptions, note)
+    most = facts.depth * facts.largest_rank * _reach(facts)
+    return Sides(left, bound, "<=", 1e-9, bound, assumptions, note, most=most)
 
 
 @statement(
@@ -42,7 +43,7 @@ def _second_value(facts: Facts) -> Sides:
     bound, assumptions, note = _interpolation(facts)
     second = counted_values(facts, int(facts.jacobian_values[:, 1].argmax()))[1:2]
     left = float(second.sum()) ** (2 / facts.depth)
-    return Sides(left, bound / (2 * facts.depth), "<=", 1e-9, 1.0, assumptions, note)
+    return Sides(left, bound / (2 * facts.depth), "<=", 1e-9, 1.0, assumptions, note, most=_reach(facts))
 
 
 @statement(
@@ -153,6 +154,12 @@ def stable_at(step: float) -> Statement:
     return Statement(
         "T26", "stability of a minimum", "(2/N) ||J_theta f||_op^2 <= 2 / step", "Jacot2023b section 4 (E14)", sides
     )
+
+
+def _reach(facts: Facts) -> float:
+    """Return the largest s_1(Jf)^{2/L} of layers of these operator norms, (prod_l ||W_l||_op)^{2/L}."""
+    norms = torch.stack([torch.linalg.matrix_norm(weight, 2) for weight in facts.weights])
+    return float((2 * norms.log().mean()).exp())
 
 
 def _all_samples(facts: Facts) -> None:
