@@ -20,6 +20,7 @@ from helpers import normal
 DOUBLE = torch.float64
 SIGNED = {  # the right side may be negative, or the left side is a deviation that a right side of 0 limits
     ("T3", "expansion of the cost of a linear map"),
+    ("T11", "hidden domains are nearly planar"),
     ("T17", "autoencoders of the rank of the data project onto them"),
     ("T21", "weights near partial isometries"),
     ("T38", "deep layers of the fastest escape direction"),

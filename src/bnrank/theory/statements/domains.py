@@ -49,7 +49,8 @@ def _tangents(facts: Facts) -> Iterator[Sides]:
                 f"{float(degrees.max()):.3g} degrees in a layer, by {float(degrees[-1]):.3g} at the output; "
                 f"{len(rows)} samples"
             )
-            yield Sides(left, right, "<=", tolerance, scale, ("slope in [-1, 1]",), note)
+            # without any change, the statement is T7
+            yield Sides(left, right, "<=", tolerance, scale, ("slope in [-1, 1]",), note, least=-math.inf)
     assume(found, "Jf has rank at least 1 at two samples off the kinks", f"ranks {ranks[:8]}")
 
 
