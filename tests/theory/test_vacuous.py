@@ -119,6 +119,19 @@ def test_rates_along_a_gradient_that_is_zero_say_nothing():
     assert alive["T44"].label == "holds"
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("size", [1e80, 1e160, 1e-80, 1e-160])
+@pytest.mark.parametrize("widths", [[1, 1, 2, 2, 1, 1, 1], [1, 8, 8, 8, 3], [3, 1, 3]])
+def test_values_beyond_the_range_of_floats_neither_stop_check_nor_violate(size, widths):
+    net = bnrank.MLP(widths, bias=False, seed=0).double()
+    with torch.no_grad():
+        for weight in net.weights:
+            weight.mul_(size)
+    x, y = normal(5, widths[0]), normal(5, widths[-1], seed=1)
+    for targets, ridge in ((y, 1.0), (None, None)):
+        assert bnrank.check(net, x, targets, ridge).ok
+
+
 def by_name(name):
     return next(s for s in STATEMENTS if s.name == name)
 
@@ -174,6 +187,7 @@ def test_infinite_and_tiny_sides():
         Sides(1e-310, 5.0),
         Sides(2.0, 5.0, least=2.0),
         Sides(math.inf, math.inf, "="),
+        Sides(4.4e-322, 3.7e-320, "="),
     ):
         assert triviality(sides)
     for sides in (

@@ -43,6 +43,9 @@ def verdict_of(outcome):
         (Sides(2.0, 2.1, "="), "violated", -0.1),
         (Sides(2.0, 2.1, "=", rtol=0.05), "holds", -0.1),
         (Sides(0.0, 0.0, "="), "holds", 0.0),
+        (Sides(4.4e-322, 3.7e-320, "="), "holds", -3.7e-320),  # subnormal numbers have few digits
+        (Sides(4.4e-322, 0.0), "holds", -4.4e-322),
+        (Sides(1e-307, 0.0), "violated", -1e-307),
     ],
 )
 def test_the_status_follows_from_the_sides(sides, status, slack):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -73,7 +74,8 @@ class Path:
     def noise(self) -> float:
         """A bound on the rounding error of Jf(x), sum_l n_l eps ||J(a~_l -> f)||_F ||W_l||_F ||J a_{l-1}||_F.
 
-        First order in the machine precision; the norms of Jacobians are estimated with 8 random vectors.
+        First order in the machine precision; the norms of Jacobians are estimated with 8 random vectors. inf if a norm
+        is beyond the range of floats.
         """
         draw, first = torch.Generator().manual_seed(0), self.weights[0]
         sizes = first.shape[1], len(self.weights[-1])
@@ -85,7 +87,7 @@ class Path:
             total += weight.shape[1] * after * float(weight.norm()) * norm
             u = d[:, None] * (weight.T @ u)
             after = float(u.norm())
-        return torch.finfo(torch.float64).eps * total
+        return math.inf if math.isnan(total) else torch.finfo(torch.float64).eps * total  # 0 inf bounds nothing
 
     def rank(self, rtol: float) -> int:
         """Return the rank of Jf(x): its singular values above ``rtol`` times the largest and 10 times the noise."""

@@ -26,6 +26,7 @@ INCONCLUSIVE = "inconclusive"
 STATUSES = (HOLDS, VIOLATED, NOT_APPLICABLE, INCONCLUSIVE)
 ORDER = (VIOLATED, INCONCLUSIVE, HOLDS)  # the worst first: a statement gets the worst status of its comparisons
 
+TINY = sys.float_info.min  # the smallest normal float, about 2.2e-308
 ROUNDING = 1e-12  # relative to the larger side: differences up to this are rounding errors of float64
 
 
@@ -181,7 +182,7 @@ def judge(sides: Sides) -> tuple[str, float, str]:
     slack = 0.0 - abs(difference) if equation else difference
     size = max((abs(v) for v in (left, right, sides.scale) if math.isfinite(v)), default=0.0)
     error = sides.rtol * size + sides.atol
-    if -slack <= (error if equation else ROUNDING * size):
+    if -slack <= (error if equation else ROUNDING * size) + TINY:  # below, floats lose digits
         return HOLDS, slack, ""
     if equation and -slack <= sides.explained:
         return INCONCLUSIVE, slack, f"they differ by {-slack:.2g}, of which {sides.explained:.2g} are explained"
@@ -210,11 +211,15 @@ def triviality(sides: Sides) -> str:
         return sides.vacuous
     left, right = sides.left, sides.right
     if sides.relation == "=":
-        infinite = math.isinf(left) or math.isinf(right)
-        return "both sides are infinite" if infinite else "" if left or right or sides.scale else "all terms are 0"
+        if math.isinf(left) or math.isinf(right):
+            return "both sides are infinite"
+        size = max(abs(left), abs(right), sides.scale)
+        return (
+            "all terms are 0" if size == 0 else "all terms are below the smallest normal float" if size < TINY else ""
+        )
     if right >= sys.float_info.max or left <= -sys.float_info.max:
         return f"the {'right' if right > 0 else 'left'} side is beyond the range of floats"
-    if left <= sides.least + sys.float_info.min:
+    if left <= sides.least + TINY:
         return f"the left side is {left:.4g}, and the right side is at least {sides.least:.4g}"
     if right >= sides.most:
         return f"the right side is {right:.4g}, and the left side is at most {sides.most:.4g}"

@@ -63,6 +63,8 @@ def _tangents(facts: Facts) -> Iterator[Sides]:
 def _insertion(facts: Facts) -> Sides:
     assume(facts.depth > 1, "there is a hidden layer", "depth 1")
     hidden = facts.inputs[1:]
+    if not all(bool(a.isfinite().all()) for a in hidden):
+        raise Inconclusive("the representations are beyond the range of floats")
     spans = [domains.planarity(a, 1e-10).k for a in hidden]
     about = f"dimensions of the spans of a_1(X), ..., a_{facts.depth - 1}(X): {', '.join(map(str, spans))}"
     refused = []

@@ -1,5 +1,6 @@
 """Statements about quantities that gradient flow conserves, for modules with a computation graph (T42, T44-T49)."""
 
+import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -123,6 +124,8 @@ def _low_rank_rate(facts: Facts) -> Iterator[Sides]:
     for pair in _pairs(facts):
         rate, size = pair.rate_along(facts.function.parameters, gradient)
         noise = RTOL * (float(size.max()) + _floor(facts))
+        if not (math.isfinite(noise) and bool(rate.isfinite().all())):
+            raise Inconclusive("values leave the range of floats")
         rank = int(linalg.rank(torch.linalg.svdvals(rate), 1e-9, noise * pair.size))
         note = f"{pair.name}, {pair.size} channels, at the first sample; {_said(facts, formula)}"
         yield Sides(rank, pair.rate_rank(facts.net, x), rtol=0.0, note=note, most=pair.size)

@@ -76,7 +76,7 @@ def _kernel_rank(facts: Facts) -> list[Sides]:
     spread = float((x.max(0).values - x.min(0).values).max()) or 1.0
     away = between + spread * torch.randn(between.shape, generator=draw, dtype=x.dtype).to(x.device)
     noisy = y + NOISE * y.abs().max() * torch.randn(y.shape, generator=draw, dtype=y.dtype).to(y.device)
-    compared = []
+    compared: list[Sides] = []
     off = away[(away != between).any(1)]  # but for equal samples that are large
     for points, where in ((between, "between samples"), (off, "off their affine span")):
         if not len(points):
@@ -110,7 +110,7 @@ def _translations(facts: Facts) -> Sides:
     kept = int(linalg.rank(torch.linalg.svdvals(first), max(first.shape) * eps))
     assume(kept < first.shape[1], "a symmetry is known", "no generators are given, and W_1 has no kernel")
     norms = torch.stack([torch.linalg.matrix_norm(w, 2) for w in facts.weights])
-    rounding = sum(facts.chain.widths) * eps * float(norms.prod())
+    rounding = sum(facts.chain.widths) * eps * float(norms.prod().nan_to_num(nan=math.inf, posinf=math.inf))
     rank = int(linalg.rank(facts.jacobian_values, facts.rtol, rounding).max())
     note = f"translations by the kernel of W_1, of dimension {first.shape[1] - kept}, leave f as it is"
     return Sides(rank, kept, assumptions=("Jf v = 0 on the kernel of W_1",), note=note, most=facts.largest_rank)
