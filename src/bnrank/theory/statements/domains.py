@@ -12,6 +12,7 @@ from bnrank.theory.statements.samples import smooth
 from bnrank.theory.tangents import tangent_change_at
 from bnrank.theory.verdicts import Inconclusive, NotApplicable, Sides, assume, statement
 
+POINTS = 8  # number of samples of which all pairs are compared
 LAYERS = 3  # number of narrowest hidden layers of which complete positivity is decided
 WITNESS = 1e-6  # largest change of the outputs by the inserted layer, relative to the largest output
 
@@ -24,12 +25,13 @@ WITNESS = 1e-6  # largest change of the outputs by the inserted layer, relative 
     source="Jacot2023b proposition 5 and its proof, at finite depth, for every layer",
 )
 def _tangents(facts: Facts) -> Iterator[Sides]:
-    samples = list(smooth(facts))
+    samples = list(smooth(facts, POINTS))
     ranks = [sample.path.rank(facts.rtol) for sample in samples]
     tight = [int((sample.path.decomposition[1] > math.exp(-facts.depth / 2)).sum()) for sample in samples]
     biases = sum(float((b * b).sum()) for b in facts.biases)
     found = False
-    for k in sorted({k for k in (*ranks, *map(min, ranks, tight)) if k}):
+    reduced = sorted(filter(None, map(min, ranks, tight)))
+    for k in sorted({k for k in (*ranks[:1], *sorted(ranks)[-2:], *reduced[:1], *reduced[-2:]) if k}):
         kept = [sample for sample, rank in zip(samples, ranks, strict=True) if rank >= k]
         if len(kept) < 2:
             continue
