@@ -43,6 +43,8 @@ class Settings:
         Test trajectories, and points on each orbit.
     seed : int
         Of data and network.
+    seeds, curves : int
+        Seeds from ``seed`` on for which networks are trained to count crossings, and trajectories of each.
     """
 
     samples: int = 1000
@@ -60,6 +62,8 @@ class Settings:
     trajectories: int = 200
     copies: int = 32
     seed: int = 0
+    seeds: int = 5
+    curves: int = 50
 
 
 @dataclass(frozen=True)
@@ -172,7 +176,7 @@ def learn(net: MLP, task: Task, descent: RankOneFactorization, settings: Setting
     }
     found = detect(measured.weight_singular_values.values)
     layers = [hidden] if found.start is None or found.end is None else list(range(found.start, found.end + 1))
-    flat = {layer: _in_plane(activations(net, states, layer)).numpy() for layer in layers}
+    flat = {layer: in_plane(activations(net, states, layer)).numpy() for layer in layers}
     residual = dependence.self_consistency
     by_layer = {layer: residual(path) for layer, path in flat.items()}
     fresh = MLP(net.widths, seed=seed, dtype=torch.float64)
@@ -181,7 +185,7 @@ def learn(net: MLP, task: Task, descent: RankOneFactorization, settings: Setting
         TRUE: residual(paths[TRUE]),
         FULL: float(np.median(list(by_layer.values()))),
         LINE: float(np.median([residual(path[..., :1]) for path in flat.values()])),
-        BEFORE: residual(_in_plane(activations(fresh, states, hidden)).numpy()),
+        BEFORE: residual(in_plane(activations(fresh, states, hidden)).numpy()),
     }
     u = descent.statistics(x).numpy()
     z = ((activations(net, x, hidden) - center) @ directions).numpy()
@@ -228,7 +232,7 @@ def principal(h: Tensor) -> tuple[Tensor, Tensor, float]:
     return center, (vh[:2] * signs[:, None]).T, float(s[:2].square().sum() / s.square().sum())
 
 
-def _in_plane(h: Tensor) -> Tensor:
+def in_plane(h: Tensor) -> Tensor:
     """Return states in their first two principal directions."""
     center, directions, _ = principal(h)
     return (h - center) @ directions

@@ -8,6 +8,7 @@ from matplotlib.figure import Figure as Picture
 from matplotlib.ticker import MaxNLocator
 
 from bnrank.figures.f05_symmetry_learning.computation import FULL, PLANE, RADIUS, SMALL, TRUE, Learned
+from bnrank.figures.f05_symmetry_learning.trajectories import ATOLS, BEFORE, HIDDEN, VISIBLE, Crossed
 from bnrank.figures.harness.drawing import GRAY, color, label, panels, reference
 
 SHOWN = 40  # trajectories
@@ -37,6 +38,27 @@ def draw_trajectories(learned: Learned) -> Picture:
         ax.autoscale()
     axes[0].legend(frameon=False, fontsize=9, loc="upper right")
     picture.colorbar(lines, ax=axes, label="step t of gradient descent", pad=0.02, ticks=MaxNLocator(integer=True))
+    return picture
+
+
+def draw_crossings(crossed: tuple[Crossed, ...], hidden: int) -> Picture:
+    """Draw the share of the pairs of trajectories that cross, against the distance that undoes crossings."""
+    names = {
+        BEFORE: f"layer {hidden} before training",
+        PLANE: "two random directions of the input",
+        HIDDEN: f"layer {hidden} after training",
+        TRUE: "u itself",
+    }
+    picture, ((ax,),) = panels(1, 1, (7.6, 4.4))
+    at = 100 * np.array(ATOLS)
+    for i, (state, name) in enumerate(names.items()):
+        shares = 100 * np.array([one.shares[state] for one in crossed])
+        ax.fill_between(at, shares.min(0), shares.max(0), color=color(i), alpha=0.2, linewidth=0)
+        ax.plot(at, np.median(shares, axis=0), color=color(i), marker="o", markersize=5, label=name)
+    ax.axvline(at[VISIBLE], color=GRAY, linestyle="--", linewidth=1.2)
+    ax.set_yscale("symlog", linthresh=0.1)
+    x, y = "distance, percent of the picture", "pairs that cross, percent"
+    label(ax, x, y, "Crossings of trajectories that remain", legend="upper right", bottom=0)
     return picture
 
 

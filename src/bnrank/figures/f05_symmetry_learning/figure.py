@@ -10,17 +10,27 @@ from typing import Any, cast
 import numpy as np
 
 from bnrank._core import linalg
-from bnrank.figures.f05_symmetry_learning import computation, drawing
+from bnrank.figures.f05_symmetry_learning import computation, drawing, trajectories
 from bnrank.figures.f05_symmetry_learning.computation import BEFORE, FULL, LINE, PLANE, SMALL, TRUE, Learned, Settings
-from bnrank.figures.harness.claims import Claim, above, at_least, at_most, below, is_true
+from bnrank.figures.f05_symmetry_learning.trajectories import ATOLS, HIDDEN, VISIBLE, Crossed
+from bnrank.figures.harness.claims import Claim, above, at_least, at_most, below, equals, is_true, largest, smallest
 from bnrank.figures.harness.figure import Figure, Outcome
 from bnrank.figures.harness.training import mlp, train_recorded
 from bnrank.networks import MLP
 from bnrank.reporting import Section, plots
-from bnrank.tasks import matrix_factorization, rank_one_factorization
+from bnrank.tasks import RankOneFactorization, Task, matrix_factorization, rank_one_factorization
+from bnrank.training import Run
 
 RANK = 2
 LAYERS = 3  # smallest length of a bottleneck
+SEEDS = 5  # smallest number of networks in which crossings are counted
+CROSSING = 0.002  # largest share of pairs of trajectories that cross in the hidden layer
+CROSSINGS = (
+    "Share of the pairs of trajectories that cross. They start at test starts, follow gradient flow (20 steps per "
+    "step of gradient descent) and are given to the network as if they were starts. A crossing counts at a distance "
+    "if moving the curves by it does not undo the crossing; distances are relative to the picture, in which both axes "
+    "are scaled to the range of the curves. At distance 0, curves that run along each other count as well."
+)
 RATIO = 1e-3  # singular values of the Jacobian that count, relative to the largest
 
 
@@ -53,18 +63,44 @@ def claims(learned: Learned) -> tuple[Claim, ...]:
     )
 
 
+def crossing_claims(crossed: tuple[Crossed, ...]) -> tuple[Claim, ...]:
+    """Return the claims on trajectories, over all seeds."""
+    shares = {state: [one.shares[state][VISIBLE] for one in crossed] for state in crossed[0].shares}
+    raw = [one.shares[TRUE][0] for one in crossed]
+    kind = f"pairs of trajectories that cross by more than {100 * ATOLS[VISIBLE]:g} percent of the picture"
+    seeds = f"of {len(crossed)} seeds"
+    return (
+        at_least("networks trained to count crossings", len(crossed), SEEDS),
+        equals(f"u itself: share of pairs of trajectories that cross at all, largest {seeds}", largest(raw), 0.0),
+        at_most(f"{kind}: {HIDDEN}, largest share {seeds}", largest(shares[HIDDEN]), CROSSING),
+        at_least(f"the same of {BEFORE}, smallest {seeds}", smallest(shares[BEFORE]), 5 * CROSSING),
+        at_least(f"the same of {PLANE}, smallest {seeds}", smallest(shares[PLANE]), CROSSING),
+    )
+
+
+def trained(settings: Settings, seed: int, folder: Path, progress: bool) -> tuple[Run, Task, RankOneFactorization]:
+    """Return the run of a seed, its data and the descent from which they are drawn."""
+    s = settings
+    starts: dict[str, Any] = {"start": s.start, "radius": computation.RADIUS}
+    task = matrix_factorization(s.samples, s.dimension, s.horizon, s.rate, s.noise, seed, n_test=1000, **starts)
+    net = mlp(task, s.depth, s.width, seed=seed)
+    run = train_recorded(net, task, folder / f"seed-{seed}", progress, ridge=s.ridge, steps=s.steps, records=50)
+    return run, task, rank_one_factorization(s.dimension, s.rate, s.noise, seed)
+
+
 def make(settings: Settings, folder: Path, progress: bool) -> Outcome:
     """Train on starts and costs of gradient descent, and measure what the hidden layers represent."""
     s = settings
-    starts: dict[str, Any] = {"start": s.start, "radius": computation.RADIUS}
-    task = matrix_factorization(s.samples, s.dimension, s.horizon, s.rate, s.noise, s.seed, n_test=1000, **starts)
-    net = mlp(task, s.depth, s.width, seed=s.seed)
-    run = train_recorded(net, task, folder / "network", progress, ridge=s.ridge, steps=s.steps, records=50)
-    descent = rank_one_factorization(s.dimension, s.rate, s.noise, s.seed)
+    run, task, descent = trained(s, s.seed, folder, progress)
     learned = computation.learn(cast(MLP, run.network(0)), task, descent, s)
+    crossed = []
+    for seed in range(s.seed, s.seed + s.seeds):
+        made, data, descends = trained(s, seed, folder, progress)
+        crossed.append(trajectories.measure(cast(MLP, made.network(0)), data, descends, s, seed))
     pictures = {
         "spectra": plots.bottleneck_spectra(learned.profile, top=6)[0].figure,
         "trajectories": drawing.draw_trajectories(learned),
+        "crossings": drawing.draw_crossings(tuple(crossed), s.hidden),
         "distances": drawing.draw_maps(learned),
         "orbit-collapse": drawing.draw_collapse(learned),
         "coordinates": drawing.draw_coordinates(learned),
@@ -74,6 +110,8 @@ def make(settings: Settings, folder: Path, progress: bool) -> Outcome:
         "spectra": "Singular values of activations and weights; shaded: the bottleneck.",
         "trajectories": f"Gradient descent in u, in two principal directions of layer {s.hidden}, and in two random "
         "directions of the input. Where the state decides the next one paths do not cross.",
+        "crossings": f"Pairs of {s.curves} trajectories of gradient flow that cross in the plane, against the distance "
+        f"by which the curves are moved to undo crossings. Lines: medians of {s.seeds} seeds; shaded: all of them.",
         "distances": "Distance to the representation of a fixed point (cross). In planes orthogonal to w, rotation "
         "orbits are circles about the middle: a layer that has collapsed them shows rings.",
         "orbit-collapse": "Variance within rotation orbits, over the total variance and over that of planes "
@@ -96,8 +134,10 @@ def make(settings: Settings, folder: Path, progress: bool) -> Outcome:
         Section("The trained network", text=text, profile=learned.profile, history=run.history),
         Section("Orbits and weights, layer by layer", rows=computation.rows(learned)),
         Section("How far the present state decides the next one", rows=steps),
+        Section("Crossings of trajectories, by distance", text=CROSSINGS, rows=trajectories.rows(tuple(crossed))),
     )
-    return Outcome(claims=claims(learned), sections=sections, pictures=pictures, captions=captions)
+    made_claims = (*claims(learned), *crossing_claims(tuple(crossed)))
+    return Outcome(claims=made_claims, sections=sections, pictures=pictures, captions=captions)
 
 
 FIGURE = Figure(
@@ -107,7 +147,8 @@ FIGURE = Figure(
     "Jacot2023b, Figure 2; Jacot2023c",
     "two outliers in the bottleneck spectra; paths of gradient descent do not cross in two dimensions of a hidden "
     "layer; distances in an early layer constant on rotation orbits",
-    {"quick": Settings(), "paper": Settings(samples=2000, depth=25, width=200, ridge=2e-4, steps=20_000)},
+    {"quick": Settings(), "paper": Settings(samples=2000, depth=25, width=200, ridge=2e-4, steps=5000)},
     make,
+    version=2,
     gigabytes={"quick": 0.7, "paper": 2.0},
 )
