@@ -10,6 +10,7 @@ import xarray as xr
 import bnrank
 from bnrank.figures.f05_symmetry_learning import computation as rotations
 from bnrank.figures.f05_symmetry_learning import figure as f05
+from bnrank.figures.f05_symmetry_learning import trajectories
 from bnrank.figures.f05_symmetry_learning.computation import BEFORE, FULL, LINE, PLANE, TRUE, Learned
 from bnrank.measures.bottlenecks import detect
 from bnrank.tasks import matrix_factorization, rank_one_factorization
@@ -134,6 +135,8 @@ TINY = {
     "trajectories": 20,
     "copies": 4,
     "seed": 1,
+    "seeds": 2,
+    "curves": 10,
 }
 
 
@@ -153,15 +156,59 @@ def tiny(tmp_path_factory):
     return outcome, made
 
 
+def crossed(seeds=5, **changes):
+    """Shares of crossing pairs that fall with the distance; none in u."""
+    falling = np.array([8, 4, 2, 1, 0.2])
+    planted = {TRUE: 0 * falling, trajectories.HIDDEN: 4e-3 * falling, BEFORE: 0.02 * falling, PLANE: 0.01 * falling}
+    usual = {**planted, trajectories.HIDDEN: 1e-4 * falling}
+    planted |= {state: value * falling for state, value in changes.items()}
+    return tuple(trajectories.Crossed(i, 0.01, planted if i == 1 else usual) for i in range(seeds))
+
+
+def test_crossing_claims_hold_on_planted_shares_and_fail_where_they_should():
+    assert failing(f05.crossing_claims(crossed())) == []
+    assert failing(f05.crossing_claims(crossed(seeds=4))) == [0]
+    assert failing(f05.crossing_claims(crossed(**{TRUE: 1e-4}))) == [1]
+    assert failing(f05.crossing_claims(crossed(**{TRUE: np.nan}))) == [1]
+    assert failing(f05.crossing_claims(crossed(**{trajectories.HIDDEN: 0.01}))) == [2, 4]
+    assert failing(f05.crossing_claims(crossed(**{trajectories.HIDDEN: np.nan}))) == [2, 4]
+    assert failing(f05.crossing_claims(crossed(**{trajectories.HIDDEN: np.array([1, 1, 1, 0, 0.1])}))) == [4]
+    assert failing(f05.crossing_claims(crossed(**{BEFORE: 0.009}))) == [3]
+    assert failing(f05.crossing_claims(crossed(**{PLANE: 0.005}))) == [5]
+
+
+def test_shares_of_curves_in_a_plane_do_not_depend_on_its_coordinates():
+    t = torch.linspace(-1, 1, 40, dtype=torch.float64)
+    lines = torch.stack([torch.stack([t, slope * t + at], 1) for slope, at in ((0, 0), (0.5, 0.1), (0, 0.9))])
+    assert trajectories.shares(lines) == pytest.approx([1 / 3] * 5)
+    assert trajectories.shares(lines * torch.tensor([1e3, 1e-3])) == pytest.approx([1 / 3] * 5)
+    assert trajectories.shares(lines[[0, 2]]) == pytest.approx([0] * 5)
+    assert np.isnan(trajectories.shares(lines * torch.tensor([1.0, 0.0]))).all()
+
+
+def test_a_representation_that_is_a_function_of_u_has_no_crossings_and_one_that_keeps_an_orbit_has():
+    """Planted representations: u, a bijection of u, and u with a part that is not constant on orbits."""
+    task, descent = matrix_factorization(40, 3, 20, 0.03, 0.0, 0), rank_one_factorization(3, 0.03)
+    flow = dataclasses.replace(descent, lr=descent.lr / 20).trajectory(task.x.double(), 400)[:, ::8]
+    u = descent.statistics(flow)
+    folded = torch.stack([u[..., 0] + 0.3 * u[..., 1] ** 2, u[..., 1].sqrt()], -1)
+    assert trajectories.shares(u).tolist() == [0] * 5
+    assert trajectories.shares(folded)[trajectories.VISIBLE] == 0
+    kept = u + 0.5 * flow @ torch.stack([descent.across, descent.w], 1)
+    assert trajectories.shares(kept)[trajectories.VISIBLE] > 0.01
+
+
 def test_a_tiny_run(tiny):
     outcome, _ = tiny
     assert set(TINY) == set(vars(f05.FIGURE.settings["quick"]))
     assert outcome.error == ""
-    assert len(outcome.claims) == 15
+    assert len(outcome.claims) == 21
+    assert outcome.claims[16].passed  # a flow in the plane
     assert outcome.claims[0].passed  # a theorem, at any size
     assert outcome.claims[10].passed  # of the inputs
     assert set(outcome.pictures) == set(outcome.captions)
-    assert len(outcome.pictures) == 6
+    assert len(outcome.pictures) == 7
+    assert len(outcome.sections[3].rows) == 2 * 5
     assert len(outcome.sections[1].rows) == 6
     assert [row["state"] for row in outcome.sections[2].rows][:5] == [PLANE, TRUE, FULL, LINE, BEFORE]
     paper = f05.FIGURE.settings["paper"]

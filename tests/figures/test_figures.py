@@ -70,15 +70,17 @@ def test_f1_gap_is_taken_in_the_middle_layer_only():
     assert f01.claims(profile, 4)[0].passed
 
 
-def planted_runs(depths=(6, 10, 14, 18, 22, 100), slope=2.0, rank_of=None, cost_of=None):
+def planted_runs(depths=(4, 5, 6, 7, 8, 14, 16, 18, 20, 100), slopes=None, rank_of=None, cost_of=None, seed=0):
     """Runs with two seeds per depth; the rank by depth is 3, then 2, and 0 at 100 unless given."""
     rank_of = rank_of or (lambda depth: 0 if depth == 100 else 2 if depth >= 14 else 3)
     cost_of = cost_of or (lambda depth: 1.9 if depth == 100 else 0.003)
+    slopes = {2: 2.0, 3: 2.4, 0: 0.0} | (slopes or {})
     spectra = np.full((len(depths), 2, max(depths), 5), np.nan)
     for i, depth in enumerate(depths):
         spectra[i, :, :depth] = 0.0
         spectra[i, :, :depth, : rank_of(depth)] = 1.1
-    norm = np.array([[slope * d + 30 + s for s in (0.0, 0.2)] for d in depths])
+    apart = 0.1 * np.random.default_rng(seed).normal(size=(len(depths), 2))
+    norm = apart + np.array([slopes[rank_of(d)] * d + 30 for d in depths])[:, None]
     cost = np.array([[cost_of(d)] * 2 for d in depths])
     grid = xr.Dataset(
         {
@@ -93,32 +95,60 @@ def planted_runs(depths=(6, 10, 14, 18, 22, 100), slope=2.0, rank_of=None, cost_
 
 
 def test_f4_middle_ranks_are_those_of_the_layer_at_half_depth():
-    runs = planted_runs()
-    assert f04.middle_ranks(runs).tolist() == [3, 3, 3, 3, 2, 2, 2, 2, 2, 2, 0, 0]
+    runs = planted_runs(depths=(6, 10, 14, 18, 100))
+    assert f04.middle_ranks(runs).tolist() == [3, 3, 3, 3, 2, 2, 2, 2, 0, 0]
     spoiled = runs.copy(deep=True)
     spoiled.weight_singular_values.loc[{"layer": 7}] = 1.0  # the middle of depth 14 only
     assert f04.middle_ranks(spoiled).tolist()[4:8] == [5, 5, 2, 2]
 
 
+def test_f4_ranges_end_where_a_run_has_another_rank_or_is_not_fitted():
+    runs = planted_runs()
+    assert [(of.rank, of.depths) for of in f04.ranges(runs)] == [(3, (4, 5, 6, 7, 8)), (2, (14, 16, 18, 20))]
+    runs.weight_singular_values[{"run": 5}] = 1.0  # second seed of depth 6
+    runs.cost[{"run": 15}] = 0.2  # second seed of depth 18
+    found = f04.ranges(runs)
+    assert [(of.rank, of.depths) for of in found] == [(3, (4, 5)), (3, (7, 8)), (2, (14, 16)), (2, (20,))]
+    assert np.isnan(found[-1].slope)
+    assert f04.longest(3, found) is found[0]
+    assert f04.longest(4, found) is None
+
+
+def test_f4_intervals_hold_the_planted_slope_in_about_95_percent_of_draws():
+    found = [f04.ranges(planted_runs(slopes={2: 1.93}, seed=seed))[1] for seed in range(200)]
+    inside = [of.low < 1.93 < of.high for of in found]
+    assert 180 <= sum(inside) < 200
+    assert np.mean([of.slope for of in found]) == pytest.approx(1.93, abs=0.005)
+
+
 def test_f4_claims_hold_on_planted_runs():
     claims = f04.claims(planted_runs())
-    assert passed(claims) == [True, True, True]
-    assert "14 to 22" in str(claims[0].measured)
-    assert claims[1].measured == pytest.approx(2.0)
+    assert passed(claims) == [True] * 4
+    assert "14 to 20" in str(claims[0].measured)
+    assert str(claims[1].measured).startswith(("2.0", "1.9"))
+    assert passed(f04.own_rank(3, f04.ranges(planted_runs(slopes={3: 3.0})))) == [True, True]
 
 
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"slope": 1.7}, [True, False, True]),
-        ({"slope": 2.3}, [True, False, True]),
-        ({"rank_of": lambda d: 2 if d >= 14 else 3}, [True, True, False]),
-        ({"rank_of": lambda d: 3}, [False, False, False]),
-        ({"cost_of": lambda d: 0.5}, [False, False, True]),
+        ({"slopes": {2: 1.7}}, [True, False, True, True]),
+        ({"slopes": {2: 2.3}}, [True, False, True, True]),
+        ({"slopes": {3: 3.0}}, [True, True, False, True]),
+        ({"rank_of": lambda d: 2 if d >= 14 else 3}, [True, True, True, False]),
+        ({"rank_of": lambda d: 0 if d == 100 else 2}, [True, True, False, True]),
+        ({"rank_of": lambda d: 3}, [False, False, True, False]),
+        ({"cost_of": lambda d: 0.5}, [False, False, False, True]),
     ],
 )
 def test_f4_claims_fail_where_they_should(changes, expected):
     assert passed(f04.claims(planted_runs(**changes))) == expected
+
+
+def test_f4_a_wide_interval_does_not_pass_whatever_the_slope():
+    wide = [f04.Range(4, (8, 10, 12), 4.0, 3.7, 4.3)]
+    assert passed(f04.own_rank(4, wide)) == [True, False]
+    assert passed(f04.own_rank(4, [f04.Range(4, (8, 10), 4.0, 3.9, 4.1)])) == [False, True]
 
 
 def planted_history(ratio=0.05, first=0.3, start=2.302585, fall=True):
@@ -148,7 +178,15 @@ def test_f9_finds_the_end_of_the_first_fall():
 
 TINY = {
     "F1": {"rank": 2, "depth": 4, "width": 8, "members": 2, "steps": 6},
-    "F4": {"depths": [2, 3], "width": 6, "init": "he", "seeds": 2, "steps": 4},
+    "F4": {
+        "depths": [2, 3],
+        "others": [(3, [2])],
+        "y_norm_squared": 1.0,
+        "width": 6,
+        "init": "he",
+        "seeds": 2,
+        "steps": 4,
+    },
     "F9": {
         "images": 40,
         "width": 6,

@@ -1,65 +1,152 @@
 """F4 (Jacot2023b, Figure 1): parameter norm and middle rank against depth."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
 import xarray as xr
+from matplotlib.figure import Figure as Picture
+from numpy.typing import NDArray
+from scipy import stats
 
-from bnrank.figures.harness.claims import Claim, at_least, is_true, near
+from bnrank.figures.harness.claims import Claim, at_least, is_true
+from bnrank.figures.harness.drawing import GRAY, color, label, panels
 from bnrank.figures.harness.figure import Figure, Outcome
 from bnrank.reporting import Section, plots
 from bnrank.tasks import low_rank_map
 from bnrank.training import sweep
 
 RIDGE = 1e-3
+RANK = 2  # of the source's data
+WITHIN = 0.25  # largest distance of an interval of slopes from the rank
+Array = NDArray[np.float64]
 THRESHOLD = 0.1  # smallest singular value that counts; largest training cost of a fitted network
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of F4: depths, width and initialization of the networks, number of seeds, training steps."""
+    """Settings of F4.
 
-    depths: tuple[int, ...] = (6, 10, 14, 18, 22, 26, 30, 40, 100)
+    Attributes
+    ----------
+    depths : tuple of int
+        Depths of the networks on the source's data, of rank 2.
+    others : tuple of (int, tuple of int)
+        Ranks of further data, drawn alike, and depths of the networks on them.
+    y_norm_squared : float
+        Mean of ||y||^2 of all data.
+    width, init, seeds, steps
+        Of the networks and their training.
+    """
+
+    depths: tuple[int, ...] = (3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 14, 16, 18, 20, 26, 40)
+    others: tuple[tuple[int, tuple[int, ...]], ...] = ((3, (12, 14, 16, 18)), (4, (8, 10, 12, 14)))
+    y_norm_squared: float = 1.0
     width: int = 50
     init: str | float = "he"
-    seeds: int = 2
-    steps: int = 1200
+    seeds: int = 5
+    steps: int = 1000
+
+
+@dataclass(frozen=True)
+class Range:
+    """Successive depths at which all runs have the same rank in the middle and are fitted.
+
+    Attributes
+    ----------
+    rank : int
+        The rank.
+    depths : tuple of int
+        The depths.
+    slope, low, high : float
+        Of ||theta||^2 in L: least squares over all runs, and its 95 percent t interval. NaN for one depth.
+    """
+
+    rank: int
+    depths: tuple[int, ...]
+    slope: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        """Return slope and interval."""
+        return f"{self.slope:.2f} ({self.low:.2f} to {self.high:.2f}), depths {self.depths[0]} to {self.depths[-1]}"
 
 
 def make(settings: Settings, folder: Path, progress: bool) -> Outcome:
-    """Train networks of many depths on F4's data with a few seeds each."""
+    """Train networks of many depths with a few seeds each, on F4's data and on data of other ranks."""
+    s = settings
+    runs = {RANK: _trained(s, RANK, s.depths, folder, progress)}
+    runs |= {rank: _trained(s, rank, depths, folder, progress) for rank, depths in s.others}
+    flat = {rank: grid.stack(run=("depth", "seed")) for rank, grid in runs.items()}
+    found = {rank: ranges(of) for rank, of in flat.items()}
+    chosen = np.linspace(0, len(s.depths) - 1, min(4, len(s.depths))).round().astype(int)
+    values = runs[RANK].weight_singular_values.sel(seed=0).isel(depth=chosen).transpose("depth", ...)
+    spectra = {f"depth {int(v.depth)}, seed 0": v.dropna("layer", how="all").values for v in values}
+    pictures = {"norm-versus-depth": _picture(flat[RANK])}
+    pictures |= {"slopes": draw_slopes(found), "weight-spectra": plots.weight_spectra(spectra)[0].figure}
+    pictures |= {f"norm-versus-depth-rank-{rank}": _picture(flat[rank]) for rank, _ in s.others}
+    lines = "Lines are least squares over all runs of a rank."
+    captions = {
+        "norm-versus-depth": f"The norm of the weights against depth, one point per run. {lines}",
+        "slopes": "Slope of the norm in each range of depths in which all runs have the same rank, with its 95 percent "
+        "interval; dashed: the rank.",
+        "weight-spectra": "The ten largest singular values of every layer, at four depths",
+    } | {f"norm-versus-depth-rank-{rank}": f"The same on data of rank {rank}. {lines}" for rank, _ in s.others}
+    sections = (
+        Section("Ranges of constant rank", rows=[row for rank, of in found.items() for row in range_rows(rank, of)]),
+        *(Section(f"All runs on data of rank {rank}", rows=rows(of)) for rank, of in flat.items()),
+    )
+    made = (*claims(flat[RANK]), *(claim for rank, _ in s.others for claim in own_rank(rank, found[rank])))
+    return Outcome(claims=made, sections=sections, pictures=pictures, captions=captions)
+
+
+def _trained(settings: Settings, rank: int, depths: Sequence[int], folder: Path, progress: bool) -> xr.Dataset:
+    """Return the runs on data of a rank, over (depth, seed)."""
     s = settings
     runs = sweep(
-        low_rank_map(),
-        depths=list(s.depths),
+        low_rank_map(rank=rank, y_norm_squared=s.y_norm_squared),
+        depths=list(depths),
         ridges=[RIDGE],
         steps=s.steps,
         seeds=list(range(s.seeds)),
         grid={"width": [s.width], "init": s.init},
         record=max(1, s.steps // 20),
-        out=folder,
+        out=folder / f"rank-{rank}",
         progress=progress,
     ).squeeze(["width", "size", "ridge"])
-    flat = runs.stack(run=("depth", "seed"))
-    broken = flat.error.values[flat.status.values == "failed"]
+    broken = runs.error.values[runs.status.values == "failed"]
     if broken.size:
-        raise RuntimeError(f"{broken.size} of {flat.sizes['run']} networks were not trained: {broken[0]}")
-    norms = plots.norm_versus_depth(
-        flat.depth.values, flat.parameter_norm.values, middle_ranks(flat), flat.cost.values, cost_threshold=THRESHOLD
+        raise RuntimeError(f"{broken.size} of {runs.status.size} networks were not trained: {broken[0]}")
+    return runs
+
+
+def _picture(flat: xr.Dataset) -> Picture:
+    """Return the picture of the norm against depth."""
+    costs = flat.cost.values
+    ax = plots.norm_versus_depth(
+        flat.depth.values, flat.parameter_norm.values, middle_ranks(flat), costs, cost_threshold=THRESHOLD
     )
-    chosen = np.linspace(0, len(s.depths) - 1, min(4, len(s.depths))).round().astype(int)
-    values = runs.weight_singular_values.sel(seed=0).isel(depth=chosen).transpose("depth", ...)
-    spectra = {f"depth {int(v.depth)}, seed 0": v.dropna("layer", how="all").values for v in values}
-    pictures = {"norm-versus-depth": norms.figure, "weight-spectra": plots.weight_spectra(spectra)[0].figure}
-    captions = {
-        "norm-versus-depth": "The norm of the weights against depth, one point per run",
-        "weight-spectra": "The ten largest singular values of every layer, at four depths",
-    }
-    sections = (Section("All runs", rows=rows(flat)),)
-    return Outcome(claims=claims(flat), sections=sections, pictures=pictures, captions=captions)
+    return cast(Picture, ax.figure)
+
+
+def draw_slopes(found: Mapping[int, Sequence[Range]]) -> Picture:
+    """Draw the slopes of all ranges with their intervals."""
+    picture, ((ax,),) = panels(1, 1, (7.2, 4.0))
+    shown = [(rank, of) for rank, several in found.items() for of in several if np.isfinite(of.slope)]
+    for i, (rank, of) in enumerate(shown):
+        own = color(0) if of.rank == rank else color(1)
+        ends = [[of.slope - of.low], [of.high - of.slope]]
+        ax.errorbar([i], [of.slope], yerr=ends, fmt="o", color=own, capsize=4)
+        ax.hlines(of.rank, i - 0.35, i + 0.35, color=GRAY, linestyle="--", linewidth=1.2)
+    names = [f"rank {of.rank}\ndata {rank}\nL {of.depths[0]} to {of.depths[-1]}" for rank, of in shown]
+    ax.set_xticks(range(len(shown)), names)
+    label(ax, "range of constant rank", "slope of ‖θ‖² in L", "Slope in each range of constant rank", bottom=0)
+    return picture
 
 
 def middle_ranks(flat: xr.Dataset) -> np.ndarray:
@@ -76,21 +163,81 @@ def rows(flat: xr.Dataset) -> list[dict[str, object]]:
     return list(table.rename(columns={"parameter_norm": "||theta||^2"}).to_dict("records"))
 
 
+def ranges(flat: xr.Dataset) -> list[Range]:
+    """Return the ranges of constant rank among runs over (run,), by depth; rank 0 and unfitted runs end a range."""
+    depth, norm, rank = flat.depth.values, flat.parameter_norm.values, middle_ranks(flat)
+    common = {}
+    for d in np.unique(depth):
+        here = np.where(flat.cost.values < THRESHOLD, rank, 0)[depth == d]
+        common[int(d)] = int(here[0]) if (here == here[0]).all() else 0  # False for NaN
+    result = []
+    for k, group in groupby(common, common.__getitem__):
+        depths = tuple(group)
+        if k:
+            mine = np.isin(depth, depths)
+            result.append(Range(k, depths, *_slope(depth[mine].astype(float), norm[mine])))
+    return result
+
+
+def _slope(depth: Array, norm: Array) -> tuple[float, float, float]:
+    """Return the least-squares slope and its 95 percent interval."""
+    if len(np.unique(depth)) < 2 or len(depth) < 3:
+        return (float("nan"),) * 3
+    fit = stats.linregress(depth, norm)
+    half = stats.t.ppf(0.975, len(depth) - 2) * fit.stderr
+    return float(fit.slope), float(fit.slope - half), float(fit.slope + half)
+
+
+def range_rows(rank: int, found: Sequence[Range]) -> list[dict[str, object]]:
+    """Return one table row per range."""
+    return [
+        {
+            "rank of the data": rank,
+            "rank in the middle": of.rank,
+            "depths": f"{of.depths[0]} to {of.depths[-1]}",
+            "number of depths": len(of.depths),
+            "slope": of.slope,
+            "95 percent from": of.low,
+            "to": of.high,
+        }
+        for of in found
+    ]
+
+
+def own_rank(rank: int, found: Sequence[Range]) -> tuple[Claim, ...]:
+    """Return the claims on the longest range in which the runs have the rank of the data."""
+    inside = longest(rank, found)
+    among = f"all runs have it from depth {inside.depths[0]} to {inside.depths[-1]}" if inside else "at no depth"
+    close = inside is not None and abs(inside.low - rank) <= WITHIN and abs(inside.high - rank) <= WITHIN
+    on, slope = (
+        f"data of rank {rank}: rank {rank} in the middle",
+        "slope of ||theta||^2 in L there, 95 percent interval",
+    )
+    return (
+        at_least(f"{on}, fitted: number of successive depths", len(inside.depths) if inside else 0, 3, shown=among),
+        is_true(f"{on}: {slope}", close, str(inside) if inside else "no such range", f"{rank} ± {WITHIN:g}"),
+    )
+
+
+def longest(rank: int, found: Sequence[Range]) -> Range | None:
+    """Return the range of a rank with the most depths."""
+    return max((of for of in found if of.rank == rank), key=lambda of: len(of.depths), default=None)
+
+
 def claims(flat: xr.Dataset) -> tuple[Claim, ...]:
     """Return the claims of Figure 1 on all runs, over (run,) with coordinates depth and seed."""
-    depth, norm, rank = flat.depth.values, flat.parameter_norm.values, middle_ranks(flat)
-    two = (rank == 2) & (flat.cost.values < THRESHOLD)
-    depths = np.unique(depth)
-    ranges = [list(g) for clean, g in groupby(depths, lambda d: bool(two[depth == d].all())) if clean]
-    inside = max(ranges, key=len, default=[])
-    among = f"all runs have it from depth {inside[0]} to {inside[-1]}" if inside else "at no depth do all runs have it"
-    use = two & np.isin(depth, inside)
-    slope = float(np.polyfit(depth[use], norm[use], 1)[0]) if len(inside) >= 2 else float("nan")
-    collapsed = [int(d) for d in depths if (rank[depth == d] == 0).all() and (not inside or d > inside[-1])]
+    found, depth, rank = ranges(flat), flat.depth.values, middle_ranks(flat)
+    last = inside.depths[-1] if (inside := longest(RANK, found)) else 0
+    collapsed = [int(d) for d in np.unique(depth) if (rank[depth == d] == 0).all() and d > last]
     at = f"all runs at depths {collapsed}" if collapsed else "at no depth have all runs collapsed"
+    above = longest(RANK + 1, found)
+    bent = above is not None and len(above.depths) >= 3 and above.high < RANK + 1
+    name = (
+        f"data of rank {RANK}: rank {RANK + 1} in the middle of smaller depths, where R2 / L keeps the slope below it"
+    )
     return (
-        at_least("rank 2 in the middle, fitted: number of successive depths", len(inside), 3, shown=among),
-        near("slope of ||theta||^2 in L there", slope, 2, 0.2),
+        *own_rank(RANK, found),
+        is_true(name, bent, str(above) if above else "no such range", f"interval below {RANK + 1}, 3 depths or more"),
         is_true("collapse to zero at larger depths", collapsed, at, "one depth or more"),
     )
 
@@ -100,13 +247,19 @@ def gigabytes(settings: Settings) -> float:
 
     Half a GB for a process, and 200 bytes per weight: 20 vectors of L-BFGS, Adam's, and the factors of the metric.
     """
-    workers = min(torch.get_num_threads(), len(settings.depths))
-    weights = [settings.seeds * settings.width**2 * depth for depth in sorted(settings.depths)[-workers:]]
+    depths = sorted(settings.depths)
+    workers = min(torch.get_num_threads(), len(depths))
+    weights = [settings.seeds * settings.width**2 * depth for depth in depths[-workers:]]
     return 0.5 * (1 + workers) + 2e-7 * sum(weights)
 
 
 QUICK = Settings()
-PAPER = Settings((*range(3, 31), 35, 40, 50, 60, 80, 100), width=100, seeds=4, steps=5000)
+PAPER = Settings(
+    depths=(*range(3, 21), 22, 24, 26, 28, 30, 40),
+    others=((3, (12, 14, 16, 18, 20, 22)), (4, (8, 10, 12, 14, 16, 18))),
+    width=100,
+    steps=2500,
+)
 
 FIGURE = Figure(
     "F4",
@@ -117,4 +270,5 @@ FIGURE = Figure(
     {"quick": QUICK, "paper": PAPER},
     make,
     gigabytes={"quick": gigabytes(QUICK), "paper": gigabytes(PAPER)},
+    version=2,
 )

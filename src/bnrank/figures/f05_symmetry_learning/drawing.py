@@ -7,8 +7,8 @@ from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure as Picture
 from matplotlib.ticker import MaxNLocator
 
-from bnrank.figures.f05_symmetry_learning.computation import FULL, PLANE, RADIUS, SMALL, TRUE, Learned
-from bnrank.figures.f05_symmetry_learning.trajectories import ATOLS, BEFORE, HIDDEN, VISIBLE, Crossed
+from bnrank.figures.f05_symmetry_learning.computation import BEFORE, FULL, PLANE, RADIUS, SMALL, TRUE, Learned
+from bnrank.figures.f05_symmetry_learning.trajectories import ATOLS, FINE, HIDDEN, VISIBLE, Crossed
 from bnrank.figures.harness.drawing import GRAY, color, label, panels, reference
 
 SHOWN = 40  # trajectories
@@ -55,7 +55,8 @@ def draw_crossings(crossed: tuple[Crossed, ...], hidden: int) -> Picture:
         shares = 100 * np.array([one.shares[state] for one in crossed])
         ax.fill_between(at, shares.min(0), shares.max(0), color=color(i), alpha=0.2, linewidth=0)
         ax.plot(at, np.median(shares, axis=0), color=color(i), marker="o", markersize=5, label=name)
-    ax.axvline(at[VISIBLE], color=GRAY, linestyle="--", linewidth=1.2)
+    for i in (FINE, VISIBLE):
+        ax.axvline(at[i], color=GRAY, linestyle="--", linewidth=1.2)
     ax.set_yscale("symlog", linthresh=0.1)
     x, y = "distance, percent of the picture", "pairs that cross, percent"
     label(ax, x, y, "Crossings of trajectories that remain", legend="upper right", bottom=0)

@@ -16,7 +16,7 @@ from bnrank.tasks import RankOneFactorization, Task
 HIDDEN = "two principal directions of the hidden layer"
 STEPS = "the same, polylines through the steps of gradient descent"
 ATOLS = (0.0, 0.002, 0.005, 0.01, 0.02)
-VISIBLE = 3  # 0.01: crossings that moving the curves by 1 percent of the picture undoes do not count
+FINE, VISIBLE = 3, 4  # the distances of the claims
 FINER = 20  # steps of the flow per step of gradient descent
 EVERY = 8  # of these are points of a curve
 PLANES = 5  # random planes of the input
