@@ -89,6 +89,15 @@ def test_polylines_through_the_steps_of_a_map_cross_although_it_is_one_to_one():
     assert pairs(curves[:, ::4]) == 0
 
 
+@pytest.mark.parametrize("scale", [1e-300, 1e-9, 1e300])
+def test_counts_do_not_depend_on_the_unit(scale):
+    curves = np.random.default_rng(5).normal(size=(6, 10, 2))
+    expected = crossings.count(curves, 0.3)
+    assert expected.sum() > 0
+    assert np.array_equal(crossings.count(scale * curves, scale * 0.3), expected)
+    assert np.array_equal(crossings.count(torch.tensor(curves, requires_grad=True), 0.3), expected)
+
+
 def test_one_curve_and_equal_curves():
     curve = np.random.default_rng(4).normal(size=(1, 9, 2))
     assert crossings.count(curve).tolist() == [[0]]

@@ -54,6 +54,8 @@ def count(curves: Data, atol: float = 0.0) -> NDArray[np.int64]:
     shaped = points.shape[1] >= 2 and points.shape[2] == 2
     validation.expect(shaped, "curves", f"shape {points.shape}", "(m, points, 2) with two points or more")
     atol = validation.number(atol, "atol", 0.0)
+    scale = np.abs(points).max(initial=0.0) or 1.0  # prevents overflow and underflow of products
+    points, atol = points / scale, atol / scale
     low, high = points.min(1), points.max(1)
     result = np.zeros((len(points), len(points)), dtype=np.int64)
     for i, j in zip(*np.triu_indices(len(points), 1), strict=True):
