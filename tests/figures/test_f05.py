@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
+from scipy.integrate import solve_ivp
 
 import bnrank
 from bnrank.figures.f05_symmetry_learning import computation as rotations
@@ -196,6 +197,24 @@ def test_a_representation_that_is_a_function_of_u_has_no_crossings_and_one_that_
     assert trajectories.shares(folded)[trajectories.VISIBLE] == 0
     kept = u + 0.5 * flow @ torch.stack([descent.across, descent.w], 1)
     assert trajectories.shares(kept)[trajectories.VISIBLE] > 0.01
+
+
+def test_curves_follow_the_flow_of_the_statistics(monkeypatch):
+    """Against the differential equation of the source, on the states that are measured."""
+    seen = []
+    monkeypatch.setattr(trajectories, "shares", lambda paths: seen.append(paths) or np.zeros(5))
+    task, descent = matrix_factorization(9, 3, 10, 0.03, n_test=7), rank_one_factorization(3, 0.03)
+    net = bnrank.MLP([3, 4, 4, 10], seed=0)
+    found = trajectories.measure(net, task, descent, rotations.Settings(hidden=1, curves=5), 0)
+    u = seen[0]
+    assert u.shape == (5, 26, 2)  # of 200 steps, every eighth and the start
+    for path in u.numpy():
+        flow = lambda _, v: -8 * v * (v.sum() - np.array([1.0, 0.0]))  # noqa: E731
+        expected = solve_ivp(flow, (0, 0.3), path[0], t_eval=0.3 * np.arange(26) / 25, rtol=1e-8).y.T
+        assert path == pytest.approx(expected, abs=0.02)
+    hidden = torch.relu(net.layers[0](descent.trajectory(task.x_test[:5].double(), 10))).detach()
+    assert seen[2] == pytest.approx(rotations.in_plane(hidden))  # the steps of gradient descent
+    assert set(found.shares) == {TRUE, trajectories.HIDDEN, trajectories.STEPS, BEFORE, PLANE}
 
 
 def test_a_tiny_run(tiny):

@@ -148,6 +148,9 @@ def test_f4_claims_fail_where_they_should(changes, expected):
 def test_f4_a_wide_interval_does_not_pass_whatever_the_slope():
     wide = [f04.Range(4, (8, 10, 12), 4.0, 3.7, 4.3)]
     assert passed(f04.own_rank(4, wide)) == [True, False]
+    assert passed(f04.own_rank(4, [f04.Range(4, (8, 10, 12), 4.1, 3.9, 4.3)])) == [True, False]
+    assert passed(f04.own_rank(4, [f04.Range(4, (8, 10, 12), 3.9, 3.7, 4.1)])) == [True, False]
+    assert f04.longest(4, [*wide, f04.Range(4, (16, 18), 4.0, 3.7, 4.3)]) is wide[0]
     assert passed(f04.own_rank(4, [f04.Range(4, (8, 10), 4.0, 3.9, 4.1)])) == [False, True]
 
 

@@ -169,23 +169,24 @@ def learn(net: MLP, task: Task, descent: RankOneFactorization, settings: Setting
     directions_of_input = torch.randn((x.shape[1], 2), generator=generator, dtype=torch.float64)
     represented = activations(net, states, hidden)
     center, directions, share = principal(represented)
+    fresh = MLP(net.widths, seed=seed, dtype=torch.float64)
     paths = {
         FULL: ((represented - center) @ directions).numpy(),
         PLANE: (states @ torch.linalg.qr(directions_of_input)[0]).numpy(),
         TRUE: descent.statistics(states).numpy(),
+        BEFORE: in_plane(activations(fresh, states, hidden)).numpy(),
     }
     found = detect(measured.weight_singular_values.values)
     layers = [hidden] if found.start is None or found.end is None else list(range(found.start, found.end + 1))
     flat = {layer: in_plane(activations(net, states, layer)).numpy() for layer in layers}
     residual = dependence.self_consistency
     by_layer = {layer: residual(path) for layer, path in flat.items()}
-    fresh = MLP(net.widths, seed=seed, dtype=torch.float64)
     residuals = {
         PLANE: residual(paths[PLANE]),
         TRUE: residual(paths[TRUE]),
         FULL: float(np.median(list(by_layer.values()))),
         LINE: float(np.median([residual(path[..., :1]) for path in flat.values()])),
-        BEFORE: residual(in_plane(activations(fresh, states, hidden)).numpy()),
+        BEFORE: residual(paths[BEFORE]),
     }
     u = descent.statistics(x).numpy()
     z = ((activations(net, x, hidden) - center) @ directions).numpy()

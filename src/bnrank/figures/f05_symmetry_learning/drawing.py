@@ -9,7 +9,7 @@ from matplotlib.ticker import MaxNLocator
 
 from bnrank.figures.f05_symmetry_learning.computation import BEFORE, FULL, PLANE, RADIUS, SMALL, TRUE, Learned
 from bnrank.figures.f05_symmetry_learning.trajectories import ATOLS, FINE, HIDDEN, VISIBLE, Crossed
-from bnrank.figures.harness.drawing import GRAY, color, label, panels, reference
+from bnrank.figures.harness.drawing import GRAY, color, label, legend_below, panels, reference
 
 SHOWN = 40  # trajectories
 CURVES = 7
@@ -17,16 +17,17 @@ ALONG, ACROSS = r"$u_0=(w^Tv)^2$", r"$u_1=\|(I-ww^T)v\|^2$"
 
 
 def draw_trajectories(learned: Learned) -> Picture:
-    """Draw the same trajectories in u, in the hidden coordinates and in two directions of the input."""
+    """Draw the same trajectories in u, in hidden coordinates after and before training, and in two of the input."""
     first, second = _coordinates(learned)
     shown = (
         (TRUE, ALONG, ACROSS, "Summary statistics"),
         (FULL, first, second, f"Layer {learned.settings.hidden} of the network"),
+        (BEFORE, first, second, f"Layer {learned.settings.hidden} before training"),
         (PLANE, "first random direction of v", "second random direction of v", "Two directions of the input"),
     )
-    picture, (axes,) = panels(1, 3, (12.5, 4.3))
+    picture, axes = panels(2, 2, (11.0, 8.4))
     lines: Any = None
-    for ax, (name, x, y, title) in zip(axes, shown, strict=True):
+    for ax, (name, x, y, title) in zip(axes.ravel(), shown, strict=True):
         paths = learned.trajectories[name][:SHOWN]
         pieces = np.stack([paths[:, :-1], paths[:, 1:]], axis=2)
         times = np.tile(np.arange(pieces.shape[1]), len(paths))
@@ -36,7 +37,7 @@ def draw_trajectories(learned: Learned) -> Picture:
         ax.plot(*paths[:, 0].T, "o", color=color(1), markersize=3.5, linestyle="none", label="start v(0)")
         label(ax, x, y, title)
         ax.autoscale()
-    axes[0].legend(frameon=False, fontsize=9, loc="upper right")
+    axes[0, 0].legend(frameon=False, fontsize=9, loc="upper right")
     picture.colorbar(lines, ax=axes, label="step t of gradient descent", pad=0.02, ticks=MaxNLocator(integer=True))
     return picture
 
@@ -49,7 +50,7 @@ def draw_crossings(crossed: tuple[Crossed, ...], hidden: int) -> Picture:
         HIDDEN: f"layer {hidden} after training",
         TRUE: "u itself",
     }
-    picture, ((ax,),) = panels(1, 1, (7.6, 4.4))
+    picture, ((ax,),) = panels(1, 1, (7.6, 4.8))
     at = 100 * np.array(ATOLS)
     for i, (state, name) in enumerate(names.items()):
         shares = 100 * np.array([one.shares[state] for one in crossed])
@@ -58,8 +59,11 @@ def draw_crossings(crossed: tuple[Crossed, ...], hidden: int) -> Picture:
     for i in (FINE, VISIBLE):
         ax.axvline(at[i], color=GRAY, linestyle="--", linewidth=1.2)
     ax.set_yscale("symlog", linthresh=0.1)
-    x, y = "distance, percent of the picture", "pairs that cross, percent"
-    label(ax, x, y, "Crossings of trajectories that remain", legend="upper right", bottom=0)
+    shown = (0, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
+    ax.set_yticks(shown, [f"{value:g}" for value in shown])
+    x, y = "distance that undoes crossings, percent of the picture", "pairs that cross, percent"
+    label(ax, x, y, "Pairs of trajectories that cross by more than a distance", ylim=(0, 12))
+    legend_below(picture, ax, 2)
     return picture
 
 

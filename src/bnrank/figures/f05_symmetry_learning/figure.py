@@ -113,8 +113,8 @@ def make(settings: Settings, folder: Path, progress: bool) -> Outcome:
     }
     captions = {
         "spectra": "Singular values of activations and weights; shaded: the bottleneck.",
-        "trajectories": f"Gradient descent in u, in two principal directions of layer {s.hidden}, and in two random "
-        "directions of the input. Where the state decides the next one paths do not cross.",
+        "trajectories": f"Gradient descent in u, in two principal directions of layer {s.hidden} after and before "
+        "training, and in two random directions of the input. Where the state decides the next one paths do not cross.",
         "crossings": f"Pairs of {s.curves} trajectories of gradient flow that cross in the plane, against the distance "
         f"by which the curves are moved to undo crossings. Lines: medians of {s.seeds} seeds; shaded: all of them.",
         "distances": "Distance to the representation of a fixed point (cross). In planes orthogonal to w, rotation "
