@@ -71,17 +71,17 @@ def test_f1_gap_is_taken_in_the_middle_layer_only():
 
 
 def planted_runs(depths=(4, 5, 6, 7, 8, 14, 16, 18, 20, 100), slopes=None, rank_of=None, cost_of=None, seed=0):
-    """Runs with two seeds per depth; the rank by depth is 3, then 2, and 0 at 100 unless given."""
+    """Runs with five seeds per depth; the rank by depth is 3, then 2, and 0 at 100 unless given."""
     rank_of = rank_of or (lambda depth: 0 if depth == 100 else 2 if depth >= 14 else 3)
     cost_of = cost_of or (lambda depth: 1.9 if depth == 100 else 0.003)
     slopes = {2: 2.0, 3: 2.4, 0: 0.0} | (slopes or {})
-    spectra = np.full((len(depths), 2, max(depths), 5), np.nan)
+    spectra = np.full((len(depths), 5, max(depths), 5), np.nan)
     for i, depth in enumerate(depths):
         spectra[i, :, :depth] = 0.0
         spectra[i, :, :depth, : rank_of(depth)] = 1.1
-    apart = 0.1 * np.random.default_rng(seed).normal(size=(len(depths), 2))
+    apart = 0.1 * np.random.default_rng(seed).normal(size=(len(depths), 5))
     norm = apart + np.array([slopes[rank_of(d)] * d + 30 for d in depths])[:, None]
-    cost = np.array([[cost_of(d)] * 2 for d in depths])
+    cost = np.array([[cost_of(d)] * 5 for d in depths])
     grid = xr.Dataset(
         {
             "weight_singular_values": (("depth", "seed", "layer", "index"), spectra),
@@ -89,24 +89,24 @@ def planted_runs(depths=(4, 5, 6, 7, 8, 14, 16, 18, 20, 100), slopes=None, rank_
             "cost": (("depth", "seed"), cost),
             "status": (("depth", "seed"), np.full(norm.shape, "finished")),
         },
-        coords={"depth": list(depths), "seed": [0, 1], "layer": np.arange(1, max(depths) + 1), "index": range(1, 6)},
+        coords={"depth": list(depths), "seed": range(5), "layer": np.arange(1, max(depths) + 1), "index": range(1, 6)},
     )
     return grid.stack(run=("depth", "seed"))
 
 
 def test_f4_middle_ranks_are_those_of_the_layer_at_half_depth():
     runs = planted_runs(depths=(6, 10, 14, 18, 100))
-    assert f04.middle_ranks(runs).tolist() == [3, 3, 3, 3, 2, 2, 2, 2, 0, 0]
+    assert f04.middle_ranks(runs).tolist() == [3] * 10 + [2] * 10 + [0] * 5
     spoiled = runs.copy(deep=True)
     spoiled.weight_singular_values.loc[{"layer": 7}] = 1.0  # the middle of depth 14 only
-    assert f04.middle_ranks(spoiled).tolist()[4:8] == [5, 5, 2, 2]
+    assert f04.middle_ranks(spoiled).tolist()[5:20] == [3] * 5 + [5] * 5 + [2] * 5
 
 
 def test_f4_ranges_end_where_a_run_has_another_rank_or_is_not_fitted():
     runs = planted_runs()
     assert [(of.rank, of.depths) for of in f04.ranges(runs)] == [(3, (4, 5, 6, 7, 8)), (2, (14, 16, 18, 20))]
-    runs.weight_singular_values[{"run": 5}] = 1.0  # second seed of depth 6
-    runs.cost[{"run": 15}] = 0.2  # second seed of depth 18
+    runs.weight_singular_values[{"run": 11}] = 1.0  # second seed of depth 6
+    runs.cost[{"run": 36}] = 0.2  # second seed of depth 18
     found = f04.ranges(runs)
     assert [(of.rank, of.depths) for of in found] == [(3, (4, 5)), (3, (7, 8)), (2, (14, 16)), (2, (20,))]
     assert np.isnan(found[-1].slope)

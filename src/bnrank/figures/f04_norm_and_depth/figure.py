@@ -11,11 +11,11 @@ import torch
 import xarray as xr
 from matplotlib.figure import Figure as Picture
 from numpy.typing import NDArray
-from scipy import stats
 
 from bnrank.figures.harness.claims import Claim, at_least, is_true
 from bnrank.figures.harness.drawing import GRAY, color, label, panels
 from bnrank.figures.harness.figure import Figure, Outcome
+from bnrank.figures.harness.intervals import interval, slopes
 from bnrank.reporting import Section, plots
 from bnrank.tasks import low_rank_map
 from bnrank.training import sweep
@@ -63,7 +63,7 @@ class Range:
     depths : tuple of int
         The depths.
     slope, low, high : float
-        Of ||theta||^2 in L: least squares over all runs, and its 95 percent t interval. NaN for one depth.
+        Of ||theta||^2 in L: mean over seeds of least-squares slopes, and its 95 percent interval. NaN for one depth.
     """
 
     rank: int
@@ -165,7 +165,7 @@ def rows(flat: xr.Dataset) -> list[dict[str, object]]:
 
 def ranges(flat: xr.Dataset) -> list[Range]:
     """Return the ranges of constant rank among runs over (run,), by depth; rank 0 and unfitted runs end a range."""
-    depth, norm, rank = flat.depth.values, flat.parameter_norm.values, middle_ranks(flat)
+    depth, norm, rank = flat.depth.values, flat.parameter_norm.unstack("run"), middle_ranks(flat)
     common = {}
     for d in np.unique(depth):
         here = np.where(flat.cost.values < THRESHOLD, rank, 0)[depth == d]
@@ -174,18 +174,10 @@ def ranges(flat: xr.Dataset) -> list[Range]:
     for k, group in groupby(common, common.__getitem__):
         depths = tuple(group)
         if k:
-            mine = np.isin(depth, depths)
-            result.append(Range(k, depths, *_slope(depth[mine].astype(float), norm[mine])))
+            norms = norm.sel(depth=list(depths)).transpose("seed", "depth").values
+            slope = interval(slopes(np.array(depths), norms)) if len(depths) > 1 else (np.nan,) * 3
+            result.append(Range(k, depths, *slope))
     return result
-
-
-def _slope(depth: Array, norm: Array) -> tuple[float, float, float]:
-    """Return the least-squares slope and its 95 percent interval."""
-    if len(np.unique(depth)) < 2 or len(depth) < 3:
-        return (float("nan"),) * 3
-    fit = stats.linregress(depth, norm)
-    half = stats.t.ppf(0.975, len(depth) - 2) * fit.stderr
-    return float(fit.slope), float(fit.slope - half), float(fit.slope + half)
 
 
 def range_rows(rank: int, found: Sequence[Range]) -> list[dict[str, object]]:
