@@ -43,13 +43,13 @@ class Settings:
         Of the networks and their training.
     """
 
-    depths: tuple[int, ...] = (4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 16, 18, 20, 24, 100)
+    depths: tuple[int, ...] = (4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 16, 18, 20, 24, 60)
     others: tuple[tuple[int, tuple[int, ...]], ...] = ((1, (6, 8, 10, 12)), (3, (12, 14, 16, 18)), (4, (8, 10, 12, 14)))
     y_norm_squared: float = 1.0
-    width: int = 50
+    width: int = 32
     init: str | float = "he"
     seeds: int = 5
-    steps: int = 800
+    steps: int = 600
 
 
 @dataclass(frozen=True)
@@ -250,7 +250,7 @@ PAPER = Settings(
     depths=(*range(3, 21), 22, 24, 26, 28, 30, 100),
     others=((1, (6, 8, 10, 12, 14)), (3, (12, 14, 16, 18, 20, 22)), (4, (8, 10, 12, 14, 16, 18))),
     width=100,
-    steps=2500,
+    steps=2000,
 )
 
 FIGURE = Figure(

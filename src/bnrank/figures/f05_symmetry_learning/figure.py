@@ -152,7 +152,7 @@ FIGURE = Figure(
     "Jacot2023b, Figure 2; Jacot2023c",
     "two outliers in the bottleneck spectra; paths of gradient descent do not cross in two dimensions of a hidden "
     "layer; distances in an early layer constant on rotation orbits",
-    {"quick": Settings(), "paper": Settings(samples=2000, depth=25, width=200, ridge=2e-4, steps=5000)},
+    {"quick": Settings(), "paper": Settings(depth=25, width=200, ridge=2e-4)},
     make,
     version=2,
     gigabytes={"quick": 0.7, "paper": 2.0},
