@@ -77,7 +77,8 @@ def _intersections(a: Array, b: Array) -> tuple[NDArray[np.int64], NDArray[np.in
     sides_of_a, sides_of_b = np.sign(_sides(a, b)), np.sign(_sides(b, a))  # (segments of a, points of b), and reverse
     crossed_a = sides_of_a[:, :-1] * sides_of_a[:, 1:] < 0
     crossed_b = (sides_of_b[:, :-1] * sides_of_b[:, 1:] < 0).T
-    return np.nonzero(crossed_a & crossed_b)
+    of_a, of_b = np.nonzero(crossed_a & crossed_b)
+    return of_a, of_b
 
 
 def _sides(a: Array, b: Array) -> Array:

@@ -137,7 +137,7 @@ def _picture(flat: xr.Dataset) -> Picture:
 def draw_slopes(found: Mapping[int, Sequence[Range]]) -> Picture:
     """Draw the slopes of all ranges with their intervals."""
     picture, ((ax,),) = panels(1, 1, (7.2, 4.0))
-    shown = [(rank, of) for rank, several in found.items() for of in several if np.isfinite(of.slope)]
+    shown = [(rank, of) for rank, several in found.items() for of in several if np.isfinite(of.high)]
     for i, (rank, of) in enumerate(shown):
         own = color(0) if of.rank == rank else color(1)
         ends = [[of.slope - of.low], [of.high - of.slope]]
