@@ -101,13 +101,13 @@ def found_empty(seeds):
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of outputs beyond the range of floats
 def test_nothing_that_holds_is_empty(monkeypatch):
-    wrong, labels = found_empty(range(20))
+    wrong, labels = found_empty(range(12))
     assert not wrong
     assert labels["violated"] == 0
-    assert labels["holds"] > 100
-    assert labels["holds (vacuous)"] > 100
+    assert labels["holds"] > 60
+    assert labels["holds (vacuous)"] > 60
     monkeypatch.setattr(verdicts, "triviality", lambda sides: sides.vacuous)  # without the rule
-    assert len(found_empty(range(6))[0]) > 20
+    assert len(found_empty(range(4))[0]) > 20
 
 
 def test_rates_along_a_gradient_that_is_zero_say_nothing():
