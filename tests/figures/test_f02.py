@@ -21,8 +21,11 @@ PLAIN = tripoints(from_layers([torch.eye(2)]), [0.0, 0.0], [1.0, 0.0], [0.0, 1.0
 def one(depth=2, ridge=0.0, seed=0, accuracy=1.0, reach=(), complete=True):
     return computation.Classifier(
         depth=depth,
+        start=computation.PYTORCH,
         ridge=ridge,
         seed=seed,
+        task=None,
+        same=1.0,
         regions=dataclasses.replace(PLAIN, complete=complete),
         reach=np.array(reach, float),
         spread=np.array([0.5] * (depth - 1)),
@@ -35,7 +38,7 @@ def planted(**changed):
     kinds = {"shallow": (2, 0.0), "shallow_l2": (2, 0.1), "deep": (9, 0.0), "deep_l2": (9, 0.1)}
     found = []
     for name, (depth, ridge) in kinds.items():
-        reach = (1.5, 7.0) if depth == 2 else ()
+        reach = (0.8, 7.0) if depth == 2 else ()
         found += [one(depth, ridge, seed, reach=reach) for seed in range(5)]
         for seed, change in changed.get(name, {}).items():
             found[seed - 5] = one(depth, ridge, seed, **{"reach": reach, **change})
@@ -58,7 +61,7 @@ def fails(found):
         ({"deep": {1: {"complete": False}}}, [1]),
         ({"shallow": {0: NONE, 1: NONE}}, []),  # three of five are most
         ({"shallow": {0: NONE, 1: NONE, 2: NONE}}, [2]),
-        ({"shallow": {seed: {"reach": (3.1,)} for seed in range(3)}}, [2]),  # too far out
+        ({"shallow": {seed: {"reach": (1.1,)} for seed in range(3)}}, [2]),  # outside the data's box
         ({"shallow_l2": {0: NONE, 1: NONE, 2: NONE}}, [3]),
         ({"deep": {3: {"reach": (2.9, 5.0)}}}, [4]),
         ({"deep": {3: {"reach": (3.1,)}}}, []),
@@ -90,8 +93,9 @@ def test_what_is_measured_of_a_network():
     x = torch.tensor([[0.4, -0.2], [-0.4, -0.2], [0.0, 0.2], [0.3, 0.1]], dtype=torch.float64)
     task = Task(x, torch.tensor([1, 2, 0, 1]), loss="cross_entropy", name="planted")
     last = SimpleNamespace(seed=3, cost=0.5, parameter_norm=7.0)
-    found = computation.look(net, task, last, 0.1, computation.Settings(far=5.0))
-    assert (found.depth, found.kind, found.seed) == (2, "depth 2, with L2", 3)
+    about = {"seed": 3, "start": computation.HE, "ridge": 0.1, "same": 0.5}
+    found = computation.look(net, task, last, computation.Settings(far=5.0), **about)
+    assert (found.depth, found.kind, found.seed) == (2, "depth 2, with L2, He start", 3)
     nearest = (sites - x[:, None].float()).norm(dim=2).argmin(1)
     assert found.row["correct, training"] == float((nearest == task.y).double().mean())
     assert math.isnan(found.row["correct, test"])
@@ -118,17 +122,36 @@ def test_agreement_is_a_share_of_the_box():
     assert computation.agreement(above_two, above_two, task) == 1
 
 
+def test_the_start_is_that_of_torch():
+    """Bounds, and the deviation of a uniform distribution, in every layer; other weights for another seed."""
+    net = bnrank.MLP([2, 300, 300, 4], init="he", seed=0)
+    computation.start_as_pytorch(net, 5)
+    plain = [torch.nn.Linear(*sizes) for sizes in ((2, 300), (300, 300), (300, 4))]
+    for layer, other in zip(net.layers, plain, strict=True):
+        for name in ("weight", "bias"):
+            ours, theirs = getattr(layer, name), getattr(other, name)
+            assert ours.abs().max() <= layer.in_features**-0.5
+            if ours.numel() >= 300:
+                assert ours.std().item() == pytest.approx(theirs.std().item(), rel=0.1)
+                assert abs(ours.mean().item()) < 0.1 * layer.in_features**-0.5
+    first = net.weights[1].detach().clone()
+    computation.start_as_pytorch(net, 6)
+    assert not torch.equal(first, net.weights[1])
+    computation.start_as_pytorch(net, 5)
+    assert torch.equal(first, net.weights[1])
+
+
 TINY = {
     "samples": 40,
     "depths": (2, 3),
     "width": 6,
-    "init": "he",
     "ridge": 1e-3,
     "seeds": (3, 4),
     "steps": (60, 40),
     "steps_ridge": 30,
     "times": 3.0,
     "far": 10.0,
+    "control": 1,
 }
 
 
@@ -139,11 +162,14 @@ def test_a_tiny_run(tmp_path):
     assert len(outcome.claims) == 6
     assert set(outcome.pictures) == {"class-regions", "every-seed", "further-out"} == set(outcome.captions)
     shares, rows = (section.rows for section in outcome.sections)
-    assert [row["networks"] for row in shares] == [f"depth {d}, {w} L2" for d in (2, 3) for w in ("no", "with")]
-    assert [row["seed"] for row in rows] == [3, 4] * 4
-    task = bnrank.tasks.s_shapes(40, n_test=40)
-    for depth, row in ((2, rows[0]), (3, rows[4])):
-        run = bnrank.Run.open(tmp_path / "class-regions" / "runs" / f"depth-{depth}")
+    kinds = [f"depth {d}, {w} L2" for d in (2, 3) for w in ("no", "with")]
+    kinds += [f"depth 3, {w} L2, He start (control)" for w in ("no", "with")]
+    assert [row["networks"] for row in shares] == kinds
+    assert [row["seeds"] for row in shares] == [2] * 4 + [1] * 2
+    assert [row["seed"] for row in rows] == [3, 3, 4, 4] * 2 + [3, 3]
+    for depth, row, start in ((2, rows[2], "pytorch-4"), (3, rows[4], "pytorch-3"), (3, rows[8], "he-3")):
+        task = bnrank.tasks.s_shapes(40, seed=int(start[-1]), n_test=40, heights="normal")
+        run = bnrank.Run.open(tmp_path / "class-regions" / "runs" / f"depth-{depth}-{start}")
         net = run.network(0)
         assert row["correct, test"] == pytest.approx(float((net(task.x_test).argmax(1) == task.y_test).double().mean()))
         center, half = (task.x.amax(0) + task.x.amin(0)).double() / 2, (task.x.amax(0) - task.x.amin(0)).double() / 2

@@ -54,6 +54,18 @@ def test_noise_has_its_standard_deviation():
     assert difference.std(0).tolist() == pytest.approx([0.2, 0.2], rel=0.05)
 
 
+def test_heights_are_uniform_or_normal():
+    """Of 10,000 heights per class: standard deviation, and share beyond 1, the end of uniform ones."""
+    for heights, deviation, beyond in (("uniform", 3**-0.5, 0.0), ("normal", 0.5, 0.0455)):
+        task = s_shapes(n=20_000, classes=2, noise=0.0, heights=heights)
+        x, t = task.x.double(), task.x[:, 1].double()
+        assert torch.allclose(x[:, 0] - 0.6 * (task.y - 0.5), torch.sin(math.pi * t) / 2, atol=1e-5)
+        assert t.std().item() == pytest.approx(deviation, rel=0.02)
+        assert (t.abs() > 1).double().mean().item() == pytest.approx(beyond, abs=0.005)
+    with pytest.raises(ValueError, match="heights: got 'even'"):
+        s_shapes(heights="even")
+
+
 def test_s_shapes_seed():
     torch_state, numpy_state = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
     a, b, c = s_shapes(seed=1), s_shapes(seed=1), s_shapes(seed=2)

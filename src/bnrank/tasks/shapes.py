@@ -10,13 +10,14 @@ from bnrank.tasks.task import Task, Truth, normal, streams, uniform
 
 FRAMES_IN = 2  # determine position and velocity
 WITHIN = ("image", "pixel")
+HEIGHTS = ("uniform", "normal")
 MAX_WIDTH = 1000  # of a bump, in units of the size of the image; wider ones are flat
 
 
 def inverted_s(t: Tensor) -> Tensor:
     """Return the points (sin(pi t) / 2, t) of a mirrored letter S, shape (..., 2), for heights t in [-1, 1].
 
-    The curve bulges to the right in the upper half and to the left in the lower half.
+    The curve bulges to the right in the upper half and to the left in the lower half. Beyond, its ends turn back.
 
     Raises
     ------
@@ -37,14 +38,21 @@ def inverted_s(t: Tensor) -> Tensor:
 
 
 def s_shapes(
-    n: int = 400, classes: int = 4, noise: float = 0.05, seed: int = 0, *, n_test: int = 400, spacing: float = 0.6
+    n: int = 400,
+    classes: int = 4,
+    noise: float = 0.05,
+    seed: int = 0,
+    *,
+    n_test: int = 400,
+    spacing: float = 0.6,
+    heights: str = "uniform",
 ) -> Task:
     """Return classes on identical inverted S shapes, translated along the x-axis (F2; Jacot2023a Figure 2).
 
-    A sample of class c is inverted_s(t) + (spacing (c - (classes - 1) / 2), 0) + noise N(0, I_2) with t uniform on
-    [-1, 1]; sample i has class i mod ``classes``. The S shapes are :func:`inverted_s` (the source gives no formula);
-    at the default spacing no straight line separates two neighbors, while curves that never meet do: tripoints are a
-    property of the network, not of the data.
+    A sample of class c is inverted_s(t) + (spacing (c - (classes - 1) / 2), 0) + noise N(0, I_2) with random t; sample
+    i has class i mod ``classes``. The S shapes are :func:`inverted_s` (the source gives no formula); at the default
+    spacing no straight line separates two neighbors, while curves that never meet do: tripoints are a property of the
+    network, not of the data.
 
     Parameters
     ----------
@@ -58,6 +66,9 @@ def s_shapes(
         Training and test samples come from separate streams of it.
     spacing : float
         Distance between neighboring shapes. From 0.69 on, slanted straight lines separate them where noise is 0.
+    heights : "uniform" or "normal"
+        Distribution of t. "uniform": on [-1, 1]; every shape reaches from the bottom to the top of the data's bounding
+        box. "normal": N(0, 1/4); shapes thin out, and end at different heights inside the box.
 
     Returns
     -------
@@ -81,11 +92,12 @@ def s_shapes(
     n, n_test = validation.integer(n, "n", classes), validation.integer(n_test, "n_test", 0)
     noise = validation.number(noise, "noise", 0.0)
     spacing = validation.number(spacing, "spacing", 0.0, strict=True)
+    validation.choice(heights, "heights", HEIGHTS)
     validation.largest_fits(8 * (n + n_test), {"n": n, "n_test": n_test})
 
     def draw(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         labels = torch.arange(count) % classes
-        x = inverted_s(2 * uniform(generator, count) - 1)
+        x = inverted_s(2 * uniform(generator, count) - 1 if heights == "uniform" else normal(generator, count) / 2)
         x = x + noise * normal(generator, count, 2)
         x[:, 0] += spacing * (labels.double() - (classes - 1) / 2)
         return x.float(), labels

@@ -1,14 +1,20 @@
 """The computation of F2: trained classifiers and their exact class regions."""
 
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import torch
 
+from bnrank.figures.harness.training import mlp
 from bnrank.measures.regions import ClassRegions, tripoints
 from bnrank.networks import MLP
-from bnrank.tasks import Task
+from bnrank.tasks import Task, s_shapes
+from bnrank.tasks.task import uniform
+from bnrank.training import Adam, train
+
+PYTORCH, HE = "PyTorch", "He"  # starts
 
 
 @dataclass(frozen=True)
@@ -23,31 +29,32 @@ class Settings:
         Depths of the shallow and the deep network.
     width : int
         Of every hidden layer.
-    init : "he" or float
-        Standard deviation of all initial weights; biases start at 0.
     ridge : float
         lambda of the L2-regularized networks.
     seeds : tuple of int
-        Of the initial weights; the data are the same.
+        Of the data and of the initial weights, both.
     steps : tuple of int
         Of Adam (3e-3, cosine) without L2 at each depth; there is no minimum to converge to, and shallow networks fit
         more slowly.
     steps_ridge : int
         Of L-BFGS with L2, from there.
     times, far : float
-        Multiples of the data's bounding box: claims are about ``times``, the search extends to ``far``.
+        Multiples of the data's bounding box: deep networks must have no tripoints in ``times``, the search extends to
+        ``far``.
+    control : int
+        Number of seeds with which deep networks are also trained from He's start.
     """
 
-    samples: int = 400
+    samples: int = 100
     depths: tuple[int, int] = (2, 9)
     width: int = 50
-    init: str | float = 0.06
     ridge: float = 3e-4
-    seeds: tuple[int, ...] = tuple(range(8))
-    steps: tuple[int, int] = (4000, 2000)
-    steps_ridge: int = 800
+    seeds: tuple[int, ...] = tuple(range(10))
+    steps: tuple[int, int] = (3000, 1500)
+    steps_ridge: int = 600
     times: float = 3.0
     far: float = 10.0
+    control: int = 5
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,9 +64,16 @@ class Classifier:
     Attributes
     ----------
     depth, seed : int
-        Number of weight layers, and the seed of the start.
+        Number of weight layers, and the seed of data and start.
+    start : str
+        Distribution of the initial weights, "PyTorch" or "He".
     ridge : float
         lambda; 0 without L2.
+    task : Task
+        The data.
+    same : float
+        Fraction of the data's bounding box where this network and the one without L2 from which it continues predict
+        the same class; 1 without L2.
     regions : ClassRegions
         The exact class regions.
     reach : ndarray
@@ -73,8 +87,11 @@ class Classifier:
     """
 
     depth: int
+    start: str
     ridge: float
     seed: int
+    task: Task
+    same: float
     regions: ClassRegions
     reach: np.ndarray
     spread: np.ndarray
@@ -82,15 +99,47 @@ class Classifier:
 
     @property
     def kind(self) -> str:
-        """Depth, and whether trained with L2."""
-        return f"depth {self.depth}, {'with' if self.ridge else 'no'} L2"
+        """Depth, whether trained with L2, and the start if it is not PyTorch's."""
+        start = "" if self.start == PYTORCH else f", {self.start} start"
+        return f"depth {self.depth}, {'with' if self.ridge else 'no'} L2{start}"
 
     def within(self, times: float) -> int:
         """Return the number of tripoints in ``times`` the data's bounding box."""
         return int((self.reach <= times).sum())
 
 
-def look(net: MLP, task: Task, last: Any, ridge: float, settings: Settings) -> Classifier:
+def classifiers(s: Settings, seed: int, depth: int, start: str, folder: Path, progress: bool) -> list[Classifier]:
+    """Return the network of one seed, depth and start without L2, and the one that continues from it with L2.
+
+    At depth 9 the origin is a local minimum of the loss with L2 that attracts networks with small initial weights. L2
+    therefore starts once the data are fitted.
+    """
+    task = s_shapes(s.samples, seed=seed, n_test=s.samples, heights="normal")
+    net = mlp(task, depth, s.width, init="he", seed=seed)
+    if start == PYTORCH:
+        start_as_pytorch(net, seed)
+    stages = ((0.0, s.steps[s.depths.index(depth)], Adam(3e-3, "cosine")), (s.ridge, s.steps_ridge, "kfac-lbfgs"))
+    found: list[Classifier] = []
+    for ridge, steps, optimizer in stages:
+        out = folder / f"depth-{depth}-{start.lower()}-{seed}{'-l2' if ridge else ''}"
+        run = train(net, task, ridge=ridge, steps=steps, optimizer=optimizer, out=out, progress=progress)
+        before, net = net, cast(MLP, run.network(0))
+        same = agreement(before, net, task) if ridge else 1.0
+        found.append(look(net, task, run.summary.isel(member=0), s, seed=seed, start=start, ridge=ridge, same=same))
+    return found
+
+
+def start_as_pytorch(net: MLP, seed: int) -> None:
+    """Redraw all parameters in place as `torch.nn.Linear` does: uniform within 1 / sqrt(inputs), biases too."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight, bias in zip(net.weights, net.biases, strict=True):
+            bound = weight.shape[1] ** -0.5
+            for parameter in (weight, bias):
+                parameter.copy_(bound * (2 * uniform(generator, *parameter.shape) - 1))
+
+
+def look(net: MLP, task: Task, last: Any, settings: Settings, **about: Any) -> Classifier:
     """Return the measurements of one network in ``far`` times the data's bounding box; ``last`` is its summary."""
     times, far = settings.times, settings.far
     center, half = box(task)
@@ -113,7 +162,7 @@ def look(net: MLP, task: Task, last: Any, ridge: float, settings: Settings) -> C
         **{f"s_{i}": float(value) for i, value in enumerate(weights[:3], 1)},
         "closest to a line": float(np.min(spread)),
     }
-    return Classifier(net.depth, ridge, int(last.seed), regions, reach, spread, row)
+    return Classifier(depth=net.depth, task=task, regions=regions, reach=reach, spread=spread, row=row, **about)
 
 
 def agreement(first: MLP, second: MLP, task: Task, grid: int = 300) -> float:

@@ -9,7 +9,7 @@ from matplotlib.collections import LineCollection, PolyCollection
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure as Picture
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
+from matplotlib.patches import Patch, Rectangle
 
 from bnrank.figures.f02_class_regions.computation import Classifier, box
 from bnrank.figures.harness.drawing import GRAY, color, label, legend_below, panels, ticks
@@ -17,42 +17,43 @@ from bnrank.tasks import Task
 
 CLASSES = tuple(color(i) for i in (0, 5, 2, 3, 4, 1))
 KINDS = ((color(1), "--"), (color(1), "-"), (color(0), "--"), (color(0), "-"))
+SHOWN = 1.5  # multiple of the data's bounding box in the pictures of regions
 RING: dict[str, Any] = {"marker": "o", "mfc": "white", "mec": "black", "ls": ""}
 
 
-def draw_regions(found: Sequence[Classifier], task: Task, times: float) -> Picture:
-    """Draw the class regions of one network of each kind, with the data."""
+def draw_regions(found: Sequence[Classifier]) -> Picture:
+    """Draw the class regions of one network of each kind, with the data and the data's bounding box."""
     rows = max(1, len(found) // 2)
     picture, axes = panels(rows, 2, (10.5, 4.1 * rows + 0.5), sharex=True, sharey=True)
     for letter, ax, c in zip("ABCDEFGH", axes.ravel(), found, strict=False):
-        _regions(ax, c, times, task, ms=9, mew=1.6)
-        x, y = task.x.numpy().T
-        colors = [CLASSES[k % len(CLASSES)] for k in task.y.tolist()]
-        ax.scatter(x, y, s=7, c=colors, edgecolors="black", linewidths=0.25, zorder=3)
-        number = c.within(times)
-        count = f"{number} tripoint{'' if number == 1 else 's'}" if number else "no tripoint"
+        _regions(ax, c, ms=9, mew=1.6)
+        x, y = c.task.x.numpy().T
+        colors = [CLASSES[k % len(CLASSES)] for k in c.task.y.tolist()]
+        ax.scatter(x, y, s=14, c=colors, edgecolors="black", linewidths=0.4, zorder=3)
+        number = c.within(1)
+        count = f"{number or 'no'} tripoint{'' if number == 1 else 's'} in the data's box"
         across, up = "$x_1$" if ax in axes[-1] else "", "$x_2$" if ax in axes[:, 0] else ""
         label(ax, across, up, f"{letter}: {c.kind}; {count}")
         ax.grid(False)
-    _legend(picture, task, data=True)
+    _legend(picture, found[0].task, data=True)
     return picture
 
 
-def draw_every_seed(found: Sequence[Classifier], task: Task, times: float, max_seeds: int = 5) -> Picture:
+def draw_every_seed(found: Sequence[Classifier], max_seeds: int = 5) -> Picture:
     """Draw regions and tripoints of every network, a row per kind."""
     kinds = list(dict.fromkeys(c.kind for c in found))
     seeds = list(dict.fromkeys(c.seed for c in found))[:max_seeds]
     size = (2.35 * len(seeds) + 0.5, 2.0 * len(kinds) + 0.5)
-    picture, axes = panels(len(kinds), len(seeds), size, sharex=True, sharey=True)
+    picture, axes = panels(len(kinds), len(seeds), size)
     for row, kind in zip(axes, kinds, strict=True):
         for ax, seed in zip(row, seeds, strict=True):
             (c,) = (c for c in found if c.kind == kind and c.seed == seed)
-            _regions(ax, c, times, task, ms=6, mew=1.2)
+            _regions(ax, c, ms=6, mew=1.2)
             ax.set(xticks=[], yticks=[])
         row[0].set_ylabel(kind.replace(", ", "\n"), fontsize=10)
     for ax, seed in zip(axes[0], seeds, strict=True):
         ax.set_title(f"seed {seed}", fontsize=10)
-    _legend(picture, task, data=False)
+    _legend(picture, found[0].task, data=False)
     return picture
 
 
@@ -85,10 +86,10 @@ def draw_further_out(found: Sequence[Classifier], times: float, far: float) -> P
     return picture
 
 
-def _regions(ax: Axes, c: Classifier, times: float, task: Task, **ring: Any) -> None:
-    """Fill the cells, draw the boundaries between classes, and ring the tripoints."""
-    center, half = (part.numpy() for part in box(task))
-    low, high = center - times * half, center + times * half
+def _regions(ax: Axes, c: Classifier, **ring: Any) -> None:
+    """Fill the cells, draw boundaries between classes and the data's bounding box, and ring the tripoints."""
+    center, half = (part.numpy() for part in box(c.task))
+    low, high = center - SHOWN * half, center + SHOWN * half
     cells, colors = [], []
     for cell, k in zip(c.regions.cells, c.regions.cell_classes.tolist(), strict=True):
         if (cell.amin(0).numpy() <= high).all() and (cell.amax(0).numpy() >= low).all():
@@ -97,6 +98,7 @@ def _regions(ax: Axes, c: Classifier, times: float, task: Task, **ring: Any) -> 
     ax.add_collection(PolyCollection(cells, facecolors=colors, edgecolors=colors, linewidths=0.3))
     ax.add_collection(LineCollection(list(c.regions.boundaries.numpy()), colors="black", linewidths=1.1))
     ax.plot(*c.regions.points.numpy().T, **RING, **ring, zorder=4)
+    ax.add_patch(Rectangle(tuple(center - half), *(2 * half), fill=False, linestyle="--", linewidth=1, edgecolor=GRAY))
     ax.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]), aspect="equal")
 
 

@@ -1,64 +1,48 @@
 """F2 (Jacot2023a, Figure 2): shallow classifiers have points where three classes meet, deep ones have none."""
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
 
 import numpy as np
 
-from bnrank.figures.f02_class_regions.computation import Classifier, Settings, agreement, look
+from bnrank.figures.f02_class_regions.computation import HE, PYTORCH, Classifier, Settings, classifiers
 from bnrank.figures.f02_class_regions.drawing import draw_every_seed, draw_further_out, draw_regions
 from bnrank.figures.harness.claims import Claim, above, at_least, equals
 from bnrank.figures.harness.figure import Figure, Outcome
-from bnrank.figures.harness.training import mlp
-from bnrank.networks import MLP
 from bnrank.reporting import Section
-from bnrank.tasks import s_shapes
-from bnrank.training import Adam, train
 
 FITTED = 0.99
 MOST = 0.5
 
 
 def make(settings: Settings, folder: Path, progress: bool) -> Outcome:
-    """Train each depth without L2, continue with L2, and find the points where classes meet.
-
-    At depth 9 the origin is a local minimum of the loss with L2 that attracts networks with small initial weights. L2
-    therefore starts once the data are fitted.
-    """
-    s, task = settings, s_shapes(settings.samples, n_test=settings.samples)
-    members: dict[str, Any] = {"members": len(s.seeds), "seed": list(s.seeds), "progress": progress}
-    found: list[Classifier] = []
-    same = {}
-    for depth, first_steps in zip(s.depths, s.steps, strict=True):
-        net: Any = mlp(task, depth, s.width, init=s.init)
-        networks = []
-        stages = ((0.0, first_steps, Adam(3e-3, "cosine")), (s.ridge, s.steps_ridge, "kfac-lbfgs"))
-        for ridge, steps, optimizer in stages:
-            out = folder / f"depth-{depth}{'-l2' if ridge else ''}"
-            run = train(net, task, ridge=ridge, steps=steps, optimizer=optimizer, out=out, **members)
-            trained = [cast(MLP, run.network(i)) for i in range(run.members)]
-            found += [look(one, task, run.summary.isel(member=i), ridge, s) for i, one in enumerate(trained)]
-            net = dict(zip(s.seeds, trained, strict=True)).__getitem__
-            networks.append(trained)
-        pairs = {
-            "with and without L2": zip(*networks, strict=True),
-            "of two seeds without L2": itertools.pairwise(networks[0]),
-        }
-        same[depth] = {name: float(np.mean([agreement(a, b, task) for a, b in each])) for name, each in pairs.items()}
+    """Train each depth without L2, continue with L2, and find the points where classes meet."""
+    s = settings
+    shallow, deep = s.depths
+    kinds = [(shallow, PYTORCH, s.seeds), (deep, PYTORCH, s.seeds), (deep, HE, s.seeds[: s.control])]
+    found = [
+        network
+        for depth, start, seeds in kinds
+        for seed in seeds
+        for network in classifiers(s, seed, depth, start, folder, progress)
+    ]
+    claimed = [c for c in found if c.start == PYTORCH]
+    claimed.sort(key=lambda c: (c.depth, bool(c.ridge), c.seed))
     pictures = {
-        "class-regions": draw_regions([c for c in found if c.seed == s.seeds[0]], task, s.times),
-        "every-seed": draw_every_seed(found, task, s.times),
-        "further-out": draw_further_out(found, s.times, s.far),
+        "class-regions": draw_regions([c for c in claimed if c.seed == s.seeds[0]]),
+        "every-seed": draw_every_seed(claimed),
+        "further-out": draw_further_out(claimed, s.times, s.far),
     }
     captions = {
-        "class-regions": f"Exact class regions of the networks of seed {s.seeds[0]}. Tripoints are ringed.",
+        "class-regions": f"Exact class regions of the networks of seed {s.seeds[0]}. Tripoints are ringed, the data's "
+        "bounding box is dashed.",
         "every-seed": "The boundaries of all networks (of the first five seeds), tripoints ringed.",
         "further-out": "Left: tripoints further from the data. Right: how close to a line the activations lie.",
     }
-    sections = _sections(found, same, s.times, s.far)
-    return Outcome(claims=claims(found, s.times), sections=sections, pictures=pictures, captions=captions)
+    return Outcome(
+        claims=claims(claimed, s.times), sections=_sections(found, s.times, s.far), pictures=pictures, captions=captions
+    )
 
 
 def claims(found: Sequence[Classifier], times: float) -> tuple[Claim, ...]:
@@ -69,7 +53,7 @@ def claims(found: Sequence[Classifier], times: float) -> tuple[Claim, ...]:
     found : sequence of Classifier
         Networks of two depths with and without L2, some of each.
     times : float
-        Tripoints are counted in this multiple of the data's bounding box.
+        The shallow networks have tripoints in the data's bounding box; the deep ones have none in this multiple of it.
     """
     shallow, deep = min(c.depth for c in found), max(c.depth for c in found)
     worst = min(c.row["correct, training"] for c in found)
@@ -80,10 +64,11 @@ def claims(found: Sequence[Classifier], times: float) -> tuple[Claim, ...]:
     ]
     for depth, regularized in itertools.product((shallow, deep), (False, True)):
         of_kind = [c for c in found if c.depth == depth and bool(c.ridge) == regularized]
-        having = sum(c.within(times) > 0 for c in of_kind)
+        reach, where = (1.0, "the data's box") if depth == shallow else (times, f"{times:g} times the data's box")
+        having = sum(c.within(reach) > 0 for c in of_kind)
         share = having / max(len(of_kind), 1)
-        name = f"{of_kind[0].kind}: share of networks with tripoints in {times:g} times the data's box"
-        shown = f"{share:g} ({having} of {len(of_kind)}; {sum(c.within(times) for c in of_kind)} tripoints)"
+        name = f"{of_kind[0].kind}: share of networks with tripoints in {where}"
+        shown = f"{share:g} ({having} of {len(of_kind)}; {sum(c.within(reach) for c in of_kind)} tripoints)"
         if depth == shallow:
             result.append(above(name, share, MOST, shown=shown, note=": most have some"))
         else:
@@ -91,14 +76,13 @@ def claims(found: Sequence[Classifier], times: float) -> tuple[Claim, ...]:
     return tuple(result)
 
 
-def _sections(
-    found: Sequence[Classifier], same: Mapping[int, Mapping[str, float]], times: float, far: float
-) -> tuple[Section, ...]:
+def _sections(found: Sequence[Classifier], times: float, far: float) -> tuple[Section, ...]:
     text = (
         "A tripoint is a point where three class regions meet. Regions are exact: the plane is cut into the polygons "
         "on which a network is affine, and these where two outputs tie for the largest. A function f = h o z with a "
-        "scalar z has no tripoints (T17). Reach r is r times the data's bounding box about its center; claims are for "
-        f"r = {times:g}. Networks with L2 continue from those without."
+        "scalar z has no tripoints (T17). Reach r is r times the data's bounding box about its center. Every seed has "
+        "its own data and start. Initial weights are those of torch.nn.Linear, except for the networks marked as a "
+        "control, to which no claim refers. Networks with L2 continue from those without."
     )
     rank = (
         "s_1 to s_3 are the largest singular values of the weights in the middle. Biases let one direction carry what "
@@ -108,12 +92,14 @@ def _sections(
     shares = []
     for kind in dict.fromkeys(c.kind for c in found):
         of_kind = [c for c in found if c.kind == kind]
-        row: dict[str, object] = {"networks": kind, "seeds": len(of_kind)}
+        name = kind if of_kind[0].start == PYTORCH else f"{kind} (control)"
+        row: dict[str, object] = {"networks": name, "seeds": len(of_kind)}
         for r in (1.0, times, far):
             counts = [c.within(r) for c in of_kind]
             row[f"share with tripoints, reach {r:g}"] = sum(n > 0 for n in counts) / len(counts)
             row[f"mean number, reach {r:g}"] = float(np.mean(counts))
-        row |= {f"same class in the data's box, {pair}": share for pair, share in same[of_kind[0].depth].items()}
+        if of_kind[0].ridge:
+            row["same class as without L2 in the data's box"] = float(np.mean([c.same for c in of_kind]))
         shares.append(row)
     rows = [{"network": c.kind, "seed": c.seed, **c.row} for c in found]
     return (
@@ -130,7 +116,7 @@ FIGURE = Figure(
     "class regions of four inverted S shapes: tripoints at depth 2, none at depth 9, L2 makes little difference",
     {
         "quick": Settings(),
-        "paper": Settings(1000, (2, 9), 100, 0.04, seeds=tuple(range(20)), steps=(20_000, 10_000), steps_ridge=3000),
+        "paper": Settings(100, (2, 9), 100, seeds=tuple(range(20)), steps=(20_000, 10_000), steps_ridge=3000),
     },
     make,
     gigabytes={"quick": 1.0, "paper": 2.0},
