@@ -39,8 +39,8 @@ class Settings:
     steps_ridge : int
         Of L-BFGS with L2, from there.
     times, far : float
-        Multiples of the data's bounding box: deep networks must have no tripoints in ``times``, the search extends to
-        ``far``.
+        Multiples of the data's bounding box: claims on deep networks are about ``times``, those on shallow ones about
+        the box itself; the search extends to ``far``.
     control : int
         Number of seeds with which deep networks are also trained from He's start.
     """
@@ -49,7 +49,7 @@ class Settings:
     depths: tuple[int, int] = (2, 9)
     width: int = 50
     ridge: float = 3e-4
-    seeds: tuple[int, ...] = tuple(range(10))
+    seeds: tuple[int, ...] = tuple(range(20, 30))
     steps: tuple[int, int] = (3000, 1500)
     steps_ridge: int = 600
     times: float = 3.0

@@ -72,10 +72,10 @@ def draw_further_out(found: Sequence[Classifier], times: float, far: float) -> P
         for i, values in enumerate(spread):
             name = kind if i == 0 else None
             right.plot(layers, values, color=hue, linestyle=dash, linewidth=1.4, marker=marker, label=name, **face)
-    left.axvline(times, color=GRAY, linestyle=":", linewidth=1.3)
-    left.annotate(
-        "claims", (times, 1), (4, -4), xycoords=("data", "axes fraction"), textcoords="offset points", va="top"
-    )
+    for reach, kind in ((1.0, "shallow"), (times, "deep")):
+        left.axvline(reach, color=GRAY, linestyle=":", linewidth=1.3)
+        style: dict[str, Any] = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points", "va": "top"}
+        left.annotate(f"claims, {kind}", (reach, 1), (4, -4), **style)
     up = "tripoints within reach, per network"
     label(left, "reach (multiple of the data's box)", up, "Mean over the seeds", log="x", bottom=-0.1)
     ticks(left, [t for t in (0.5, 1, 2, 3, 5, 10, 20) if t <= far])
