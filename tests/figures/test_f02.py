@@ -11,6 +11,7 @@ import torch
 import bnrank
 from bnrank.figures.f02_class_regions import computation
 from bnrank.figures.f02_class_regions import figure as f02
+from bnrank.figures.harness.training import start_as_pytorch
 from bnrank.measures.regions import tripoints
 from bnrank.networks.mlp import from_layers
 from bnrank.tasks import Task
@@ -126,7 +127,7 @@ def test_agreement_is_a_share_of_the_box():
 def test_the_start_is_that_of_torch():
     """Bounds, and the deviation of a uniform distribution, in every layer; other weights for another seed."""
     net = bnrank.MLP([2, 300, 300, 4], init="he", seed=0)
-    computation.start_as_pytorch(net, 5)
+    start_as_pytorch(net, 5)
     plain = [torch.nn.Linear(*sizes) for sizes in ((2, 300), (300, 300), (300, 4))]
     for layer, other in zip(net.layers, plain, strict=True):
         for name in ("weight", "bias"):
@@ -136,9 +137,9 @@ def test_the_start_is_that_of_torch():
                 assert ours.std().item() == pytest.approx(theirs.std().item(), rel=0.1)
                 assert abs(ours.mean().item()) < 0.1 * layer.in_features**-0.5
     first = net.weights[1].detach().clone()
-    computation.start_as_pytorch(net, 6)
+    start_as_pytorch(net, 6)
     assert not torch.equal(first, net.weights[1])
-    computation.start_as_pytorch(net, 5)
+    start_as_pytorch(net, 5)
     assert torch.equal(first, net.weights[1])
 
 

@@ -7,11 +7,10 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from bnrank.figures.harness.training import mlp
+from bnrank.figures.harness.training import mlp, start_as_pytorch
 from bnrank.measures.regions import ClassRegions, tripoints
 from bnrank.networks import MLP
 from bnrank.tasks import Task, s_shapes
-from bnrank.tasks.task import uniform
 from bnrank.training import Adam, train
 
 PYTORCH, HE = "PyTorch", "He"  # starts
@@ -127,16 +126,6 @@ def classifiers(s: Settings, seed: int, depth: int, start: str, folder: Path, pr
         same = agreement(before, net, task) if ridge else 1.0
         found.append(look(net, task, run.summary.isel(member=0), s, seed=seed, start=start, ridge=ridge, same=same))
     return found
-
-
-def start_as_pytorch(net: MLP, seed: int) -> None:
-    """Redraw all parameters in place as `torch.nn.Linear` does: uniform within 1 / sqrt(inputs), biases too."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for weight, bias in zip(net.weights, net.biases, strict=True):
-            bound = weight.shape[1] ** -0.5
-            for parameter in (weight, bias):
-                parameter.copy_(bound * (2 * uniform(generator, *parameter.shape) - 1))
 
 
 def look(net: MLP, task: Task, last: Any, settings: Settings, **about: Any) -> Classifier:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from bnrank.networks import MLP
 from bnrank.tasks import Task
+from bnrank.tasks.task import uniform
 from bnrank.training import Run, train
 
 Nets = nn.Module | Callable[..., nn.Module]
@@ -20,6 +21,17 @@ Nets = nn.Module | Callable[..., nn.Module]
 def mlp(task: Task, depth: int, width: int, **options: Any) -> MLP:
     """Return an MLP of one hidden width with the inputs and outputs of a task."""
     return MLP([task.d_in, *[width] * (depth - 1), task.d_out], **options)
+
+
+def start_as_pytorch(net: MLP, seed: int) -> MLP:
+    """Redraw all parameters in place as `torch.nn.Linear` does, uniform within 1 / sqrt(inputs); return the network."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight, bias in zip(net.weights, net.biases, strict=True):
+            bound = weight.shape[1] ** -0.5
+            for parameter in (weight, bias):
+                parameter.copy_(bound * (2 * uniform(generator, *parameter.shape) - 1))
+    return net
 
 
 def train_recorded(
