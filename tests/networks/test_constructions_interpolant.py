@@ -49,9 +49,12 @@ def total(logs, bends, layers, way, p, data):
     held = layers * (r**2 * (1 + start**2)) ** (1 / layers)
     if p == 0 or way == "constant":
         bent, constant = bends(r, 1.0, other if p else 1.0, delta, y)
-        return held + bent + float(constant @ constant) + (p * other ** (2 / p) if p else 0.0)
+        last = 2 * float(constant.norm()) / other if p else float(constant @ constant)
+        return held + bent + last + (p * other ** (2 / p) if p else 0.0)
     bent, constant = bends(r, other, 1.0, delta, y)
-    corner = y.min(0).values
+    y = y * y.mean(0).sign()
+    constant = constant * (data[2].mean(0).sign())
+    corner = y.min(0).values.clamp(max=0)
     stretched = p * y.shape[1] * other ** (-2 / p)
     return held + bent + other**2 * float((constant - corner).square().sum()) + stretched + float(corner @ corner)
 
@@ -67,8 +70,8 @@ def test_it_goes_through_the_points(n, d, m, depth, seed):
         assert net.slope == slope
         hidden, bend = net.widths[1:-1], max(n - 1, 1)
         assert hidden[0] == 1
-        assert max(hidden) <= max(bend, m, 2)
-        assert hidden.count(bend) >= 1 or n < 3
+        assert max(hidden) <= max(bend + 1, m, 2)
+        assert bend <= max(hidden) or n < 3
 
 
 @QUICK
@@ -189,12 +192,21 @@ def test_equal_samples_need_equal_values():
         line_interpolant(zeros, torch.tensor([[1.0], [2.0]]), 4)
 
 
-def test_constants_have_the_norm_of_their_bias():
+def test_constants_are_stretched_over_the_layers_that_pay():
     for method, x in itertools.product(("dots", "steps"), (normal(1, 3), normal(6, 3))):
-        y = torch.full((len(x), 2), 3.0, dtype=torch.float64)
-        net = line_interpolant(x, y, 9, method=method)
-        assert torch.equal(net(x), y)
-        assert norm(net) == 18.0
+        for value, depth in ((3.0, 9), (30.0, 9), (30.0, 4), (0.2, 9)):
+            y = torch.tensor([[value, -value]], dtype=torch.float64).repeat(len(x), 1)
+            net = line_interpolant(x, y, depth, method=method)
+            assert close(net(x), y)
+            size = 2**0.5 * value
+            assert norm(net) == pytest.approx(min(p * size ** (2 / p) for p in range(1, depth + 1)))
+
+
+def test_values_far_from_zero_cost_little_more():
+    for m in (1, 2):
+        x, y = normal(12, 3), normal(12, m, seed=1)
+        near, *far = (norm(line_interpolant(x, y + offset, 20)) for offset in (0.0, 100.0, -100.0))
+        assert max(far) < near + 12
     assert norm(line_interpolant(normal(4, 2), 0 * normal(4, 2), 5)) == 0.0
 
 
@@ -233,6 +245,8 @@ def test_arrays_and_mixed_precision():
         ({"y": torch.ones(3, 1)}, ValueError, "y: got 3 samples.*4"),
         ({"y": torch.ones(4)}, ValueError, r"y: got shape \(4,\)"),
         ({"x": torch.full((4, 2), math.nan)}, ValueError, "x: got NaN"),
+        ({"x": 1e60 * normal(4, 2)}, ValueError, r"x: got entries up to .*e\+60, expected between 1e-30 and 1e\+30"),
+        ({"y": 1e-60 * normal(4, 1)}, ValueError, "y: got entries up to"),
         ({"x": torch.tensor([[1e20, i] for i in range(4)])}, ValueError, "x: got different samples that fall on one"),
     ],
 )

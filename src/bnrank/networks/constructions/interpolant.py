@@ -14,6 +14,7 @@ from bnrank.networks.chain import Chain
 from bnrank.networks.mlp import MLP
 
 DRAWS = 64  # number of random directions
+FAR = 1e30  # largest size of x and y, and of its inverse
 SPAN = 1e-12  # singular values of the values above this, relative to the largest, span their dimensions
 MISS = 1e-3  # maximum error relative to the range of y; an error is raised beyond it
 CLOSE = 1e-6  # maximum error of "dots" relative to the range of y; "steps" is used beyond it
@@ -44,25 +45,28 @@ def line_interpolant(
 
     - The output layer.
 
-    As it stands, this costs a multiple of P. The scale is spread over p of the layers in one of two ways:
+    As it stands, this costs about 2 P. The scale is spread over p of the layers in one of two ways:
 
-    - The last p of the M layers have a second neuron, which holds a constant that grows to K. It replaces the biases
-      of the hidden layer, which can thus be small. Only for "dots".
+    - The last p of the M layers have a second neuron, which holds a constant that grows to K. It replaces the last two
+      biases, which can thus be small weights. Only for "dots".
     - The path is bent at the scale epsilon, and stretched by p more layers of width q, the dimension of the affine span
       of the y_i. Its coordinates z are at least 0.
 
-    The cheaper way, p and the scales minimize the norm. With ReLU, "dots" has one of
+    The cheaper of the two is taken, with the best p and the best scales. With ReLU, the norms are, for "dots",
 
-    ||theta||^2 = M (r^2 (1 + t_1^2))^{1/M} + 2 sum_{i<N} |c_i| sqrt(1 / r^2 + delta_i^2 / K^2) + p K^{2/p} + |y_1|^2,
+    ||theta||^2 = M (r^2 (1 + t_1^2))^{1/M} + 2 sum_{i<N} |c_i| sqrt(1 / r^2 + delta_i^2 / K^2)
+                  + p K^{2/p} + 2 |y_1| / K,
     ||theta||^2 = M (r^2 (1 + t_1^2))^{1/M} + 2 epsilon sum_{i<N} |c_i| sqrt(1 / r^2 + delta_i^2)
-                  + epsilon^2 |z_1|^2 + p q epsilon^{-2/p} + |b|^2,
+                  + p q epsilon^{-2/p} + epsilon^2 |z_1|^2 + |b|^2,
 
-    where M is L - 2 and L - 2 - p, and b is the point with z = 0. With slope s, each c_i is divided by 1 - s, then
-    s sum_i c_i / (1 - s) is subtracted from the first, and s sum_i c_i delta_i / (1 - s) is added to y_1. "steps" has
-    sum_{i<N} min_g (2 K_i g + g^2 + epsilon^2 |y_{i+1} - y_i|^2 / g^2) in place of the second sum,
-    K_i = sqrt(1 / r^2 + (delta_i + w_i)^2) / w_i, w_i = (t_{i+1} - t_i) / 3, y_N in place of y_1, and M = L - 3 - p.
+    where M is L - 2 and L - 2 - p, and b is the point with z = 0, the nearest to the origin unless values have both
+    signs. With slope s, each c_i is divided by 1 - s, then s sum_i c_i / (1 - s) is subtracted from the first, and
+    s sum_i c_i delta_i / (1 - s) is added to y_1. "steps" has sum_{i<N} min_g (2 K_i g + g^2 + epsilon^2 |y_{i+1} -
+    y_i|^2 / g^2) in place of the second sum, K_i = sqrt(1 / r^2 + (delta_i + w_i)^2) / w_i, w_i = (t_{i+1} - t_i) / 3,
+    y_N in place of y_1, and M = L - 3 - p.
 
-    C_N falls with L to a limit of about 2 log P for one output (the second way), and 7.5 log P for more (the first).
+    C_N falls with L to a limit of about 2 log P for one output (the second way), and 7.5 log P for more (the first). If
+    all y_i are equal, the norm is p |y_1|^{2/p} for the best p.
 
     Before the first point f is constant. Beyond the last point it is constant ("steps") or linear ("dots"), until a
     coordinate reaches 0. With another slope, f is not constant before the first point. The incoming and outgoing norms
@@ -93,13 +97,15 @@ def line_interpolant(
     -------
     MLP
         With biases, in the higher precision of x and y. Hidden widths are 1, ..., 1, with the first way 2, ..., 2, then
-        up to N - 1 (once, or twice for "steps"), with the second way q, ..., q.
+        up to N (once, or twice for "steps"), with the second way q, ..., q.
 
     Raises
     ------
     TypeError, ValueError
         If an argument is out of range, if two equal samples have different y, or if the rounding error at a point would
         exceed a thousandth of the range of y.
+    RangeError
+        If the largest |x| or |y| is above 1e30 or below 1e-30.
 
     Notes
     -----
@@ -123,6 +129,12 @@ def line_interpolant(
     x, y = validation.samples(x, "x").detach(), validation.samples(y, "y").detach()
     validation.expect(len(x) == len(y), "y", f"{len(y)} samples", f"as many as x has, {len(x)}")
     points, values = _distinct(x.to(torch.float64), y.to(x.device, torch.float64))
+    for name, data in (("x", points), ("y", values)):
+        size = float(data.abs().max())
+        if size and not 1 / FAR <= size <= FAR:
+            raise validation.RangeError(
+                f"{name}: got entries up to {size:.2g}, expected between {1 / FAR:g} and {FAR:g}"
+            )
     line = _project(points, values, seed)
     dtype = torch.promote_types(x.dtype, y.dtype)
     span = float((y.max(0).values - y.min(0).values).max()) or float(y.abs().max())
@@ -269,11 +281,10 @@ def _network(line: _Line, method: str, depth: int, slope: float, dtype: torch.dt
     """Return the network of lowest norm: layers of width 1, those that bend the line, and those that stretch it."""
     values, device = line.values, line.direction.device
     if not bool(values.diff(dim=0).norm(dim=1).any()):
-        widths = [len(line.direction), *[1] * (depth - 1), values.shape[1]]
-        weights = [values.new_zeros(out, into) for into, out in itertools.pairwise(widths)]
-        return Chain(weights, [*[w[:, 0] for w in weights[:-1]], values[0]], slope, dtype, device).network()
+        return Chain(*_constant(values[0], len(line.direction), depth), slope, dtype, device).network()
     bends, basis = _METHODS[method](line, slope), _basis(values)
-    corner = values[0] + basis @ ((values - values[0]) @ basis).min(0).values  # the point with coordinates 0
+    # the point with coordinates 0: nearest to the origin, or lower where values have both signs
+    corner = values[0] - basis @ (values[0] @ basis) + basis @ (values @ basis).min(0).values.clamp(max=0)
     origin = (bends.constant - corner) @ basis
     first = math.hypot(1, line.start)  # norm of the first layer, with its bias, per factor of t
     most = depth - bends.count  # number of layers before those that bend, and of those that stretch
@@ -283,8 +294,10 @@ def _network(line: _Line, method: str, depth: int, slope: float, dtype: torch.dt
 
     def with_constant(log_r: float, log_constant: float, p: float) -> float:
         """Return the norm with p layers that hold a constant."""
-        bent = bends.cost(math.exp(log_r), 1.0, math.exp(log_constant)) + float(bends.constant @ bends.constant)
-        return held(log_r, most) + bent + (p * math.exp(2 * log_constant / p) if p else 0.0)
+        total = held(log_r, most) + bends.cost(math.exp(log_r), 1.0, math.exp(log_constant))
+        if not p:
+            return total + float(bends.constant @ bends.constant)
+        return total + 2 * float(bends.constant.norm()) * math.exp(-log_constant) + p * math.exp(2 * log_constant / p)
 
     def with_copy(log_r: float, log_scale: float, p: float) -> float:
         """Return the norm with p layers that stretch a copy, p > 0."""
@@ -311,16 +324,39 @@ def _network(line: _Line, method: str, depth: int, slope: float, dtype: torch.dt
             grow = torch.tensor([gain, other ** (1 / p)], dtype=torch.float64, device=device)
             layers.append((grow[:, None] * ones.new_tensor([[1.0], [0.0]]), grow * ones.new_tensor([0.0, 1.0])))
             layers += [(torch.diag(grow), 0 * grow)] * (p - 1)
-        *bent, (last, _) = bends.layers(r, 1.0, other if p else None)
-        layers += [*bent, (last, bends.constant)]
+            (bend, _), (last, _) = bends.layers(r, 1.0, other)
+            into = (bends.constant.norm() / other).sqrt()  # of a neuron that passes the constant on
+            out = bends.constant / (other * into if float(into) else 1.0)
+            bend = torch.cat([bend, bend.new_tensor([[0.0, float(into)]])])
+            layers += [(bend, 0 * bend[:, 0]), (torch.cat([last, out[:, None]], 1), 0 * out)]
+        else:
+            *bent, (last, _) = bends.layers(r, 1.0, None)
+            layers += [*bent, (last, bends.constant)]
     return Chain([w for w, _ in layers], [b for _, b in layers], slope, dtype, device).network()
 
 
+def _constant(value: Tensor, d_in: int, depth: int) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the weights and biases of a constant of least norm, p |value|^{2/p}: a bias, stretched by p - 1 layers."""
+    size = float(value.norm())
+    p = min(range(1, depth + 1), key=lambda count: count * size ** (2 / count))
+    widths = [d_in, *[1] * (depth - 1), len(value)]
+    weights = [value.new_zeros(out, into) for into, out in itertools.pairwise(widths)]
+    biases = [weight.new_zeros(len(weight)) for weight in weights]
+    if p == 1:
+        return weights, [*biases[:-1], value]
+    for layer in range(depth - p + 1, depth):
+        weights[layer] += size ** (1 / p)
+    weights[-1] *= value[:, None] / size
+    biases[depth - p] += size ** (1 / p)
+    return weights, biases
+
+
 def _basis(values: Tensor) -> Tensor:
-    """Return an orthonormal basis of the span of the differences of the values, (d_out, q)."""
+    """Return an orthonormal basis of the span of the differences of the values, with non-negative means, (d_out, q)."""
     _, sizes, right = torch.linalg.svd(values - values[0], full_matrices=False)
     rank = int((sizes > SPAN * sizes[0]).sum())
-    return torch.eye(values.shape[1]).to(values) if rank == values.shape[1] else right[:rank].T
+    basis = torch.eye(values.shape[1]).to(values) if rank == values.shape[1] else right[:rank].T
+    return torch.where(values.mean(0) @ basis < 0, -basis, basis)
 
 
 def _least(norm: Callable[[float, float, float], float], low: int, high: int) -> tuple[float, float, float, int]:
