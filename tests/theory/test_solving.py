@@ -217,7 +217,8 @@ def test_shortening_lowers_the_norm_of_a_line_interpolant_and_keeps_its_points()
         net = constructions.line_interpolant(x, y, 8)
         before = norm(net)
         polished, trained = (cost.shorten(net, x, y, steps=steps) for steps in (0, 150))
-        assert trained.norm <= polished.norm < before
+        assert trained.norm < before
+        assert trained.norm <= polished.norm <= before * (1 + 1e-12)
         for found in (polished, trained):
             assert found.interpolates
             assert found.norm == pytest.approx(norm(found.network), rel=1e-12)
@@ -225,6 +226,16 @@ def test_shortening_lowers_the_norm_of_a_line_interpolant_and_keeps_its_points()
             assert float((found.network(x).detach() - y).abs().max()) <= 1e-6 * float(y.abs().max())
         assert len(polished.norms) == 1
         assert norm(net) == before  # not modified
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1e6])
+def test_shortening_never_returns_a_longer_network(scale):
+    x, y = normal(6, 2), scale * normal(6, 2, seed=9)
+    net = constructions.line_interpolant(x, y, 8)
+    found = cost.shorten(net, x, y, steps=60, polish=5)
+    assert found.norm <= norm(net) * (1 + 1e-12)
+    assert len(found.norms) == 5
+    assert found.interpolates
 
 
 def test_shortening_a_network_of_least_norm_leaves_it():

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
@@ -14,19 +14,16 @@ from bnrank.networks.chain import as_mlp
 from bnrank.networks.functional import check_finite
 from bnrank.networks.mlp import MLP, make
 from bnrank.tasks import Task
+from bnrank.theory.cost.interpolation import Candidate, Interpolation, at, parameters
 from bnrank.theory.cost.pruning import prune
-from bnrank.theory.cost.rescaling import Array, Arrays
+from bnrank.theory.cost.rescaling import Arrays
 from bnrank.training import train
 
 RIDGES = (1e-1, 1e-2)  # ridges of the two stages, in units of mean ||y||^2 / L
 SPREAD = 1e-3  # ratio of the last start's ridge to the first's: large ones lose small directions, small ones are slow
 SHORTENING = (1e-2, 1e-3, 1e-4, 1e-5)  # ridges of `shorten`, in units of mean ||y||^2 / L
 POLISHED = 3  # number of best starts that are polished
-CORRECTIONS = 30  # largest number of Gauss-Newton corrections
-EXACT = 1e-11  # interpolation error while polishing, relative to the largest |y|
-GAIN = 1e-10  # smallest relative decrease of the norm per polishing iteration
 MAX_ENTRIES = 2**27  # entries of the parameter Jacobian: 1 GiB
-RANK = 1e-13  # eigenvalues of J J^T above this, relative to the largest, are inverted
 
 
 @dataclass(frozen=True)
@@ -148,7 +145,7 @@ def solve(
         zero = prune(net.reset(seed, 0.0)).network
         return Solution(zero, 0.0, 0.0, (0.0,) * starts, True)
 
-    search = _Search(points.numpy(), values.numpy(), rtol * size)
+    search = Interpolation(points.numpy(), values.numpy(), rtol * size)
     training = _Training(net, points, values, steps)
     found = [search.interpolating(start) for start in training.trained(list(range(seed, seed + starts)))]
     lost = [i for i, start in enumerate(found) if start.norm == math.inf]
@@ -172,7 +169,8 @@ def shorten(
 
     The network is trained with four ridges from mean ||y||^2 / L times 1e-2 down to 1e-5, as in :func:`solve`. The
     results and the network itself are corrected until they interpolate, pruned and polished; the best is returned. The
-    widths stay or shrink. The rank in the middle may change.
+    widths stay or shrink. The rank in the middle may change. Where x and y are far from unit size, training rarely
+    helps.
 
     Parameters
     ----------
@@ -227,24 +225,26 @@ def shorten(
     size = float(y.abs().max())
     points, values = _distinct(x, y, validation.number(rtol, "rtol", 0.0) * size)
     if size == 0:
-        zeros = _at(Arrays.of(chain), 0 * _theta(Arrays.of(chain)))
-        return _solution(_Start(0.0, 0.0, zeros), x, y, (0.0,), 0.0)
-    search = _Search(points.numpy(), values.numpy(), rtol * size)
+        zeros = at(Arrays.of(chain), 0 * parameters(Arrays.of(chain)))
+        return _solution(Candidate(0.0, 0.0, zeros), x, y, (0.0,), 0.0)
+    search = Interpolation(points.numpy(), values.numpy(), rtol * size)
     chains = [Arrays.of(chain)]
     if steps:
-        ridges = [part * float((values**2).sum(1).mean()) / chain.depth for part in SHORTENING]
+        units = [float((data**2).mean().sqrt()) or 1.0 for data in (points, values)]
         repeats = 2 if len(points) == 1 else 1  # training needs two samples
-        task = Task(points.repeat(repeats, 1), values.repeat(repeats, 1))
+        task = Task((points / units[0]).repeat(repeats, 1), (values / units[1]).repeat(repeats, 1))
+        ridges = [part * float((task.y**2).sum(1).mean()) / chain.depth for part in SHORTENING]
+        start = rescaled(chains[0], 1 / units[0], 1 / units[1]).balanced()[0].network()
         run = train(
-            [chain] * len(ridges), task, ridge=ridges, steps=steps, optimizer="kfac-lbfgs",
+            [start] * len(ridges), task, ridge=ridges, steps=steps, optimizer="kfac-lbfgs",
             dtype=torch.float64, record=steps, progress=False,
         )  # fmt: skip
-        chains += [Arrays.of(cast(MLP, run.network(i))) for i in range(len(ridges))]
+        chains += [rescaled(Arrays.of(cast(MLP, run.network(i))), *units) for i in range(len(ridges))]
     found = [search.polished(search.interpolating(one), polish) for one in chains]
     return _solution(min(found), x, y, tuple(start.norm for start in found), rtol * size)
 
 
-def _solution(best: "_Start", x: Tensor, y: Tensor, norms: tuple[float, ...], allowed: float) -> Solution:
+def _solution(best: Candidate, x: Tensor, y: Tensor, norms: tuple[float, ...], allowed: float) -> Solution:
     """Return the network of a start as a solution."""
     network = best.chain.network()
     with torch.no_grad():
@@ -262,44 +262,6 @@ def _distinct(x: Tensor, y: Tensor, allowed: float) -> tuple[Tensor, Tensor]:
         pair = f"{int(first[inverse[i]])} and {i}"
         raise ValueError(f"y: got different values at the same x, samples {pair}, expected a function of x")
     return points, y[first]
-
-
-def _theta(chain: Arrays) -> Array:
-    """Return the parameters as one vector, the weights and then the biases."""
-    return np.concatenate([p.ravel() for p in [*chain.weights, *chain.biases]])
-
-
-def _at(chain: Arrays, theta: Array) -> Arrays:
-    """Return the chain with the parameters ``theta``."""
-    held = [*chain.weights, *chain.biases]
-    pieces = np.split(theta, np.cumsum([p.size for p in held])[:-1])
-    parts = [piece.reshape(p.shape) for p, piece in zip(held, pieces, strict=True)]
-    return Arrays(parts[: len(chain.weights)], parts[len(chain.weights) :], chain.slope)
-
-
-def _linearized(chain: Arrays, x: Array) -> tuple[Array, Array]:
-    """Return the outputs, (N, d_out), and their Jacobian in theta, (N d_out, P)."""
-    inputs, slopes = [x], []
-    for weight, bias in zip(chain.weights, chain.all_biases, strict=True):
-        z = inputs[-1] @ weight.T + bias
-        slopes.append(np.where(z > 0, 1.0, chain.slope))
-        inputs.append(z * slopes[-1])
-    n, d_out = z.shape
-    back = [np.broadcast_to(np.eye(d_out), (n, d_out, d_out))]  # J(a~_l -> f), from l = L down
-    for weight, d in zip(chain.weights[:0:-1], slopes[-2::-1], strict=True):
-        back.append((back[-1] @ weight) * d[:, None, :])
-    columns = [b[..., None] * a[:, None, None, :] for b, a in zip(back[::-1], inputs, strict=False)]
-    columns += back[::-1] if chain.biases else []
-    return z, np.concatenate([c.reshape(n * d_out, -1) for c in columns], 1)
-
-
-@dataclass(frozen=True, order=True)
-class _Start:
-    """An intermediate network, its norm (infinite if it does not interpolate) and its error."""
-
-    norm: float
-    error: float
-    chain: Arrays = field(compare=False)
 
 
 class _Training:
@@ -328,81 +290,11 @@ class _Training:
                 progress=False,
             )
             self.members |= {seed: cast(MLP, run.network(i)) for i, seed in enumerate(seeds)}
-        factor = (self.units[1] / self.units[0]) ** (1 / self.net.depth)
-        results = []
-        for chain in (Arrays.of(self.members[seed]) for seed in seeds):
-            biases = [b * self.units[0] * factor**layer for layer, b in enumerate(chain.biases, 1)]
-            results.append(Arrays([w * factor for w in chain.weights], biases, chain.slope))
-        return results
+        return [rescaled(Arrays.of(self.members[seed]), *self.units) for seed in seeds]
 
 
-class _Search:
-    """Corrects networks until they interpolate the data, and lowers their norm while they interpolate."""
-
-    def __init__(self, x: Array, y: Array, allowed: float) -> None:
-        self.x, self.y, self.allowed = x, y, allowed
-        self.exact = EXACT * float(np.abs(y).max())
-
-    def interpolating(self, chain: Arrays) -> _Start:
-        """Return the corrected network, pruned and balanced if it interpolates."""
-        found = self._corrected(chain)
-        return found if found.norm == math.inf else self._tidied(found.chain)
-
-    def polished(self, start: _Start, iterations: int) -> _Start:
-        """Return an interpolating network of lower norm, as far as one is found."""
-        if start.error > self.exact:
-            return start
-        part, now = 1.0, start
-        for _ in range(iterations):
-            theta = _theta(now.chain)
-            outputs, jacobian = _linearized(now.chain, self.x)
-            step = _shortest(jacobian, jacobian @ theta + (self.y - outputs).ravel()) - theta
-            while part > 1e-3:
-                trial = self._corrected(_at(now.chain, theta + part * step))
-                if trial.error <= self.exact:
-                    trial = self._start(trial.chain.balanced()[0], trial.error)
-                    if trial.norm < now.norm * (1 - GAIN):
-                        break
-                part /= 2
-            else:
-                break
-            now, part = trial, min(1.0, 2 * part)
-        return self._tidied(now.chain)
-
-    def _start(self, chain: Arrays, error: float) -> _Start:
-        return _Start(chain.norm if error <= self.allowed else math.inf, error, chain)
-
-    def _tidied(self, chain: Arrays) -> _Start:
-        """Return the network pruned on the samples and balanced, with rounding errors corrected."""
-        return self._corrected(Arrays.of(prune(chain.network(), self.x).network).balanced()[0])
-
-    def _corrected(self, chain: Arrays) -> _Start:
-        """Return the network after corrections: interpolating, or as close to it as they get."""
-        outputs, jacobian = _linearized(chain, self.x)
-        for _ in range(CORRECTIONS):
-            gap = (self.y - outputs).ravel()
-            if float(np.abs(gap).max()) <= self.exact / 10:
-                break
-            theta, step = _theta(chain), _shortest(jacobian, gap)
-            for part in (1.0, 0.5, 0.25, 0.125):
-                nearer = _at(chain, theta + part * step)
-                with np.errstate(over="ignore", invalid="ignore"):  # too long a step, rejected later
-                    found = _linearized(nearer, self.x)
-                    better = float(np.linalg.norm(self.y - found[0])) < float(np.linalg.norm(gap))
-                if better:
-                    chain, (outputs, jacobian) = nearer, found
-                    break
-            else:
-                break
-        return self._start(chain, float(np.abs(self.y - outputs).max()))
-
-
-def _shortest(jacobian: Array, right: Array) -> Array:
-    """Return J^T (J J^T)^+ right, the solution v of J v = right of minimum norm."""
-    try:
-        values, vectors = np.linalg.eigh(jacobian @ jacobian.T)
-    except np.linalg.LinAlgError as error:
-        why = "the Jacobian of the networks found is beyond the range of floats"
-        raise validation.RangeError(f"x, y: {why}; bring x and y to another scale") from error
-    kept = values > RANK * values[-1]
-    return jacobian.T @ (vectors[:, kept] @ ((vectors[:, kept].T @ right) / values[kept]))
+def rescaled(chain: Arrays, x_unit: float, y_unit: float) -> Arrays:
+    """Return the network x -> y_unit f(x / x_unit), with equal factors in all layers."""
+    factor = (y_unit / x_unit) ** (1 / len(chain.weights))
+    biases = [b * x_unit * factor**layer for layer, b in enumerate(chain.biases, 1)]
+    return Arrays([w * factor for w in chain.weights], biases, chain.slope)
