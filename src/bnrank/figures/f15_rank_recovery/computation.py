@@ -13,7 +13,6 @@ from bnrank.measures.spectra import weight_singular_values
 from bnrank.networks import constructions
 from bnrank.tasks import Task
 from bnrank.theory import cost
-from bnrank.training import Run
 
 COUNTED = 0.1  # smallest singular value that counts, relative to the largest one of the layer
 
@@ -29,7 +28,7 @@ class Settings:
 
     ranks: tuple[int, ...] = (2,)
     sizes: tuple[int, ...] = (10, 20, 40, 80)
-    depths: tuple[int, ...] = (24, 64)
+    depths: tuple[int, ...] = (16, 24, 80)
     depth: int = 24
     width: int = 20
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
@@ -49,15 +48,15 @@ def trials(settings: Settings, folder: Path, progress: bool) -> xr.Dataset:
     """Return losses over the ridge, C / lambda + ||theta||^2, and bottleneck ranks of all trained networks.
 
     Over (rank, size, seed, depth): ``line`` and ``planted``, trained from the rank-one interpolant and from the
-    identity of least norm, with ``line_rank`` and ``planted_rank``. Over (rank, size, seed): ``usual`` and
-    ``usual_rank``, from the usual initialization at the depth ``depth``. Over (rank, bound_size, seed): ``bound``,
+    identity of least norm. Over (rank, size, seed): ``usual`` and ``usual_rank``, from the usual initialization at the
+    depth ``depth``. Over (rank, bound_size, seed): ``bound``,
     2 log(TSP / diam), with the certified lower bound on the path.
     """
     s = settings
     sizes = {"rank": len(s.ranks), "size": len(s.sizes), "seed": len(s.seeds), "depth": len(s.depths)}
     data = xr.Dataset(coords={"rank": list(s.ranks), "size": list(s.sizes), "seed": list(s.seeds)})
     data = data.assign_coords(depth=list(s.depths), bound_size=list(s.bound_sizes))
-    for name in ("line", "planted", "line_rank", "planted_rank"):
+    for name in ("line", "planted"):
         data[name] = (tuple(sizes), np.full(tuple(sizes.values()), np.nan))
     for name in ("usual", "usual_rank"):
         data[name] = (("rank", "size", "seed"), np.full(tuple(sizes.values())[:3], np.nan))
@@ -76,12 +75,13 @@ def trials(settings: Settings, folder: Path, progress: bool) -> xr.Dataset:
                             net, task, into / f"{name}-{depth}", progress, steps=s.steps, ridge=s.ridge,
                             optimizer="kfac-lbfgs", dtype=torch.float64,
                         )  # fmt: skip
-                        store(data, name, {**place, "depth": depth}, run, s.ridge)
+                        data[name].loc[{**place, "depth": depth}] = float(run.summary.loss[0]) / s.ridge
                 usual = train_recorded(
                     mlp(task, s.depth, s.width), task, into / "usual", progress, steps=s.usual_steps, ridge=s.ridge,
                     seed=seed,
                 )  # fmt: skip
-                store(data, "usual", place, usual, s.ridge)
+                data.usual.loc[place] = float(usual.summary.loss[0]) / s.ridge
+                data.usual_rank.loc[place] = bottleneck_rank(usual.network(0))
     slopes = [
         [[cost.tsp_bound(*pair(n, rank, seed), 2).slope for seed in s.seeds] for n in s.bound_sizes] for rank in s.ranks
     ]
@@ -95,21 +95,17 @@ def pair(n: int, rank: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     return task.x, task.y
 
 
-def store(data: xr.Dataset, name: str, place: dict[str, int], run: Run, ridge: float) -> None:
-    """Store the loss over the ridge and the bottleneck rank of the only member of a run."""
-    data[name].loc[place] = float(run.summary.loss[0]) / ridge
-    data[f"{name}_rank"].loc[place] = bottleneck_rank(run.network(0))
-
-
 def bottleneck_rank(net: nn.Module) -> int:
     """Return the smallest number of singular values above a tenth of the largest, over the layers."""
     return min(int((s > COUNTED * s[0]).sum()) for s in weight_singular_values(net).values())
 
 
 def crossings(data: xr.Dataset) -> xr.DataArray:
-    """Return the depth L*(N) at which the losses from both constructions are equal, (rank, size, seed).
+    """Return the depth at which the losses found from both constructions are equal, (rank, size, seed).
 
-    The difference of the losses is interpolated linearly between the two depths nearest to L*, or extrapolated from the
+    From this depth on at most, rank one is cheaper: other fits of rank one may have a lower norm.
+
+    The difference of the losses is interpolated linearly between the two depths nearest to it, or extrapolated from the
     last two; NaN if it does not fall with the depth there.
     """
     depths = data.depth.values.astype(float)
