@@ -1,0 +1,1 @@
+"""F16: stability of minima of too low a rank."""

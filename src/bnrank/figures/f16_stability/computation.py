@@ -1,0 +1,160 @@
+"""Fits of the identity with bottleneck rank 1 and k: their curvature, and gradient descent started at them."""
+
+import copy
+import math
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import torch
+from scipy.stats import t as student
+from torch import Tensor
+
+from bnrank import constructions, cost
+from bnrank.measures import ntk
+from bnrank.networks.mlp import MLP, from_layers
+from bnrank.theory.stability import growth_bound, sharpness_bound
+from bnrank.theory.tours import shortest_path_bounds
+from bnrank.training import GradientDescent, train
+
+PLANTED, BUILT, SHORTENED = "planted, rank k", "built, rank 1", "shortened, rank 1"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of F16.
+
+    ``dims`` are the values of k; every (k, N, L, seed) with N of ``samples`` and L of ``depths`` has its fits measured
+    and descended from. ``shortened`` are the N whose rank-one fits are also shortened, at the first depth, by runs of
+    ``shortening`` steps. Descent takes ``steps`` of size ``c`` / L, after a perturbation of relative size
+    ``perturbation``.
+    """
+
+    dims: tuple[int, ...] = (2, 3)
+    samples: tuple[int, ...] = (3, 5, 7, 10, 20, 40, 80)
+    shortened: tuple[int, ...] = (10, 20)
+    depths: tuple[int, ...] = (20, 40)
+    shortening: int = 100
+    c: float = 0.25
+    perturbation: float = 1e-6
+    steps: int = 100
+    n_seeds: int = 5
+    seed: int = 0
+
+
+def measure(settings: Settings, progress: bool = False) -> pd.DataFrame:
+    """Return one row per fit: its size, curvature and NTK, and what gradient descent does from it."""
+    del progress
+    s, rows = settings, []
+    for k in s.dims:
+        for seed in range(s.seed, s.seed + s.n_seeds):
+            points = torch.as_tensor(np.random.default_rng([seed, k]).random((max(s.samples), k)))
+            for n in s.samples:
+                x = points[:n]
+                path = _path(x)
+                for depth in s.depths:
+                    for kind, net in _fits(x, depth, s):
+                        about = {"kind": kind, "k": k, "N": n, "L": depth, "seed": seed, "TSP": path}
+                        rows.append(about | read(net, x, kind) | descend(net, x, s, seed))
+    return pd.DataFrame(rows)
+
+
+def _fits(x: Tensor, depth: int, settings: Settings) -> Iterable[tuple[str, MLP]]:
+    """Yield the fits of the points with their kinds."""
+    eye = torch.eye(x.shape[1], dtype=torch.float64)
+    yield PLANTED, from_layers([eye] * depth, [torch.zeros_like(eye[0])] * depth)
+    built = constructions.line_interpolant(x, x, depth)
+    yield BUILT, built
+    if len(x) in settings.shortened and depth == settings.depths[0]:
+        yield SHORTENED, cost.shorten(built, x, x, steps=settings.shortening, polish=settings.shortening).network
+
+
+def _path(x: Tensor) -> float:
+    """Return the length of the shortest path through the points: exact, or the middle of its bounds."""
+    found = shortest_path_bounds(x)
+    return math.sqrt(found.lower * found.upper)
+
+
+def read(net: MLP, x: Tensor, kind: str) -> dict[str, float]:
+    """Return c1, sharpness, NTK traces, T26's bound and the error of a fit f(x_i) = x_i; see `rows`."""
+    depth, rank = net.depth, x.shape[1] if kind == PLANTED else 1
+    with torch.no_grad():
+        error = float((net(x) - x).abs().max())
+        norm = sum(float(p.square().sum()) for p in net.parameters())
+    traces = ntk.trace(net, x)
+    found = None if rank > 1 else growth_bound(net, x)
+    return {
+        "error": error,
+        "c1": norm - rank * depth,
+        "sharpness": sharpness_bound(net, x).curvature,
+        "mean trace": float(traces.mean()),
+        "largest trace": float(traces.max()) if found is None else found.measured,
+        "bound": math.nan if found is None else found.bound,
+    }
+
+
+def descend(net: MLP, x: Tensor, settings: Settings, seed: int) -> dict[str, float]:
+    """Return what gradient descent of step c / L does from a slightly perturbed fit.
+
+    ``rise`` is the largest loss over the first one, ``end`` the last loss; both are infinite where the loss overflows.
+    """
+    step = settings.c / net.depth
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*their status is 'diverged'")
+        run = train(
+            perturbed(net, settings.perturbation, seed), (x, x), ridge=0.0, steps=settings.steps, record=1,
+            optimizer=GradientDescent(step), dtype=torch.float64, progress=False,
+        )  # fmt: skip
+    cost_ = run.history["cost"].values[0]
+    finite = np.where(np.isfinite(cost_), cost_, np.inf)
+    diverged = str(run.summary["status"].values[0]) == "diverged"
+    largest, last = (np.inf, np.inf) if diverged else (finite.max(), finite[-1])
+    return {"rise": float(largest / finite[0]), "end": float(last)}
+
+
+def perturbed(net: MLP, size: float, seed: int) -> MLP:
+    """Return the network with a Gaussian displacement of all parameters, of norm size ||theta||."""
+    net, rng = copy.deepcopy(net), np.random.default_rng([seed, 1])
+    parameters = list(net.parameters())
+    moves = [torch.as_tensor(rng.normal(size=tuple(p.shape))) for p in parameters]
+    with torch.no_grad():
+        norm, length = (math.sqrt(sum(float(v.square().sum()) for v in values)) for values in (parameters, moves))
+        for p, move in zip(parameters, moves, strict=True):
+            p += (size * norm / length) * move
+    return net
+
+
+@dataclass(frozen=True)
+class Exponent:
+    """The exponent of a quantity in N: mean over seeds of fitted slopes, with its 95 percent interval (Student's t)."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.2f} ({self.low:.2f} to {self.high:.2f})"
+
+
+def exponent(rows: pd.DataFrame, logarithm: "pd.Series[float]") -> Exponent:
+    """Return the exponent in N of a quantity, given by its logarithm for each row."""
+    frame = pd.DataFrame({"seed": rows["seed"], "x": np.log(rows["N"].astype(float)), "y": logarithm})
+    slopes = np.array([np.polyfit(one["x"], one["y"], 1)[0] for _, one in frame.groupby("seed")])
+    count = len(slopes)
+    half = student.ppf(0.975, count - 1) * slopes.std(ddof=1) / math.sqrt(count) if count > 1 else np.inf
+    return Exponent(float(slopes.mean()), float(slopes.mean() - half), float(slopes.mean() + half))
+
+
+def exponents(rows: pd.DataFrame) -> dict[str, Exponent]:
+    """Return the exponents in N of the quantities of T26 for rows of one kind, k and depth."""
+    log = {name: np.log(rows[name]) for name in ("TSP", "sharpness", "mean trace", "largest trace")}
+    return {
+        "TSP^4": exponent(rows, 4 * log["TSP"]),
+        "sharpness": exponent(rows, log["sharpness"]),
+        "mean trace": exponent(rows, log["mean trace"]),
+        "largest trace": exponent(rows, log["largest trace"]),
+        "largest trace e^c1 / L": exponent(rows, log["largest trace"] + rows["c1"] - np.log(rows["L"])),
+        "e^c1": exponent(rows, rows["c1"]),
+    }
