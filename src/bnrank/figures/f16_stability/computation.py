@@ -21,6 +21,8 @@ from bnrank.training import GradientDescent, train
 
 PLANTED, BUILT, SHORTENED = "planted, rank k", "built, rank 1", "shortened, rank 1"
 
+RECORD = 5  # steps of descent between recorded losses
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -33,12 +35,12 @@ class Settings:
     """
 
     dims: tuple[int, ...] = (2, 3)
-    samples: tuple[int, ...] = (3, 5, 7, 10, 20, 40, 80)
-    shortened: tuple[int, ...] = (10, 20)
+    samples: tuple[int, ...] = (4, 7, 10, 20, 40, 80)
+    shortened: tuple[int, ...] = (10,)
     depths: tuple[int, ...] = (20, 40)
-    shortening: int = 100
+    shortening: int = 300
     c: float = 0.25
-    perturbation: float = 1e-6
+    perturbation: float = 1e-8
     steps: int = 100
     n_seeds: int = 5
     seed: int = 0
@@ -68,7 +70,7 @@ def _fits(x: Tensor, depth: int, settings: Settings) -> Iterable[tuple[str, MLP]
     built = constructions.line_interpolant(x, x, depth)
     yield BUILT, built
     if len(x) in settings.shortened and depth == settings.depths[0]:
-        yield SHORTENED, cost.shorten(built, x, x, steps=settings.shortening, polish=settings.shortening).network
+        yield SHORTENED, cost.shorten(built, x, x, steps=settings.shortening).network
 
 
 def _path(x: Tensor) -> float:
@@ -104,7 +106,7 @@ def descend(net: MLP, x: Tensor, settings: Settings, seed: int) -> dict[str, flo
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*their status is 'diverged'")
         run = train(
-            perturbed(net, settings.perturbation, seed), (x, x), ridge=0.0, steps=settings.steps, record=1,
+            perturbed(net, settings.perturbation, seed), (x, x), ridge=0.0, steps=settings.steps, record=RECORD,
             optimizer=GradientDescent(step), dtype=torch.float64, progress=False,
         )  # fmt: skip
     cost_ = run.history["cost"].values[0]
