@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 import torch
-from scipy.stats import t as student
 from torch import Tensor
 
 from bnrank import constructions, cost
+from bnrank.figures.harness.intervals import interval, slopes
 from bnrank.measures import ntk
 from bnrank.networks.mlp import MLP, from_layers
 from bnrank.theory.stability import growth_bound, sharpness_bound
@@ -142,11 +142,10 @@ class Exponent:
 
 def exponent(rows: pd.DataFrame, logarithm: "pd.Series[float]") -> Exponent:
     """Return the exponent in N of a quantity, given by its logarithm for each row."""
-    frame = pd.DataFrame({"seed": rows["seed"], "x": np.log(rows["N"].astype(float)), "y": logarithm})
-    slopes = np.array([np.polyfit(one["x"], one["y"], 1)[0] for _, one in frame.groupby("seed")])
-    count = len(slopes)
-    half = student.ppf(0.975, count - 1) * slopes.std(ddof=1) / math.sqrt(count) if count > 1 else np.inf
-    return Exponent(float(slopes.mean()), float(slopes.mean() - half), float(slopes.mean() + half))
+    table = pd.DataFrame({"seed": rows["seed"], "N": rows["N"], "y": logarithm}).pivot(
+        index="seed", columns="N", values="y"
+    )
+    return Exponent(*interval(slopes(np.log(table.columns.to_numpy(float)), table.to_numpy())))
 
 
 def exponents(rows: pd.DataFrame) -> dict[str, Exponent]:
