@@ -126,7 +126,7 @@ def test_descent_leaves_beyond_the_largest_stable_step(share, left):
 
 def test_a_loss_that_overflows_is_infinite():
     x = torch.linspace(0.1, 1, 6, dtype=torch.float64)[:, None]
-    found = stability.descend(constructions.identity(1, 5), x, Settings(c=100.0, steps=60), 0)
+    found = stability.descend(constructions.identity(1, 5, slope=1.0), x, Settings(c=100.0, steps=60), 0)
     assert found == {"rise": math.inf, "end": math.inf}
 
 

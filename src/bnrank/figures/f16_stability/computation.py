@@ -70,7 +70,10 @@ def _fits(x: Tensor, depth: int, settings: Settings) -> Iterable[tuple[str, MLP]
     built = constructions.line_interpolant(x, x, depth)
     yield BUILT, built
     if len(x) in settings.shortened and depth == settings.depths[0]:
-        yield SHORTENED, cost.shorten(built, x, x, steps=settings.shortening).network
+        yield (
+            SHORTENED,
+            cost.shorten(built, x, x, steps=settings.shortening, polish=min(settings.shortening, 100)).network,
+        )
 
 
 def _path(x: Tensor) -> float:
