@@ -35,10 +35,10 @@ class Settings:
     """
 
     dims: tuple[int, ...] = (2, 3)
-    samples: tuple[int, ...] = (4, 7, 10, 20, 40, 80)
+    samples: tuple[int, ...] = (4, 10, 20, 40, 80)
     shortened: tuple[int, ...] = (10,)
-    depths: tuple[int, ...] = (20, 40)
-    shortening: int = 300
+    depths: tuple[int, ...] = (10, 20)
+    shortening: int = 100
     c: float = 0.25
     perturbation: float = 1e-8
     steps: int = 100

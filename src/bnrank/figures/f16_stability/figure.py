@@ -161,6 +161,7 @@ FIGURE = Figure(
             samples=(2, 3, 4, 5, 7, 10, 14, 20, 40, 80, 160),
             shortened=(5, 10, 20, 40),
             depths=(20, 40, 80),
+            shortening=300,
             steps=300,
         ),
     },
