@@ -112,11 +112,10 @@ def descend(net: MLP, x: Tensor, settings: Settings, seed: int) -> dict[str, flo
             perturbed(net, settings.perturbation, seed), (x, x), ridge=0.0, steps=settings.steps, record=RECORD,
             optimizer=GradientDescent(step), dtype=torch.float64, progress=False,
         )  # fmt: skip
-    cost_ = run.history["cost"].values[0]
-    finite = np.where(np.isfinite(cost_), cost_, np.inf)
-    diverged = str(run.summary["status"].values[0]) == "diverged"
-    largest, last = (np.inf, np.inf) if diverged else (finite.max(), finite[-1])
-    return {"rise": float(largest / finite[0]), "end": float(last)}
+    losses = run.history["cost"].values[0]
+    if str(run.summary["status"].values[0]) == "diverged":
+        return {"rise": math.inf, "end": math.inf}
+    return {"rise": float(losses.max() / losses[0]), "end": float(losses[-1])}
 
 
 def perturbed(net: MLP, size: float, seed: int) -> MLP:
