@@ -6,10 +6,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Picture
 
 from bnrank.figures.f16_stability.computation import BUILT, PLANTED, SHORTENED
-from bnrank.figures.harness.drawing import color, label, legend_below, panels, reference
+from bnrank.figures.harness.drawing import color, label, legend_below, panels, reference, ticks
 
 STYLES = {BUILT: ("o-", 0), SHORTENED: ("^-", 2), PLANTED: ("s-", 1)}
-TOP = 1e30  # infinite rises are drawn here
+TOP = 1e30  # larger rises, and infinite ones, are drawn here
+LINES = ("-", "--", ":")  # of the depths, whose curves can coincide
 
 
 def picture(data: pd.DataFrame, c: float, fitted: int, left: float) -> Picture:
@@ -21,7 +22,9 @@ def picture(data: pd.DataFrame, c: float, fitted: int, left: float) -> Picture:
         first = here[here["L"] == depth]
         _curve(row[0], first, "sharpness")
         reference(row[0], 2 * depth / c)
-        row[0].annotate("2 L / c", (1, 2 * depth / c), xycoords=("axes fraction", "data"), fontsize=9, ha="right")
+        row[0].annotate(
+            "2 L / c", (1, 2 * depth / c), xycoords=("axes fraction", "data"), fontsize=9, ha="right", va="bottom"
+        )
         label(row[0], "N", r"$(2/N)\,\|J_\theta f\|^2_{op}$", f"k = {k}, L = {depth}: sharpness", log="xy")
         _curve(row[1], first, "largest trace")
         built = first[first["kind"] == BUILT].groupby("N")[["TSP", "largest trace"]].median()
@@ -31,12 +34,15 @@ def picture(data: pd.DataFrame, c: float, fitted: int, left: float) -> Picture:
         label(row[1], "N", r"max Tr $\Theta(x, x)$", f"Largest NTK trace; 4 - 4/k = {4 - 4 / k:.3g}", log="xy")
         _curve(row[2], first, "rise")
         reference(row[2], left)
-        label(row[2], "N", "largest loss / first loss", "Gradient descent, step c / L (top: overflow)", log="xy")
+        label(row[2], "N", "largest loss / first loss", "Gradient descent, step c / L (drawn up to 1e30)", log="xy")
         for i, (at, one) in enumerate(here[here["kind"] == BUILT].groupby("L")):
             share = one.assign(left=one["rise"] > left).groupby("N")["left"].mean()
-            row[3].plot(share.index, share, "o-", color=color(i + 3), label=f"built, L = {at}")
+            style = {"ls": LINES[i], "ms": 10 - 3 * i, "color": color(i + 3)}
+            row[3].plot(share.index, share, marker="o", label=f"built, L = {at}", **style)
         label(row[3], "N", "share of seeds that leave", "Which N descent leaves", log="x", legend="lower right")
-        row[3].set_ylim(-0.04, 1.04)
+        row[3].set_ylim(-0.06, 1.06)
+        for ax in row:
+            ticks(ax, sorted(here["N"].unique()))
     legend_below(image, axes[0, 1])
     return image
 
