@@ -126,7 +126,7 @@ def perturbed(net: MLP, size: float, seed: int) -> MLP:
     with torch.no_grad():
         norm, length = (math.sqrt(sum(float(v.square().sum()) for v in values)) for values in (parameters, moves))
         for p, move in zip(parameters, moves, strict=True):
-            p += (size * norm / length) * move
+            p.add_(move, alpha=size * norm / length)
     return net
 
 
