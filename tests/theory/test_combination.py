@@ -109,3 +109,13 @@ def test_bad_input_is_named():
         subadditivity(DEPTHS, *[costs(1, 0, 0)[1:]] * 3)
     with pytest.raises(ValueError, match="atol: got -1"):
         subadditivity(DEPTHS, *[costs(1, 0, 0)] * 3, atol=-1)
+
+
+def test_what_the_networks_of_the_parts_prove_is_vacuous():
+    parts = costs(1, 0.5, 1.0), costs(1, 0.5, 1.0)
+    proved = {"costs at finite depth", "R1 is subadditive", "R2 is subadditive"}
+    found = subadditivity(DEPTHS, *parts, costs(1, 1.0, 3.0), atol=0.01, from_parts=True)
+    assert {v.name for v in found if v.label == "holds (vacuous)"} == proved
+    assert not any(v.vacuous for v in subadditivity(DEPTHS, *parts, costs(1, 1.0, 3.0), atol=0.01))
+    above = subadditivity(DEPTHS, *parts, costs(1, 3.0, 1.0), from_parts=True)
+    assert [above[i].label for i in (0, 2)] == ["violated"] * 2  # the search of the whole lost what it was given

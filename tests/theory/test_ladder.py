@@ -32,11 +32,47 @@ def test_a_given_network_is_a_start():
     assert not plain.network.bias
 
 
+def test_slopes_other_than_0_and_1_take_two_neurons_per_dimension():
+    x, slope, k = torch.linspace(-1, 1, 5, dtype=torch.float64)[:, None], 0.3, 1
+    one = torch.ones(1, 1, dtype=torch.float64)
+    given = from_layers([one, one], slope=slope)
+    y, depths = given(x).detach(), [3, 4, 7, 12]
+    options = {"width": 2, "slope": slope, "bias": False, "starts": 0, "polish": 0, "initial": given}
+    growths = []
+    for depth in depths:
+        two, deep = solve_depths(x, y, [2, depth], **options)
+        assert two.interpolates
+        assert deep.interpolates
+        growths.append(deep.norm - two.norm)
+    once = 2 * k * ((1 + slope**2) / (1 - slope**2) ** 2 - 1) + 1
+    assert all(growth <= 2 * k * (depth - 2) + once + 1e-6 for depth, growth in zip(depths, growths, strict=True))
+    assert all(growth > k * (depth - 2) + 0.9 for depth, growth in zip(depths, growths, strict=True))
+    assert growths[1] > 2 * k * 2 + 0.1  # splitting and joining are not free
+
+
+def test_given_networks_enter_at_their_depth():
+    x, one = torch.linspace(0.1, 1, 5, dtype=torch.float64)[:, None], torch.ones(1, 1, dtype=torch.float64)
+    detour = from_layers([one, one], [one[0], -one[0]])  # x + 1 - 1
+    plain = from_layers([one] * 4)
+    options = {"width": 1, "starts": 0, "polish": 0}
+    alone = [solution.norm for solution in solve_depths(x, x, [2, 4, 6], **options, initial=detour)]
+    assert all(norm > depth + 1 for norm, depth in zip(alone, [2, 4, 6], strict=True))
+    for initial in ([plain, detour], (detour, plain)):
+        found = [solution.norm for solution in solve_depths(x, x, [2, 4, 6], **options, initial=initial)]
+        assert found == pytest.approx([alone[0], 4, 6])
+    with pytest.raises(ValueError, match="initial: got depth 4, expected a depth of at most 3"):
+        solve_depths(x, x, [2, 3], 1, starts=0, initial=[detour, plain])
+    with pytest.raises(ValueError, match="initial: got depth 4, expected depth 2 or less, or starts"):
+        solve_depths(x, x, [2, 5], 1, starts=0, initial=plain)
+
+
 def test_bad_input_is_named():
     x = normal(3, 1)
     with pytest.raises(ValueError, match="starts: got 0"):
         solve_depths(x, x, [2], 2, starts=0)
     with pytest.raises(TypeError, match="depths"):
         solve_depths(x, x, 3, 2)
-    with pytest.raises(ValueError, match="depth: got 2"):
+    with pytest.raises(ValueError, match="initial: got depth 3"):
         solve_depths(x, x, [2], 2, starts=0, initial=from_layers([torch.eye(1).double()] * 3))
+    with pytest.raises(TypeError, match="initial"):
+        solve_depths(x, x, [2], 2, initial=3)

@@ -15,6 +15,8 @@ from bnrank.theory.cost.expansion import ALPHA, LEVEL, Array, Expansion, expand,
 from bnrank.theory.verdicts import HOLDS, INCONCLUSIVE, NOT_APPLICABLE, VIOLATED, Sides, Statement, Verdict, Verdicts
 
 RULES = ("composition", "addition")
+COMBINED = ("costs at finite depth", "R1 is subadditive", "R2 is subadditive")  # what the networks of the parts prove
+SEEDED = "the costs of the whole are at most those of the networks of the parts, combined"
 PARTS = ("the first part", "the second part", "the whole")
 
 
@@ -27,6 +29,7 @@ def subadditivity(
     rule: str = "composition",
     atol: float = 0.0,
     sigma: float | None = None,
+    from_parts: bool = False,
 ) -> Verdicts:
     r"""Return the verdicts on R1 and R2 of h o g, or of f + g, against those of its parts, from costs over depths.
 
@@ -47,6 +50,10 @@ def subadditivity(
     the costs minus L R0, R0 rounded. If the costs follow no expansion, or R0 does not satisfy 2, the statements do not
     apply.
 
+    If the networks of the whole are those of the parts, composed or in parallel, or come from searches that start
+    there, 1 cannot fail, and 3 and 5 can fail only by the errors of the fits. With ``from_parts``, these are marked as
+    vacuous where they hold.
+
     Costs from :func:`solve` are upper bounds. A violation of 1 shows that the norm of the whole is not minimal, since
     the networks of the parts, composed, have less. Fits to upper bounds do not prove 3 to 5; they test them under the
     assumption that the search has found the minima.
@@ -65,6 +72,8 @@ def subadditivity(
         Differences up to this, in units of R1 and R2, count as 0.
     sigma : float, optional
         Standard deviation of the costs about the expansion, as in :func:`expand`.
+    from_parts : bool
+        Whether the costs of the whole are at most those of networks that combine the networks of the parts.
 
     Returns
     -------
@@ -86,7 +95,7 @@ def subadditivity(
     ['holds', 'holds', 'holds', 'holds', 'holds']
     """
     validation.choice(rule, "rule", RULES)
-    atol = validation.number(atol, "atol", 0.0)
+    atol, from_parts = validation.number(atol, "atol", 0.0), validation.flag(from_parts, "from_parts")
     L = numbers(depths, "depths")
     norms = [numbers(v, n) for v, n in ((first, "first"), (second, "second"), (whole, "whole"))]
     for values, name in zip([L, *norms], ("depths", "first", "second", "whole"), strict=True):
@@ -100,7 +109,9 @@ def subadditivity(
     terms = [Terms.of(L, rest, sigma) for rest in rests]
     terms.append(Terms.of(L, rests[0] + rests[1] - rests[2], None if sigma is None else math.sqrt(3) * sigma))
     verdicts += [make(terms, rule, atol, blocked) for make in (_regularity, _signs, _second)]
-    about: dict[str, object] = {"rule": rule}
+    if from_parts:
+        verdicts = [replace(v, vacuous=SEEDED) if v.name in COMBINED and v.status == HOLDS else v for v in verdicts]
+    about: dict[str, object] = {"rule": rule, "from parts": from_parts}
     for name, fit in zip(PARTS, fits, strict=True):
         about[name] = f"R0 = {fit.R0:.4g}, R1 = {fit.R1:.4g}, R2 = {fit.R2:.4g}; fits: {fit.fits} ({fit.reason})"
     return Verdicts(tuple(verdicts), about)

@@ -6,6 +6,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from bnrank._core import validation
+from bnrank.networks.chain import read_chain
 from bnrank.networks.constructions.deepening import deepen
 from bnrank.networks.mlp import MLP, from_layers
 from bnrank.theory.cost.solving import Solution, shorten, solve
@@ -23,14 +24,15 @@ def solve_depths(
     seed: int = 0,
     steps: int = 300,
     polish: int = 100,
-    initial: nn.Module | None = None,
+    initial: nn.Module | Sequence[nn.Module] | None = None,
 ) -> list[Solution]:
     """Return the interpolating networks of smallest norm found at several depths, as :func:`solve` for each.
 
     The search at each depth also starts from the solution at the next smaller one, made deeper (:func:`shorten` without
-    training). From depth L to L' the
-    norms found thus grow by at most k (L' - L), where k is the dimension of the narrowest hidden representation; random
-    starts alone rarely interpolate at large depth.
+    training); random starts alone rarely interpolate at large depth. From one depth L to the next, L', the norms found
+    thus grow by at most k (L' - L) for ReLU and for slope 1, where k is the least dimension of the span of a hidden
+    representation of the samples. For other slopes, where representations can have negative entries, they grow by at
+    most 2k (L' - L), plus a constant for splitting and joining (:func:`~bnrank.constructions.deepen`).
 
     Parameters
     ----------
@@ -38,9 +40,9 @@ def solve_depths(
         As in :func:`solve`; ``starts`` may be 0 with ``initial``.
     depths : sequence of int
         The depths L, in any order.
-    initial : MLP or torch.nn.Sequential, optional
-        A further start, of at most the smallest depth, such as a construction. The norm found at that depth is at most
-        its norm, if it interpolates.
+    initial : MLP or torch.nn.Sequential, or sequence of them, optional
+        Further starts, such as constructions, each at the smallest of the depths that is at least its own. The norm
+        found there is at most its norm, if it interpolates.
 
     Returns
     -------
@@ -60,15 +62,26 @@ def solve_depths(
     [2.0, 5.0]
     """
     wanted = [validation.integer(L, "depths") for L in validation.sequence(depths, "depths", "integers")]
-    starts = validation.integer(starts, "starts", 0 if initial is not None else 1)
+    several = () if initial is None else [initial] if isinstance(initial, nn.Module) else initial
+    given = validation.sequence(several, "initial", "networks")
+    later = sorted((read_chain(net, "initial").network() for net in given), key=lambda net: net.depth)
+    starts = validation.integer(starts, "starts", 0 if later else 1)
+    deepest, first = max((net.depth for net in later), default=0), min((net.depth for net in later), default=0)
+    most, least = max(wanted, default=0), min(wanted, default=0)
+    validation.allocation(256 * most, "depths", most)
+    validation.expect(deepest <= most, "initial", f"depth {deepest}", f"a depth of at most {most}")
+    validation.expect(starts > 0 or first <= least, "initial", f"depth {first}", f"depth {least} or less, or starts")
     options = {"slope": slope, "bias": bias, "seed": seed, "steps": steps, "polish": polish}
     found: dict[int, Solution] = {}
+    carried: list[MLP] = []
     for depth in sorted(set(wanted)):
+        while later and later[0].depth <= depth:
+            carried.append(later.pop(0))
         results = [solve(x, y, depth, width, starts=starts, **options)] if starts else []  # type: ignore[arg-type]
-        if initial is not None:
-            results.append(shorten(_biased(deepen(initial, depth, x), bias), x, y, steps=0, polish=polish))
+        for net in carried:
+            results.append(shorten(_biased(deepen(net, depth, x), bias), x, y, steps=0, polish=polish))
         found[depth] = min(results, key=lambda result: (not result.interpolates, result.norm))
-        initial = found[depth].network if found[depth].interpolates else initial
+        carried = [found[depth].network] if found[depth].interpolates else carried
     return [found[depth] for depth in wanted]
 
 

@@ -86,7 +86,8 @@ def _insertion(facts: Facts) -> Sides:
         norm = sum(float((p.detach() ** 2).sum()) for p in net.parameters())
         note = f"layer {i + 1}, {found.reason}; {about}; largest rank of Jf {facts.rank}; outputs change by {miss:.1e}"
         assumptions = (f"a_{i + 1}(X) is completely positive",)
-        return Sides(norm, facts.parameter_norm + spans[i], "<=", 1e-9, 1.0, assumptions, note)
+        right = facts.parameter_norm + spans[i]
+        return Sides(norm, right, "<=", 1e-9, 1.0, assumptions, note, most=right)  # ||W O^T|| <= ||W||: no theorem
     reasons = "; ".join(reason for _, reason in refused)
     if any(status != "no" for status, _ in refused):
         raise Inconclusive(f"whether a hidden domain is completely positive: {reasons}")
