@@ -77,6 +77,22 @@ def test_zero_weights_stay():
     assert not run.parameters.any()
 
 
+@pytest.mark.parametrize(("init", "dtype"), [(1e-80, torch.float64), (1e-20, torch.float32)])
+def test_weights_whose_gradient_underflows(init, dtype):
+    """The step is infinite in this precision while the gradient is 0: an error, not NaN."""
+    net, task = mlp(3, 4, 4, 4, 4, 4, 2, init=init, bias=False, seed=0, dtype=torch.float64), random_task(20)
+    message = r"norm_power: got 4, for which the step 0.1 / \|\|theta\|\|\^4 is above .* at \|\|theta\|\| = \d"
+    with pytest.raises(ValueError, match=message):
+        rule = GradientDescent(0.1, norm_power=4)
+        bnrank.train(net, task, optimizer=rule, seed=0, steps=3, dtype=dtype, progress=False)
+    solver, data = Solver("euler", step=0.1, norm_power=4), (task.x, task.y, task.loss)
+    with pytest.raises(ValueError, match=message):
+        bnrank.flow(net, data, 1e9, solver=solver, dtype=dtype)
+    if init > 1e-50:  # the plateau's end is in the range of floats
+        skip = SkipPlateau(t_after=1e-3)
+        assert bnrank.flow(net, data, solver=solver, plateau=skip, dtype=dtype).status == "finished"
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [

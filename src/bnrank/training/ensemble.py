@@ -54,6 +54,18 @@ def scaled_step(step: float, radius: float, power: float) -> float:
     return linalg.exp(math.log(step) - power * math.log(radius)) if step > 0 and radius > 0 else 0.0
 
 
+def in_range(divided: float, step: float, theta: Tensor, power: float) -> float:
+    """Return a step size step / ||theta||^power; raises ValueError where it exceeds the range of the type of theta."""
+    most = torch.finfo(theta.dtype).max
+    if divided > most:
+        raise ValueError(
+            f"norm_power: got {power:g}, for which the step {step:g} / ||theta||^{power:g} is above {most:.2g} at "
+            f"||theta|| = {norm(theta):.3g}, expected a step in the range of {theta.dtype}: use larger initial weights, "
+            "or skip the plateau with bnrank.flow and SkipPlateau"
+        )
+    return divided
+
+
 def filled(net: nn.Module, row: Tensor) -> nn.Module:
     """Return a copy of a network with these flat parameters, shape (size,), in their precision and on their device."""
     net = copy.deepcopy(net).to(row.device, row.dtype)

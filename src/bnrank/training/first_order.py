@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.optim.adam import adam
 
-from bnrank.training.ensemble import Objective, norm, scaled_step, squared_norm
+from bnrank.training.ensemble import Objective, in_range, norm, scaled_step, squared_norm
 
 SMALL = 1 << 20  # number of parameters of an ensemble below which one thread updates faster than several
 
@@ -99,7 +99,10 @@ class EnsembleDescent:
             return rate * float(squared_norm(self.objective.theta[member]).sqrt()) / slope if slope > 0 else 0.0
         shares = {"constant": 1.0, "cosine": 0.5 * (1 + math.cos(math.pi * done)), "linear": 1 - done}
         rate *= shares[self.schedule]
-        return scaled_step(rate, norm(self.objective.theta[member]), self.norm_power) if self.norm_power else rate
+        if not self.norm_power:
+            return rate
+        theta = self.objective.theta[member]
+        return in_range(scaled_step(rate, norm(theta), self.norm_power), rate, theta, self.norm_power)
 
     def _update(self, member: int, step: int) -> None:
         theta, gradient = self.objective.theta[member], self.objective.gradient[member]

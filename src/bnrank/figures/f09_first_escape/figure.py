@@ -119,7 +119,7 @@ FIGURE = Figure(
     "a plateau of the loss; then one dominant singular value per layer, more so in deep layers; a second one later",
     {"quick": QUICK, "paper": PAPER},
     make,
-    version=2,
+    version=3,
     gigabytes={"quick": 0.7, "paper": 3.5},
     data={"paper": ("mnist",)},
 )

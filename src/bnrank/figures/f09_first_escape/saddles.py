@@ -138,13 +138,11 @@ def second_exit(history: xr.Dataset, after: int, deep: int = DEEP) -> int | None
     return None
 
 
-def concentration(history: xr.Dataset, levels: int = LEVELS, drop: float = 0.05) -> float:
-    """Return the Gini coefficient of the numbers of steps that the loss takes for equal drops.
+def _steps_per_drop(history: xr.Dataset, levels: int, drop: float) -> np.ndarray[Any, Any] | None:
+    """Return the numbers of steps that the loss takes for equal drops, in order; None if it has not fallen far enough.
 
     The loss, made non-increasing by isotonic regression, falls from (1 - ``drop``) times its value at the hand-over,
-    which leaves out the plateau at the origin, to its last value. The Gini coefficient of the numbers of steps d_i in
-    this many equal drops is sum |d_i - d_j| / (2 n^2 mean d): 0 if the loss falls along a line, near 1 if nearly all
-    time passes at few levels, as in a staircase. NaN if the loss has not fallen that far.
+    which leaves out the plateau at the origin, to its last value.
     """
     from sklearn.isotonic import isotonic_regression  # here, as it takes a second to import
 
@@ -153,11 +151,34 @@ def concentration(history: xr.Dataset, levels: int = LEVELS, drop: float = 0.05)
     falling = isotonic_regression(loss, increasing=False)
     edges = np.linspace((1 - drop) * falling[0], falling[-1], levels + 1)
     if not edges[0] > edges[-1]:
+        return None
+    return np.diff(np.interp(-edges, -falling, steps))
+
+
+def concentration(history: xr.Dataset, levels: int = LEVELS, drop: float = 0.05) -> float:
+    """Return the Gini coefficient of the numbers of steps that the loss takes for equal drops.
+
+    Of the numbers d_i in n drops it is sum |d_i - d_j| / (2 n^2 mean d): 0 if the loss falls along a line, near 1 if
+    nearly all time passes at few levels, as in a staircase. NaN if the loss has not fallen by 5 percent.
+    """
+    steps = _steps_per_drop(history, levels, drop)
+    if steps is None:
         return math.nan
-    reached = np.interp(-edges, -falling, steps)
-    taken = np.sort(np.diff(reached))
     ranks = 2 * np.arange(1, levels + 1) - levels - 1
-    return float(ranks @ taken / (levels * taken.sum()))
+    return float(ranks @ np.sort(steps) / (levels * steps.sum()))
+
+
+def longest_stay(history: xr.Dataset, share: float = 0.05, levels: int = 1000, drop: float = 0.05) -> float:
+    """Return the largest share of the steps that the loss spends in an interval of ``share`` times its range.
+
+    This is Levy's concentration function of the loss at ``share``, without the plateau at the origin: ``share`` if the
+    loss falls along a line, near 1 on one long plateau. NaN if the loss has not fallen by 5 percent.
+    """
+    steps = _steps_per_drop(history, levels, drop)
+    if steps is None:
+        return math.nan
+    passed, width = np.concatenate([[0.0], np.cumsum(steps)]), round(share * levels)
+    return float((passed[width:] - passed[:-width]).max() / passed[-1])
 
 
 def claims(history: xr.Dataset, found: Sequence[Plateau], second: bool = True, deep: int = DEEP) -> tuple[Claim, ...]:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnrank.training.ensemble import norm, scaled_step
+from bnrank.training.ensemble import in_range, norm, scaled_step
 from bnrank.training.gradient_flow.fields import Plateau, Rate, System
 
 SAFETY, SHRINK, GROW = 0.9, 0.2, 10.0
@@ -157,9 +157,12 @@ class Euler:
     ) -> Move:
         """Return a step, taken in place."""
         size = norm(theta)
-        h = min(self.length(size), longest)
+        wanted = self.length(size)
+        h = min(wanted, longest)
         if first.speed > 0:
             h = min(h, self.max_relative_step * size / first.speed)
+        if self.norm_power:  # without a gradient, as where it underflows, nothing else limits the step
+            in_range(h if first.speed > 0 else wanted, self.step, theta, self.norm_power)
         theta.add_(first.velocity, alpha=h)
         return Move(theta, h, h * first.clock, None, h)
 
