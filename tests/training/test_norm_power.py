@@ -82,8 +82,8 @@ def test_weights_whose_gradient_underflows(init, dtype):
     """The step is infinite in this precision while the gradient is 0: an error, not NaN."""
     net, task = mlp(3, 4, 4, 4, 4, 4, 2, init=init, bias=False, seed=0, dtype=torch.float64), random_task(20)
     message = r"norm_power: got 4, for which the step 0.1 / \|\|theta\|\|\^4 is above .* at \|\|theta\|\| = \d"
+    rule = GradientDescent(0.1, norm_power=4)
     with pytest.raises(ValueError, match=message):
-        rule = GradientDescent(0.1, norm_power=4)
         bnrank.train(net, task, optimizer=rule, seed=0, steps=3, dtype=dtype, progress=False)
     solver, data = Solver("euler", step=0.1, norm_power=4), (task.x, task.y, task.loss)
     with pytest.raises(ValueError, match=message):

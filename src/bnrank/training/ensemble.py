@@ -60,8 +60,8 @@ def in_range(divided: float, step: float, theta: Tensor, power: float) -> float:
     if divided > most:
         raise ValueError(
             f"norm_power: got {power:g}, for which the step {step:g} / ||theta||^{power:g} is above {most:.2g} at "
-            f"||theta|| = {norm(theta):.3g}, expected a step in the range of {theta.dtype}: use larger initial weights, "
-            "or skip the plateau with bnrank.flow and SkipPlateau"
+            f"||theta|| = {norm(theta):.3g}, expected a step in the range of {theta.dtype}: use larger initial "
+            "weights, or skip the plateau with bnrank.flow and SkipPlateau"
         )
     return divided
 

@@ -56,7 +56,7 @@ class Stage:
 
 
 def one_neuron(shares: Sequence[float] | np.ndarray) -> float:
-    """Return a lower bound on the cross-entropy of softmax(v z), z >= 0 a number per sample, for classes of these shares.
+    """Return a lower bound on the cross-entropy of softmax(v z), with a z >= 0 per sample, for classes of these shares.
 
     All outputs of a bias-free ReLU network whose last hidden layer has one neuron are of this form. A sample of class c
     has the loss log sum_j exp(z (v_j - v_c)), at least log #{j: v_j >= v_c} for every z >= 0. The m-th largest entry
