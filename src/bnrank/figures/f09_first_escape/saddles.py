@@ -152,7 +152,7 @@ def _steps_per_drop(history: xr.Dataset, levels: int, drop: float) -> np.ndarray
     edges = np.linspace((1 - drop) * falling[0], falling[-1], levels + 1)
     if not edges[0] > edges[-1]:
         return None
-    return np.diff(np.interp(-edges, -falling, steps))
+    return np.asarray(np.diff(np.interp(-edges, -falling, steps)))
 
 
 def concentration(history: xr.Dataset, levels: int = LEVELS, drop: float = 0.05) -> float:

@@ -78,10 +78,10 @@ def make(settings: Settings, folder: Path, progress: bool) -> Outcome:
     }
     text = (
         "The Gini coefficient of the numbers of steps that the loss takes for equal drops, from 5 percent below its "
-        "first value to its last: 0 for a loss that falls along a line, near 1 for a staircase; this score is a "
-        "choice of this library. The longest stay, Levy's concentration function, is the largest share of the same "
-        "steps in which the loss is within an interval of 5 percent of its range: 0.05 on a line. The initial weights have the "
-        "same scale at both depths."
+        "first value to its last: 0 for a loss that falls along a line, near 1 for a staircase. "
+        "The longest stay, Levy's concentration function, is the largest share of the same steps in which the loss is "
+        "within an interval of 5 percent of its range: 0.05 on a line. Both scores are a choice of this library. "
+        "The initial weights have the same scale at both depths."
     )
     sections.append(Section("How distinct plateaus are", text=text, rows=table))
     data = {"data": task.name}
