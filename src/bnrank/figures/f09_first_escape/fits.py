@@ -64,8 +64,8 @@ def one_neuron(shares: Sequence[float] | np.ndarray) -> float:
 
     Examples
     --------
-    >>> round(one_neuron([0.5, 0.5]) / np.log(2), 3)  # one class is certain, the other as likely as not
-    0.5
+    >>> round(one_neuron([0.5, 0.5]), 4)  # log(2) / 2: one class is certain, the other as likely as not
+    0.3466
     """
     p = np.sort(np.asarray(shares, dtype=float))[::-1]
     return float(p @ np.log(np.arange(1, len(p) + 1)) / p.sum())
