@@ -11,7 +11,7 @@ from bnrank.measures.balance import residual
 from bnrank.networks import LinearNetwork, constructions
 from bnrank.theory import cost
 from bnrank.theory.cost.pruning import prune
-from bnrank.theory.cost.solving import _Training, solve
+from bnrank.theory.cost.solving import RIDGES, _Training, solve
 from helpers import norm, normal
 
 LINE = torch.linspace(-1, 1, 7, dtype=torch.float64).reshape(-1, 1)
@@ -103,10 +103,19 @@ def test_no_other_search_finds_less():
     assert found.norm <= min(norms) * (1 + 1e-3)  # the optimum is on a kink: both neurons are 0 at x = 1/2
 
 
-def test_starts_that_fail_are_trained_on():
+def test_starts_that_fail_are_trained_on(monkeypatch):
+    again, plain = [], _Training.trained
+
+    def spied(training, seeds, stages=RIDGES):
+        again.extend(seeds if stages == (0.0,) else [])
+        return plain(training, seeds, stages)
+
+    monkeypatch.setattr(_Training, "trained", spied)
     x, y = normal(5, 2), normal(5, 1, seed=1)
     found = solve(x, y, depth=2, width=6, bias=False, starts=4, steps=150, polish=5)
     check(found, x, y)
+    assert again
+    assert any(math.isfinite(found.norms[seed]) for seed in again)
 
 
 def test_networks_are_pruned_and_balanced_without_polish():
