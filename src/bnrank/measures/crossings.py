@@ -12,7 +12,7 @@ Array = NDArray[np.float64]
 
 
 def count(curves: Data, atol: float = 0.0) -> NDArray[np.int64]:
-    """Return how often any two curves of the plane cross, in a way that moving them by ``atol`` does not undo.
+    """Return how often any two curves of the plane cross, in a way that moving one by ``atol`` does not undo.
 
     A curve is the polyline through its points. Where two of them intersect, each one changes sides of the other. A
     change of sides counts if the curve is farther than ``atol`` from the other curve at some of its points before and
@@ -20,6 +20,7 @@ def count(curves: Data, atol: float = 0.0) -> NDArray[np.int64]:
     skipped. Of the two counts, of one curve with respect to the other and the reverse, the smaller is taken. So
     curves that touch, that end on each other, or that run along each other within ``atol`` do not cross. With
     ``atol`` = 0 every proper intersection counts whose parts are not intersected again between two points of a curve.
+    An intersection exactly at a point of a curve is not seen.
 
     Trajectories of a flow in the plane do not cross. Those of a map may: sample the trajectories so finely that
     the polyline is the curve.

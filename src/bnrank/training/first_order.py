@@ -30,7 +30,8 @@ class EnsembleDescent:
     schedule : str
         Step size as a function of the step: "constant", "cosine" (to 0), "linear" (to 0) or "normalized". The last is
         eta ||theta|| / ||gradient||, so every step has length eta ||theta||. It follows the gradient flow in a
-        reparametrized time, in which the plateau around the saddle at the origin is short for any initial scale (T35).
+        reparametrized time, in which the length of the plateau around the saddle at the origin grows only like
+        log(1 / initial scale) (T35).
     norm_power : float
         The step size is divided by ||theta||^norm_power.
     """

@@ -28,8 +28,8 @@ CROSSING = 0.005  # largest share of pairs of trajectories that cross in the hid
 CROSSINGS = (
     "Share of the pairs of trajectories that cross. They start at test starts, follow gradient flow (20 steps per "
     "step of gradient descent) and are given to the network as if they were starts. A crossing counts at a distance "
-    "if moving the curves by it does not undo the crossing; distances are relative to the picture, in which both axes "
-    "are scaled to the range of the curves. At distance 0, curves that run along each other count as well."
+    "if moving one of the curves by it does not undo the crossing; distances are relative to the picture, in which "
+    "both axes are scaled to the range of the curves. At distance 0, curves that run along each other count as well."
 )
 RATIO = 1e-3  # singular values of the Jacobian that count, relative to the largest
 

@@ -70,8 +70,9 @@ def claims(data: pd.DataFrame, c: float) -> tuple[Claim, ...]:
     low, high = data["kind"] != PLANTED, data["kind"] == PLANTED
     far = low & (data["N"] >= LARGE)
     over = data["sharpness"] * c / (2 * data["L"])
-    clear = (over < 1 / NEAR) | (over > NEAR)
-    agree = float(((data["rise"] > LEFT) == (over > 1))[clear].mean())
+    clear = ~over.between(1 / NEAR, NEAR)  # NaN is, and is wrong
+    known = over.notna() & data["rise"].notna()
+    agree = float((((data["rise"] > LEFT) == (over > 1)) & known)[clear].mean())
     stay = f"planted fits of rank k stay, all N, k and L: largest rise of the loss ({int(high.sum())} fits)"
     leave = f"fits of rank 1 leave, N >= {LARGE}, all k and L: smallest rise of the loss ({int(far.sum())} fits)"
     decided = (
