@@ -68,8 +68,8 @@ class GradientDescent:
         Steps are divided by ||theta||^norm_power, biases included; not with "normalized". At L - 2, where L is the
         depth of a bias-free network, ``lr`` is a step in the time s of T35, ds = ||theta||^(L - 2) dt, in which the
         plateau around the saddle at the origin takes a number of steps that grows only like log(1 / initial scale).
-        Bantzis2025 uses ``GradientDescent(10, norm_power=4)`` at depth 6. Training raises ValueError where such a step exceeds the range
-        of the type of theta.
+        Bantzis2025 uses ``GradientDescent(10, norm_power=4)`` at depth 6. Training raises ValueError where such a step
+        exceeds the range of the type of theta.
     """
 
     lr: float | Sequence[float] = 1e-2
