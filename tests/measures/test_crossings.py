@@ -1,5 +1,7 @@
 """Crossings of curves: against determinants, on flows and maps, and under displacements."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -27,6 +29,46 @@ def test_straight_lines_against_their_equations():
     assert 50 < expected.sum() // 2 < 300
     assert np.array_equal(crossings.count(lines), expected)
     assert np.array_equal(crossings.count(torch.from_numpy(lines)), expected)
+
+
+def slow(a, b, atol):
+    """Return how often one curve changes sides of the other, intersection by intersection along each."""
+    hits = []  # (place along a, place along b): segment plus share
+    for i in range(len(a) - 1):
+        for j in range(len(b) - 1):
+            shares = np.linalg.solve(np.stack([a[i + 1] - a[i], b[j] - b[j + 1]], 1), b[j] - a[i])
+            if (shares > 0).all() and (shares < 1).all():
+                hits.append((i + shares[0], j + shares[1]))
+
+    def distance(point, curve):
+        found = []
+        for start, end in itertools.pairwise(curve):
+            share = np.dot(point - start, end - start) / np.dot(end - start, end - start)
+            found.append(np.linalg.norm(point - start - min(max(share, 0), 1) * (end - start)))
+        return min(found)
+
+    def changes(curve, other, places):
+        last, count = None, 0
+        for n, point in enumerate(curve):
+            side = sum(place < n for place in places) % 2
+            if distance(point, other) > atol:
+                count += last is not None and side != last
+                last = side
+        return count
+
+    return min(changes(a, b, [one for one, _ in hits]), changes(b, a, [other for _, other in hits]))
+
+
+@pytest.mark.parametrize("atol", [0.0, 0.1, 0.4])
+def test_random_curves_against_a_loop_over_their_points(atol):
+    found = []
+    for seed in range(4):
+        curves = np.random.default_rng(seed).normal(size=(4, 20, 2))
+        counts = crossings.count(curves, atol)
+        for i, j in itertools.combinations(range(4), 2):
+            assert counts[i, j] == slow(curves[i], curves[j], atol)
+            found.append(counts[i, j])
+    assert max(found) > 1
 
 
 def test_a_wave_crosses_a_line_at_every_zero():

@@ -44,6 +44,8 @@ def test_the_pair_is_conserved_only_while_it_is_on():
         assert bool(abs(float(rate[0, 1])) < 1e-12 * size * TIMES[k] ** 2) is on
 
 
-def test_time_is_positive():
+def test_time_is_positive_and_small_enough_for_its_sine():
     with pytest.raises(ValueError, match="t: got 0"):
         wavering(0)
+    with pytest.raises(ValueError, match=r"t: got 1e\+13, expected at most 1e12"):
+        wavering(1e13)

@@ -43,7 +43,10 @@ def steps_norm(r, scale, _, delta, y):
 
 
 def total(logs, bends, layers, way, p, data):
-    """The norm for log r and log K (with a constant) or log epsilon (with a copy); the values span all dimensions."""
+    """The norm for log r and log K (with a constant) or log epsilon (with a copy); the values span all dimensions.
+
+    With a copy, the cheapest choice of the signs of its coordinates.
+    """
     (r, other), (start, delta, y) = np.exp(logs), data
     layers -= p if way == "copy" else 0
     held = layers * (r**2 * (1 + start**2)) ** (1 / layers)
@@ -52,11 +55,12 @@ def total(logs, bends, layers, way, p, data):
         last = 2 * float(constant.norm()) / other if p else float(constant @ constant)
         return held + bent + last + (p * other ** (2 / p) if p else 0.0)
     bent, constant = bends(r, other, 1.0, delta, y)
-    y = y * y.mean(0).sign()
-    constant = constant * (data[2].mean(0).sign())
-    corner = y.min(0).values.clamp(max=0)
-    stretched = p * y.shape[1] * other ** (-2 / p)
-    return held + bent + other**2 * float((constant - corner).square().sum()) + stretched + float(corner @ corner)
+    stretched, moved = p * y.shape[1] * other ** (-2 / p), []
+    for signs in itertools.product((1.0, -1.0), repeat=y.shape[1]):
+        signed = torch.tensor(signs, dtype=torch.float64)
+        corner = (y * signed).min(0).values.clamp(max=0)
+        moved.append(float(other**2 * (constant * signed - corner).square().sum() + corner @ corner))
+    return held + bent + stretched + min(moved)
 
 
 @QUICK
@@ -88,8 +92,10 @@ def test_steps_go_through_the_points_and_are_flat_there(n, d, m, depth, seed):
 @pytest.mark.parametrize(("method", "bends", "count"), [("dots", dots_norm, 2), ("steps", steps_norm, 3)])
 def test_the_norm_is_least_over_the_ways_to_spread_the_scale(method, bends, count):
     best = set()
-    for seed, (m, depth) in enumerate([(2, 4), (2, 7), (1, 12)]):
+    for seed, (m, depth) in enumerate([(2, 4), (2, 7), (1, 12), (1, 12)]):
         x, y = normal(8, 3, seed=seed), normal(8, m, seed=seed + 50)
+        if seed == 3:  # the mean is positive, but the values reach farther down
+            y[1:], y[:1] = y[1:].abs() + 1, -5.0
         net = line_interpolant(x, y, depth, method=method)
         data, options, found = line(net, x, y), {"xatol": 1e-5, "fatol": 1e-9}, {}
         for way in ("constant", "copy") if method == "dots" else ("copy",):

@@ -64,6 +64,10 @@ def test_given_networks_enter_at_their_depth():
         solve_depths(x, x, [2, 3], 1, starts=0, initial=[detour, plain])
     with pytest.raises(ValueError, match="initial: got depth 4, expected depth 2 or less, or starts"):
         solve_depths(x, x, [2, 5], 1, starts=0, initial=plain)
+    with pytest.raises(ValueError, match=r"initial: got a network with slope 0, expected slope 0\.3"):
+        solve_depths(x, x, [4], 1, slope=0.3, initial=plain)
+    with pytest.raises(ValueError, match="initial: got a network with biases, expected none with bias=False"):
+        solve_depths(x, x, [4], 1, bias=False, initial=detour)
 
 
 def test_bad_input_is_named():

@@ -13,6 +13,7 @@ import bnrank
 from bnrank.networks.mlp import from_layers
 from bnrank.theory import verdicts
 from bnrank.theory.facts import Facts
+from bnrank.theory.invariants.patterns import Pair
 from bnrank.theory.registry import STATEMENTS
 from bnrank.theory.verdicts import Sides, closest, triviality
 from helpers import normal
@@ -179,6 +180,15 @@ def test_a_bound_on_a_rank_says_something_below_the_widths():
         assert bnrank.check(net, normal(9, 3).abs(), only="T5")["T5"].label == label
 
 
+def test_the_rate_along_one_sample_is_of_low_rank_and_could_be_of_a_higher_one(monkeypatch):
+    net, x, y = bnrank.MLP([5, 20, 3], seed=0).double(), normal(6, 5), normal(6, 3, seed=1)
+    low_rank = by_name("one sample changes pairs by a matrix of low rank")
+    found = low_rank(Facts(net, x, y))
+    assert (found.label, found.left, found.right) == ("holds", 4, 4)
+    monkeypatch.setattr(Pair, "rate_rank", lambda *_: 3)
+    assert low_rank(Facts(net, x, y)).status == "violated"
+
+
 def test_infinite_and_tiny_sides():
     for sides in (
         Sides(1.0, math.inf),
@@ -188,6 +198,7 @@ def test_infinite_and_tiny_sides():
         Sides(2.0, 5.0, least=2.0),
         Sides(math.inf, math.inf, "="),
         Sides(4.4e-322, 3.7e-320, "="),
+        Sides(1e-12, 2e-12, "=", atol=1e-9),
     ):
         assert triviality(sides)
     for sides in (
@@ -195,8 +206,13 @@ def test_infinite_and_tiny_sides():
         Sides(0.0, 0.0, least=-math.inf),
         Sides(2.0, 4.9, most=5.0),
         Sides(1.0, 1.0, "="),
+        Sides(1.0, 1.0, "=", atol=1e-9),
+        Sides(1e-12, 2e-12, "=", atol=1e-9, scale=1.0),
     ):
         assert not triviality(sides)
+    beyond = "side is beyond the range of floats"
+    assert triviality(Sides(-math.inf, 1.0, least=-math.inf)) == f"the left {beyond}"
+    assert triviality(Sides(-1.0, math.inf)) == f"the right {beyond}"
 
 
 def test_what_can_fail_is_shown_before_what_cannot():

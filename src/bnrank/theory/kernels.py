@@ -49,7 +49,7 @@ class KernelJacobians(Printed):
         Number of them above ``rtol`` times the largest, (P,).
     expected : Tensor
         min(rank(X - x), rank Y), the rank for almost every Y and almost every x with this rank(X - x), (P,): ``x_rank``
-        on the affine span of X, and ``x_rank`` + 1 off it.
+        on the affine span of X, and ``x_rank`` + 1 off it. A point closer to the span than ``data_rtol`` counts as on it.
     x_rank, y_rank : int
         The affine rank of X and the rank of Y; d_in and min(N, d_out) where inputs and noise are generic and N > d_in.
     kernel : str
@@ -117,7 +117,8 @@ def jacobian_ranks(
     rtol : float
         Singular values of Jacobians above ``rtol`` times the largest count.
     data_rtol : float
-        Relative tolerance of the ranks of X and Y.
+        Tolerance of the ranks of X and Y, relative to their largest singular values, and of the distance of a point
+        from the affine span of X, relative to the sizes of the point and of X around the center.
 
     Returns
     -------

@@ -14,7 +14,7 @@ def wavering(t: float) -> MLP:
     """Return the network at time t of a curve whose direction converges while a neuron turns on and off forever.
 
     W_1 = [[t + sin t, t], [2t, t]] and W_2 = [t, t], ReLU, without biases. The direction theta / ||theta|| converges to
-    (1, 1, 2, 1, 1, 1) / 3, at the rate 1/t. No entry of the limit is 0, and all weights are positive for t > 1: the
+    (1, 1, 2, 1, 1, 1) / 3, at the rate 1/t. No entry of the limit is 0, and all weights are positive for t > 0: the
     signs are stable (T43). At x = (1, -1), however, the preactivations are sin t and t, so that the first neuron is
     active for t in (0, pi), inactive in (pi, 2 pi), and so on. The limit is on the boundary of an activation pattern.
     Hence convergence in direction does not imply stable activations, and pairs of neurons need not be conserved from
@@ -23,7 +23,7 @@ def wavering(t: float) -> MLP:
     Parameters
     ----------
     t : float
-        Time, positive.
+        Time, positive, at most 1e12, beyond which rounding hides sin t.
 
     Returns
     -------
@@ -33,7 +33,7 @@ def wavering(t: float) -> MLP:
     Raises
     ------
     TypeError, ValueError
-        If t is not a positive number.
+        If t is not a number in this range.
 
     Notes
     -----
@@ -48,5 +48,6 @@ def wavering(t: float) -> MLP:
     [True, False, True, False]
     """
     t = validation.number(t, "t", 0.0, strict=True)
+    validation.expect(t <= 1e12, "t", f"{t:g}", "at most 1e12")
     first, second = [[t + math.sin(t), t], [2 * t, t]], [[t, t]]
     return from_layers([torch.tensor(rows, dtype=torch.float64) for rows in (first, second)])

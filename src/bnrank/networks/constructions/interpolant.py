@@ -352,11 +352,15 @@ def _constant(value: Tensor, d_in: int, depth: int) -> tuple[list[Tensor], list[
 
 
 def _basis(values: Tensor) -> Tensor:
-    """Return an orthonormal basis of the span of the differences of the values, with non-negative means, (d_out, q)."""
+    """Return an orthonormal basis of the span of the differences of the values, (d_out, q).
+
+    Every coordinate of the values reaches at least as far up as down, so the point with coordinates 0 is near them.
+    """
     _, sizes, right = torch.linalg.svd(values - values[0], full_matrices=False)
     rank = int((sizes > SPAN * sizes[0]).sum())
     basis = torch.eye(values.shape[1]).to(values) if rank == values.shape[1] else right[:rank].T
-    return torch.where(values.mean(0) @ basis < 0, -basis, basis)
+    reach = values @ basis
+    return torch.where(reach.amax(0) + reach.amin(0) < 0, -basis, basis)
 
 
 def _least(norm: Callable[[float, float, float], float], low: int, high: int) -> tuple[float, float, float, int]:

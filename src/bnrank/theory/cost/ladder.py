@@ -37,12 +37,13 @@ def solve_depths(
     Parameters
     ----------
     x, y, width, slope, bias, starts, seed, steps, polish
-        As in :func:`solve`; ``starts`` may be 0 with ``initial``.
+        As in :func:`solve`; ``starts`` may be 0 with ``initial``. ``width`` is that of the random starts alone.
     depths : sequence of int
         The depths L, in any order.
     initial : MLP or torch.nn.Sequential, or sequence of them, optional
         Further starts, such as constructions, each at the smallest of the depths that is at least its own. The norm
-        found there is at most its norm, if it interpolates.
+        found there is at most its norm, if it interpolates. They have the given slope, and no biases if ``bias`` is
+        False.
 
     Returns
     -------
@@ -65,6 +66,10 @@ def solve_depths(
     several = () if initial is None else [initial] if isinstance(initial, nn.Module) else initial
     given = validation.sequence(several, "initial", "networks")
     later = sorted((read_chain(net, "initial").network() for net in given), key=lambda net: net.depth)
+    slope = validation.slope(slope)
+    for net in later:
+        validation.expect(net.slope == slope, "initial", f"a network with slope {net.slope:g}", f"slope {slope:g}")
+        validation.expect(bias or not net.bias, "initial", "a network with biases", "none with bias=False")
     starts = validation.integer(starts, "starts", 0 if later else 1)
     deepest, first = max((net.depth for net in later), default=0), min((net.depth for net in later), default=0)
     most, least = max(wanted, default=0), min(wanted, default=0)

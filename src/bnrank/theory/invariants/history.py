@@ -195,8 +195,8 @@ def _bound(j: int, name: str, tracks: Iterable[Track], unlike: str) -> Verdict:
     status, reason, vacuous = HOLDS, "", ""
     if slack < -1e-9 * max(bound.frobenius, abs(bound.constant)):
         status, reason = (NOT_APPLICABLE, unlike) if unlike else (VIOLATED, "")
-    elif all(triviality(Sides(b.right, b.left)) for b, _ in found):
-        vacuous = "the bound is not positive at any row"
+    elif all(triviality(Sides(b.right, b.left, least=b.trivial)) for b, _ in found):
+        vacuous = "at every row, the bound is at most ||W||_F^2 / min(rows, columns), as for any matrix"
     assumptions = ("gradient flow from the first row on",)
     note = f"at step {step}, where the slack is smallest"
     return Verdict(*about, status, bound.right, bound.left, "<=", slack, 1e-9, assumptions, reason, note, vacuous)

@@ -55,6 +55,8 @@ class Bound:
         The sum of the squared singular values of W_j after the first ``factor``.
     constant : float
         The upper bound of ``beyond``, from the eigenvalues of the conserved matrices.
+    trivial : float
+        ||W_j||_F^2 / min(rows, columns), which ``left`` is at least for any matrix: a ``right`` up to it says nothing.
     """
 
     layer: str
@@ -64,6 +66,7 @@ class Bound:
     factor: int
     beyond: float
     constant: float
+    trivial: float
 
 
 @dataclass(frozen=True)
@@ -195,7 +198,8 @@ class Tail(Printed):
             values = squares(self.layers[j].written(named))
             total, beyond = float(values.sum()), float(values[factors[j] :].sum())
             right = (total - constant) / factors[j]
-            found.append(Bound(self.layers[j].name, float(values[0]), right, total, factors[j], beyond, constant))
+            name, trivial = self.layers[j].name, total / len(values)
+            found.append(Bound(name, float(values[0]), right, total, factors[j], beyond, constant, trivial))
         return tuple(reversed(found))
 
     def alignments(self, net: State, start: State | Constants | None = None) -> tuple[Alignment, ...]:

@@ -81,7 +81,7 @@ def _insertion(facts: Facts) -> Sides:
         with torch.no_grad():
             miss = float((net(facts.x.flatten(1)) - facts.outputs).abs().max())
         size = float(facts.outputs.abs().max())
-        if miss > WITNESS * size:
+        if not miss <= WITNESS * size:
             raise Inconclusive(f"the inserted layer changes an output by {miss:.2g}, where the largest is {size:.2g}")
         norm = sum(float((p.detach() ** 2).sum()) for p in net.parameters())
         note = f"layer {i + 1}, {found.reason}; {about}; largest rank of Jf {facts.rank}; outputs change by {miss:.1e}"

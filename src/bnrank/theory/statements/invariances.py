@@ -144,13 +144,12 @@ def _tail(facts: Facts) -> Iterator[Sides]:
     bounds = tail.bounds(parameters)[:-1]  # for the last layer it is trivial: a matrix of rank d has rank d
     names = {name for layer in tail.layers for name in layer.parameters}
     size = sum(float(parameters[name].square().sum()) for name in names)  # scale of the rounding error of kappa
-    trivial = [b.frobenius / min(one.written(parameters).shape) for b, one in zip(bounds, tail.layers, strict=False)]
     for j, bound in enumerate(bounds):
         note = (
             f"{bound.layer}, of {len(tail)} layers ({tail.why}); d 2^N M = {bound.factor}, N = {tail.blocks[j]}, "
             f"M = {tail.multiplicities[j]:g}, kappa = {bound.constant:.4g}, ||W||_F^2 = {bound.frobenius:.6g}"
         )
-        yield Sides(bound.right, bound.left, "<=", 1e-10, size, note=note, least=trivial[j])
+        yield Sides(bound.right, bound.left, "<=", 1e-10, size, note=note, least=bound.trivial)
 
 
 @statement(
