@@ -55,12 +55,10 @@ def total(logs, bends, layers, way, p, data):
         last = 2 * float(constant.norm()) / other if p else float(constant @ constant)
         return held + bent + last + (p * other ** (2 / p) if p else 0.0)
     bent, constant = bends(r, other, 1.0, delta, y)
-    stretched, moved = p * y.shape[1] * other ** (-2 / p), []
-    for signs in itertools.product((1.0, -1.0), repeat=y.shape[1]):
-        signed = torch.tensor(signs, dtype=torch.float64)
-        corner = (y * signed).min(0).values.clamp(max=0)
-        moved.append(float(other**2 * (constant * signed - corner).square().sum() + corner @ corner))
-    return held + bent + stretched + min(moved)
+    signs = torch.tensor(list(itertools.product((1.0, -1.0), repeat=y.shape[1])), dtype=torch.float64)
+    corners = (y * signs[:, None]).amin(1).clamp(max=0)
+    moved = other**2 * (constant * signs - corners).square().sum(1) + corners.square().sum(1)
+    return held + bent + p * y.shape[1] * other ** (-2 / p) + float(moved.min())
 
 
 @QUICK
@@ -92,7 +90,7 @@ def test_steps_go_through_the_points_and_are_flat_there(n, d, m, depth, seed):
 @pytest.mark.parametrize(("method", "bends", "count"), [("dots", dots_norm, 2), ("steps", steps_norm, 3)])
 def test_the_norm_is_least_over_the_ways_to_spread_the_scale(method, bends, count):
     best = set()
-    for seed, (m, depth) in enumerate([(2, 4), (2, 7), (1, 12), (1, 12)]):
+    for seed, (m, depth) in enumerate([(2, 4), (2, 7), (1, 12), (1, 6)]):
         x, y = normal(8, 3, seed=seed), normal(8, m, seed=seed + 50)
         if seed == 3:  # the mean is positive, but the values reach farther down
             y[1:], y[:1] = y[1:].abs() + 1, -5.0

@@ -49,7 +49,7 @@ class KernelJacobians(Printed):
         Number of them above ``rtol`` times the largest, (P,).
     expected : Tensor
         min(rank(X - x), rank Y), the rank for almost every Y and almost every x with this rank(X - x), (P,): ``x_rank``
-        on the affine span of X, and ``x_rank`` + 1 off it. A point closer to the span than ``data_rtol`` counts as on it.
+        on the affine span of X (closer to it than ``data_rtol``), and ``x_rank`` + 1 off it.
     x_rank, y_rank : int
         The affine rank of X and the rank of Y; d_in and min(N, d_out) where inputs and noise are generic and N > d_in.
     kernel : str
