@@ -397,6 +397,23 @@ def test_tail_is_recorded_as_singular_values_say():
     assert {v.status for v in monitor.verdicts() if v.id == "T48"} == {"holds"}
 
 
+def test_a_bound_on_the_tail_that_any_matrix_satisfies_says_nothing():
+    def bounds(net):
+        monitor = watched(net, torch.optim.SGD(net.parameters(), lr=0.0), 1)
+        return {v.name.removeprefix("low rank of "): v for v in monitor.verdicts() if v.id == "T48"}
+
+    usual = bounds(linear())
+    assert usual["1"].left > 0
+    assert {v.label for v in usual.values()} == {"holds (vacuous)"}
+    low = nn.Sequential(*[nn.Linear(3, 3, bias=False, dtype=torch.float64) for _ in range(2)], nn.Linear(3, 1).double())
+    with torch.no_grad():
+        for i, layer in enumerate(low):  # balanced and of rank one
+            layer.weight.copy_(torch.eye(3)[: len(layer.weight)] * torch.tensor([1.0, 0.0, 0.0]))
+            if i == 2:
+                layer.bias.zero_()
+    assert [bounds(low)[name].label for name in ("0", "1", "2")] == ["holds", "holds", "holds (vacuous)"]
+
+
 # -- with bnrank.train and bnrank.flow
 
 
