@@ -1,6 +1,7 @@
 """F3: its claims on planted runs, and a tiny run."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,7 +10,10 @@ import torch
 from bnrank.figures.f03_autoencoders import computation as autoencoders
 from bnrank.figures.f03_autoencoders import figure as f03
 from bnrank.figures.f03_autoencoders.computation import Curves, Images, Network, OfCurve, OfImages
+from bnrank.figures.f03_autoencoders.few_images import FewImages, OfFew, few_runs, widest_gaps
+from bnrank.figures.f03_autoencoders.linear_projections import linear_projections
 from bnrank.tasks import Task
+from bnrank.training import Adam
 from helpers import failing
 
 CURVE = {"ratio": "after / before", "ones": "rank 1", "twos": "rank 2", "defect": "||J^2 - J|| / ||J||"}
@@ -102,6 +106,89 @@ def test_images_are_in_units_of_white_and_centered(monkeypatch):
     assert found.loss == "mse"
 
 
+def of_few(**changes):
+    names = {"ratio": "after / before, trained on", "linear": "best linear", "rank": "effective rank"}
+    planted = {"ratio": 0.15, "linear": 0.35, "gap": 20.0, "rank": 4.0, **changes}
+    return OfFew({names.get(name, name): value for name, value in planted.items()}, None, None)
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("deep", "shallow", "fails"),
+    [
+        ([{}] * 5, [{}] * 5, []),
+        ([{}] * 4 + [{"ratio": 0.3, "gap": 1.2}], [{"ratio": 0.1}] * 5, []),
+        ([{}] * 3 + [{"ratio": 0.21}] * 2, [{}] * 5, [0]),
+        ([{}] * 4 + [{"linear": 0.19}], [{}] * 5, [1]),
+        ([{}] * 3 + [{"gap": 0.9 * f03.GAP}] * 2, [{}] * 5, [2]),
+        ([{}] * 5, [{}] * 4 + [{"gap": 1.1 * f03.NO_GAP}], [3]),
+        ([{}] * 4 + [{"rank": 6.0}], [{}] * 5, [4]),
+        ([{}] * 5, [{}] * 4 + [{"rank": 15.0}], [4]),
+        ([{"ratio": NAN, "gap": NAN, "linear": NAN, "rank": NAN}] * 5, [{"gap": NAN}] * 5, [0, 1, 2, 3, 4]),
+    ],
+)
+def test_few_claims(deep, shallow, fails):
+    flat_few = [of_few(**{"gap": 1.2, "rank": 20.0} | change) for change in shallow]
+    assert failing(f03.few_claims([of_few(**change) for change in deep], flat_few)) == fails
+
+
+def test_the_widest_gap_is_among_values_that_count():
+    values = torch.tensor([[4.0, 2.0, 0.5, 0.3, 1e-9], [1.0, 0.9, 0.8, 0.01, 1e-12], [3.0, 0.0, 0.0, 0.0, 0.0]])
+    gaps, places = widest_gaps(values.double())
+    assert places.tolist() == [2, 3, 1]  # 0.3 is too small to count
+    np.testing.assert_allclose(gaps[:2], [4.0, 80.0], rtol=1e-6)
+    assert gaps[2] > 1e10
+
+
+def test_linear_projections_onto_the_span_of_the_data():
+    """Images in two dimensions of 50, noise of length e: two components leave sqrt(2 / 50) e, one leaves half of x."""
+    draws = np.random.default_rng(0).standard_normal
+    basis = np.linalg.qr(draws((50, 2)))[0].T
+    x, unseen = (torch.from_numpy(100 * draws((400, 2)) @ basis) for _ in range(2))
+    one, two = linear_projections(x, unseen, 1.0)
+    assert (one["components"], two["components"]) == (1, 2)
+    assert two["sqrt(k / d)"] == 0.2
+    assert two["unexplained"] == pytest.approx(0, abs=1e-9)
+    assert two["after / before"] == pytest.approx(1.18 / 50**0.5, rel=0.1)  # 1.18: median length of two normal numbers
+    assert one["unexplained"] == pytest.approx(0.5, abs=0.1)
+    assert one["after / before"] > 3
+
+
+def test_few_runs_on_digits(tmp_path, monkeypatch):
+    """What is measured of networks of a few small digits, against its definitions."""
+    monkeypatch.setenv("BNRANK_DATA", str(tmp_path))
+    few = FewImages(images=12, unseen=7, seeds=(3, 5), jacobians=4)
+    first, second = few_runs(tmp_path, False, few, Network(depth=3, width=10, init="pytorch", steps=40, ridge=1e-3))
+    task, _ = few.task(5)
+    assert (task.n, second.row["seed"], len(first.spectra), len(second.noise.before)) == (12, 5, 4, 12)
+    run = autoencoders.Run.open(tmp_path / "few-images-depth-3-seed-5")
+    net, x, y = run.network(0).double(), task.x.double(), second.noise.noisy
+    with torch.no_grad():
+        once = net(y)
+        twice = net(once)
+        cost = float((net(x) - x).square().sum())
+    before, after = (y - x).norm(dim=1), (once - x).norm(dim=1)
+    assert second.row["after / before, trained on"] == pytest.approx(float(after.quantile(0.5) / before.quantile(0.5)))
+    again = (twice - once).norm(dim=1) / (once - y).norm(dim=1)
+    assert second.row["applied again"] == pytest.approx(float(again.quantile(0.5)), rel=1e-4)
+    assert second.row["unexplained, trained on"] == pytest.approx(cost / float(x.square().sum()), rel=1e-4)
+    norm = sum(float(p.detach().square().sum()) for p in net.parameters())
+    assert second.row["loss"] == pytest.approx(cost / 12 + 1e-3 * norm, rel=1e-4)  # its own ridge
+    assert first.row["loss"] != second.row["loss"]
+
+
+def test_the_start_of_pytorch(tmp_path):
+    """Within 1 / sqrt(inputs), biases too; the usual start has no biases and larger weights."""
+    task, _ = FewImages(images=12, unseen=7).task(0)
+    still = Network(depth=2, width=10, init="pytorch", steps=1).train(task, tmp_path, False, optimizer=Adam(1e-12))
+    for layer in still.network(0).layers:
+        bound = layer.in_features**-0.5
+        assert float(layer.weight.detach().abs().max()) == pytest.approx(bound, rel=0.05)
+        assert 0 < float(layer.bias.detach().abs().max()) <= bound
+
+
 TINY = {
     "curves": Curves(curves=(0, 1), nets=2, samples=30, corners=10, noise=0.07),
     "curve_deep": Network(depth=4, width=8, init=0.4, steps=30),
@@ -110,6 +197,9 @@ TINY = {
     "images": Images(images=60, unseen=12, jacobians=3),
     "images_deep": Network(depth=3, width=10, init=0.1, steps=20),
     "images_shallow": Network(depth=2, width=20, init="he", steps=20),
+    "few": FewImages(images=10, unseen=5, seeds=(0, 1), jacobians=2),
+    "few_deep": Network(depth=3, width=10, init="pytorch", steps=20),
+    "few_shallow": Network(depth=2, width=10, init="pytorch", steps=20),
 }
 
 
@@ -120,8 +210,8 @@ def test_a_tiny_run(tmp_path, monkeypatch):
         assert set(settings.shown) <= set(settings.curves.curves)
     outcome = f03.FIGURE.run("quick", tmp_path, progress=False, **TINY)
     assert outcome.error == ""
-    assert len(outcome.claims) == 13
-    assert set(outcome.pictures) == {"arrows", "digits", "images", "noise-and-rank"}
+    assert len(outcome.claims) == 13  # without MNIST
+    assert set(outcome.pictures) == set(outcome.captions) == {"arrows", "digits", "images", "noise-and-rank"}
     assert [len(section.rows) for section in outcome.sections] == [8, 4]
     rows = outcome.sections[0].rows
     assert [(row["depth"], row["curve"], row["net"]) for row in rows[:5]] == [
@@ -131,6 +221,25 @@ def test_a_tiny_run(tmp_path, monkeypatch):
         (4, 1, 3),
         (2, 0, 0),
     ]
+
+
+def test_few_images_are_run_where_mnist_is(tmp_path, monkeypatch):
+    """Small digits in the place of MNIST, which tests do not require."""
+    small = autoencoders.handwritten_digits
+
+    def load(*args, **options):
+        return replace(small(*args, **options), name="mnist")
+
+    monkeypatch.setenv("BNRANK_DATA", str(tmp_path))
+    monkeypatch.setattr(autoencoders, "handwritten_digits", load)
+    tiny = {**TINY, "curves": Curves(curves=(1,), nets=1, samples=30, corners=10)}
+    outcome = f03.make(replace(f03.QUICK, **tiny), tmp_path, False)
+    assert len(outcome.claims) == 18
+    assert {"few-digits", "few-images"} < set(outcome.pictures) == set(outcome.captions)
+    networks, linear = outcome.sections[2:]
+    assert [(row["depth"], row["seed"]) for row in networks.rows] == [(3, 0), (3, 1), (2, 0), (2, 1)]
+    assert [row["images"] for row in linear.rows] == [10, 1000, 1500]
+    assert [row["components"] <= 9 for row in linear.rows] == [True, False, False]
 
 
 def test_what_is_measured_of_a_run_against_its_definitions(tmp_path, monkeypatch):

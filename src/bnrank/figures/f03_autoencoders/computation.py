@@ -7,10 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bnrank.figures.harness.training import held_out, mlp, train_recorded
+from bnrank.figures.harness.training import held_out, mlp, start_as_pytorch, train_recorded
 from bnrank.measures.jacobian import Jacobian
 from bnrank.measures.noise import Denoising, denoising, distances_to_samples
 from bnrank.measures.spectra import effective_rank
+from bnrank.networks import MLP
 from bnrank.tasks import Task, autoencoder, distances_to_polyline, handwritten_digits, mnist, planar_curve, polyline
 from bnrank.theory.symmetry import projection
 from bnrank.training import Adam, Run
@@ -23,17 +24,25 @@ NOISE_SEED = 1
 
 @dataclass(frozen=True)
 class Network:
-    """Depth, width, initial standard deviation and training steps of a network."""
+    """Depth, width, start, training steps and ridge of a network.
+
+    The start is the standard deviation of the weights, "he", or "pytorch" for that of `torch.nn.Linear`.
+    """
 
     depth: int
     width: int
     init: float | str
     steps: int
+    ridge: float = RIDGE
 
     def train(self, task: Task, folder: Path, progress: bool, **options: Any) -> Run:
         """Return a run of such networks, trained on a task."""
-        net = mlp(task, self.depth, self.width, init=self.init)
-        return train_recorded(net, task, folder, progress, ridge=RIDGE, steps=self.steps, records=10, **options)
+
+        def start(seed: int) -> MLP:
+            return start_as_pytorch(mlp(task, self.depth, self.width), seed)
+
+        net = start if self.init == "pytorch" else mlp(task, self.depth, self.width, init=self.init)
+        return train_recorded(net, task, folder, progress, ridge=self.ridge, steps=self.steps, records=10, **options)
 
 
 @dataclass(frozen=True)

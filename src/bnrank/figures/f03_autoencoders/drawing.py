@@ -10,11 +10,13 @@ from matplotlib.figure import Figure as Picture
 from torch import Tensor
 
 from bnrank.figures.f03_autoencoders.computation import OfCurve, OfImages
+from bnrank.figures.f03_autoencoders.few_images import OfFew
 from bnrank.figures.harness.drawing import GRAY, color, label, legend_below, panels, reference
 from bnrank.networks.functional import Functional
 
 BLUE, ORANGE, GREEN = color(0), color(1), color(2)
 ARROWS = 70
+FLOOR, SHOWN = 1e-4, 50  # of spectra on training images: smallest value and number of values
 
 
 def draw_arrows(deep: Sequence[OfCurve], shallow: Sequence[OfCurve]) -> Picture:
@@ -65,8 +67,10 @@ def draw_runs(deep: Sequence[OfCurve], shallow: Sequence[OfCurve], threshold: fl
     return picture
 
 
-def draw_digits(deep: OfImages, shallow: OfImages, clean: Tensor, mean: Tensor, count: int = 10) -> Picture:
-    """Draw unseen images, the same with noise, and the outputs of a deep and of a shallow network."""
+def draw_digits(
+    deep: OfImages | OfFew, shallow: OfImages | OfFew, clean: Tensor, mean: Tensor, title: str, count: int = 10
+) -> Picture:
+    """Draw images, the same with noise, and the outputs of a deep and of a shallow network."""
     rows = {
         "without noise": clean,
         "with noise": deep.noise.noisy,
@@ -82,7 +86,28 @@ def draw_digits(deep: OfImages, shallow: OfImages, clean: Tensor, mean: Tensor, 
             ax.set(xticks=[], yticks=[])
             ax.spines[:].set_visible(False)
         row[0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=11)
-    picture.suptitle("Images that were not trained on", fontsize=12)
+    picture.suptitle(title, fontsize=12)
+    return picture
+
+
+def draw_few(deep: Sequence[OfFew], shallow: Sequence[OfFew], threshold: float) -> Picture:
+    """Draw, for every network of few images, the remaining distance, and the spectra of the Jacobians."""
+    picture, ((left, right),) = panels(1, 2, (11, 4.6))
+    seeds = [run.row["seed"] for run in deep]
+    left.plot(seeds, [run.row["best linear"] for run in deep], "^", color=GREEN, markersize=7, label="best linear")
+    for runs, hue, mark in ((deep, BLUE, "o"), (shallow, ORANGE, "s")):
+        style: dict[str, Any] = {"color": hue, "label": f"depth {runs[0].row['depth']}"}
+        left.plot(seeds, [run.row["after / before, trained on"] for run in runs], mark, markersize=7, **style)
+        for run in runs:
+            values = run.spectra.median(0).values.clamp_min(FLOOR).numpy()
+            right.plot(np.arange(1, len(values) + 1), values, color=hue, linewidth=1.3)
+    reference(left, threshold, f"{threshold:g}")
+    title = "Training images with noise"
+    label(left, "seed", "median distance to the image, after / before", title, xticks=seeds, bottom=0)
+    title = "Spectra of the Jacobian on training images"
+    up = r"singular value of $Jf(x)$, median over images"
+    label(right, "index", up, title, log="y", xlim=(0, SHOWN), ylim=(FLOOR, None))
+    legend_below(picture, left)
     return picture
 
 
