@@ -107,7 +107,7 @@ def test_images_are_in_units_of_white_and_centered(monkeypatch):
 
 
 def of_few(**changes):
-    names = {"ratio": "after / before, trained on", "linear": "best linear", "rank": "effective rank"}
+    names = {"ratio": "after / before, trained on", "linear": "best projection", "rank": "effective rank"}
     planted = {"ratio": 0.15, "linear": 0.35, "gap": 20.0, "rank": 4.0, **changes}
     return OfFew({names.get(name, name): value for name, value in planted.items()}, None, None)
 

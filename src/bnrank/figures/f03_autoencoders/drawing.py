@@ -94,7 +94,14 @@ def draw_few(deep: Sequence[OfFew], shallow: Sequence[OfFew], threshold: float) 
     """Draw, for every network of few images, the remaining distance, and the spectra of the Jacobians."""
     picture, ((left, right),) = panels(1, 2, (11, 4.6))
     seeds = [run.row["seed"] for run in deep]
-    left.plot(seeds, [run.row["best linear"] for run in deep], "^", color=GREEN, markersize=7, label="best linear")
+    left.plot(
+        seeds,
+        [run.row["best projection"] for run in deep],
+        "^",
+        color=GREEN,
+        markersize=7,
+        label="best linear projection",
+    )
     for runs, hue, mark in ((deep, BLUE, "o"), (shallow, ORANGE, "s")):
         style: dict[str, Any] = {"color": hue, "label": f"depth {runs[0].row['depth']}"}
         left.plot(seeds, [run.row["after / before, trained on"] for run in runs], mark, markersize=7, **style)

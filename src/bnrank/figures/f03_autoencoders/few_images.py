@@ -58,7 +58,7 @@ class OfFew:
     ----------
     row : dict
         The measurements, by column of the table: median distance to the image without noise, after over before, of
-        noisy training images, the same for the best linear projection and for unseen images; median of
+        noisy training images, the same for the best projection and for unseen images; median of
         ||f(f(y)) - f(y)|| / ||f(y) - y|| over noisy training images y ("applied again"); medians over training images
         of the widest gap s_k / s_(k+1) of the Jacobian, of its k, of the effective rank and of ||J^2 - J||_F / ||J||_F;
         mean ||f(x) - x||^2 over mean ||x||^2.
@@ -97,7 +97,7 @@ def _of_few(network: nn.Module, task: Task, few: FewImages, last: Any, depth: in
         "depth": depth,
         "seed": int(last.seed),
         "after / before, trained on": seen.ratio,
-        "best linear": min(row["after / before"] for row in linear_projections(x, x, few.noise)),
+        "best projection": min(row["after / before"] for row in linear_projections(x, x, few.noise)),
         "unseen": unseen.ratio,
         "applied again": float(moved.quantile(0.5)),
         "gap": float(gaps.median()),

@@ -109,12 +109,12 @@ def few_claims(deep: Sequence[OfFew], shallow: Sequence[OfFew]) -> tuple[Claim, 
     """Return the claims on noisy training images of networks of few images; every network counts."""
     rows, others = (pd.DataFrame([run.row for run in runs]) for runs in (deep, shallow))
     removed = f"share of networks that remove {100 * (1 - FIFTH):g} percent or more of the distance to the image"
-    linear = "few images: best linear projection, distance to the image, after / before, smallest"
+    linear = "few images: best projection onto principal components, distance to the image, after / before, smallest"
     gap = "median of s_k / s_(k+1) of the Jacobian"
     rank = rows["effective rank"].max(skipna=False) / others["effective rank"].min(skipna=False)
     return (
         at_least(f"few images, deep: {removed}", (rows["after / before, trained on"] <= FIFTH).mean(), MOST),
-        above(linear, rows["best linear"].min(skipna=False), FIFTH),
+        above(linear, rows["best projection"].min(skipna=False), FIFTH),
         at_least(f"few images, deep: share of networks with {gap} at least {GAP:g}", (rows["gap"] >= GAP).mean(), MOST),
         at_most(f"few images, shallow: {gap}, largest", others["gap"].max(skipna=False), NO_GAP),
         below("few images: effective rank of the Jacobian, largest of deep over smallest of shallow", rank, 0.25),
@@ -188,8 +188,9 @@ IMAGES = (
 )
 FEW_IMAGES = (
     "Networks of few images of MNIST, each seed with its own images and start, applied to the same images with noise. "
-    "'best linear' is the projection onto principal components of these images, with the number of components that is "
-    "best for these images and this noise. 'applied again' is ||f(f(y)) - f(y)|| / ||f(y) - y|| at noisy images y, 0 "
+    "'best projection' is the one onto principal components of these images, with the number of components that is "
+    "best for these images and this noise. Deep and shallow networks both remove noise here; their spectra differ. "
+    "'applied again' is ||f(f(y)) - f(y)|| / ||f(y) - y|| at noisy images y, 0 "
     f"for a projection. The gap is the widest s_k / s_(k+1) of the Jacobian with s_k at least {LEAST:g} s_1."
 )
 LINEAR = (
