@@ -140,9 +140,8 @@ def make(settings: Settings, folder: Path, progress: bool) -> Outcome:
         Section("Curves", text=CURVES, rows=[run.row for run in (*deep, *shallow)]),
         Section("Images", text=IMAGES, rows=[run.row for run in (*deep_images, *shallow_images)]),
     )
-    if task.name.startswith(
-        "mnist"
-    ):  # of 8 x 8 pixels, a projection onto 3 dimensions passes more than a fifth of the noise
+    # with 8 x 8 pixels, a projection onto 3 dimensions leaves more than a fifth of the noise
+    if task.name.startswith("mnist"):
         few = s.few
         deep_few, shallow_few = (few_runs(folder, progress, few, net) for net in (s.few_deep, s.few_shallow))
         seen, mean_seen = few.task(few.seeds[0])
