@@ -32,6 +32,7 @@ ATOL = 0.1  # differences of R1 and R2 that count as 0
 PLANTED: dict[str, Any] = {"width": 5, "starts": 0, "polish": 100}  # search from planted networks
 SEARCH: dict[str, Any] = {"width": 5, "starts": 2, "steps": 100, "polish": 60}  # and from random ones
 ANGLES = [15, 30, 45, 60, 90]  # degrees between the two tangents of a bent curve
+TRUNCATED: dict[str, Any] = {"width": 10, "starts": 4, "steps": 300, "polish": 60}  # and for truncated targets
 RIDGE = 0.005  # lambda of the experiment on ranks
 TRAINED = [3, 6, 12, 24]  # depths at which it trains networks
 MEMBERS = 4  # networks per depth
@@ -171,7 +172,7 @@ def ranks(seed: int) -> list[str]:
     x = 0.1 + torch.rand(8, 2, generator=draw, dtype=torch.float64)
     bend = 0.3 + 0.4 * torch.rand(1, generator=draw, dtype=torch.float64)
     y = torch.stack([1.5 * x[:, 0] + torch.relu(x[:, 1] - bend), 0.7 * x[:, 1]], 1)
-    found = cost.solved_tradeoff(x, y, RIDGE, SMALL, **SEARCH)
+    found = cost.solved_tradeoff(x, y, RIDGE, SMALL, **TRUNCATED)
     rows = [f"R0 {found.ranks}, C {found.costs}, R1 {found.corrections}"]
     for depth in TRAINED:
         run = train(
