@@ -3,7 +3,7 @@
     python -m benchmarks.functions compositions --seeds 10 11 12 13 14
     python -m benchmarks.functions sums --seeds 10 11 12 13 14
     python -m benchmarks.functions curves
-    python -m benchmarks.functions ranks --seeds 10 11 12 13 14
+    python -m benchmarks.functions ranks --seeds 20 21 22 23 24
 
 Prints one row per seed, or per angle, as soon as it is computed.
 """
