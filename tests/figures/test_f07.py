@@ -8,6 +8,7 @@ from scipy import stats
 from bnrank.figures.f07_kernel_rates import computation as rates
 from bnrank.figures.f07_kernel_rates import figure as f07
 from bnrank.figures.f07_kernel_rates.computation import Course, Decay
+from bnrank.figures.f07_kernel_rates.field import random_field
 from bnrank.figures.harness import intervals
 from bnrank.figures.harness.training import held_out, relative_error
 from bnrank.tasks import composition, torus_map
@@ -80,10 +81,75 @@ def test_composition_claims(deep, kernel, fails):
     assert failing(both) == [i + 2 for i in fails]
 
 
-def test_control_claim():
-    assert f07.control_claim(course(0.5, factor=0.9), course(0.5)).passed
-    assert not f07.control_claim(course(0.5, factor=0.7), course(0.5)).passed
-    assert not f07.control_claim(course(np.nan), course(0.5)).passed
+def flat(levels, factor=1.0):
+    """Three draws whose errors at SIZES are about these levels, within two percent."""
+    return Course("network", SIZES, factor * np.array(levels) * np.array([[0.98], [1.0], [1.02]]))
+
+
+FAST, STEADY, SUDDEN = flat([0.9, 0.4, 0.2, 0.1]), flat([1.2, 1.1, 0.9, 0.8]), flat([1.3, 1.2, 1.05, 0.1])
+
+
+@pytest.mark.parametrize(
+    ("deep", "control", "best", "fails"),
+    [
+        (FAST, STEADY, STEADY.errors / 1.3, []),
+        (SUDDEN, STEADY, STEADY.errors / 1.3, []),
+        (FAST, FAST, FAST.errors / 1.3, [0]),
+        (STEADY, FAST, FAST.errors / 1.3, [0]),
+        (course(0.5), course(0.2), course(0.2).errors / 1.3, [0]),  # faster, by less than the threshold
+        (flat([20.0, 9.0, 4.0, 2.0]), STEADY, STEADY.errors / 1.3, [0]),  # falls, but worse than the mean
+        (Course("", SIZES, FAST.errors[[1]]), Course("", SIZES, STEADY.errors[[1]]), STEADY.errors[[1]] / 2, [0]),
+        (FAST, STEADY, STEADY.errors * [[1, 1, 1, 0.9], [1, 1, 1, 1.1], [1, 1, 1, 0.9]] / 1.01, [1]),
+        (FAST, STEADY, np.full((3, 4), np.nan), [1]),
+    ],
+)
+def test_claims_against_a_random_field(deep, control, best, fails):
+    field = control, Course("kernel", SIZES, best)
+    assert failing(f07.field_claims({1: (deep, course(0.1))}, field)) == fails
+
+
+@pytest.mark.parametrize(
+    ("deep", "squares", "fails"),
+    [
+        (FAST, SUDDEN, []),
+        (FAST, STEADY, [1]),  # the control never catches up
+        (FAST, FAST, [0, 1]),
+        (SUDDEN, FAST, [0, 1]),
+        (STEADY, SUDDEN, [0]),  # never separated
+        (flat([0.9, 0.82, 0.75, 0.5]), SUDDEN, [0]),  # by less than the threshold
+        (Course("", SIZES, FAST.errors[[1]]), Course("", SIZES, SUDDEN.errors[[1]]), [0, 1]),
+    ],
+)
+def test_claims_against_squares(deep, squares, fails):
+    claims = f07.square_claims({1: (deep, course(0.1))}, squares, 256)
+    assert failing(claims) == fails
+    assert "N = 64 to 256" in claims[0].name
+    assert "N = 256 to 512" in claims[1].name
+
+
+def test_differences_are_paired_and_capped():
+    slow = Course("", SIZES, (SIZES / 64) ** -(np.array([[0.1], [0.5], [0.9]])))
+    fast = Course("", SIZES, (SIZES / 64) ** -(np.array([[0.6], [1.0], [1.4]])))
+    np.testing.assert_allclose(fast.faster(slow), (0.5, 0.5, 0.5), atol=1e-12)
+    np.testing.assert_allclose(flat([8.0, 4.0, 2.0, 1.5]).faster(flat([1.5, 1.5, 1.5, 1.5])), 0, atol=1e-12)
+    assert fast.within(100, 300).sizes.tolist() == [128, 256]
+    np.testing.assert_allclose(fast.within(100, 300).errors, fast.errors[:, 1:3])
+
+
+def test_random_fields_have_the_covariance_of_their_kernel_and_no_direction():
+    task = composition(600, 4, 3, seed=0, n_test=5)
+    field = random_field(task, 1, 2.0, 0)
+    assert torch.equal(field.x, task.x)
+    assert field.y_test.shape == (5, 3)
+    distances = torch.cdist(task.x[:60].double(), task.x[:60].double())
+    draws = torch.stack([random_field(rates.first(task, 60), 1, 2.0, seed).y.double() for seed in range(40)])
+    covariance = torch.einsum("sia,sja->ij", draws, draws) / 40
+    deviation = (covariance - (-distances / 2.0).exp()).square().mean().sqrt()
+    assert deviation < 1.5 * (2 / 120) ** 0.5  # the standard deviation of a covariance from 120 fields is at most this
+    smooth = torch.stack([random_field(rates.first(task, 60), 3, 2.0, seed).y.double() for seed in range(40)])
+    r = 3**0.5 * distances / 2.0
+    covariance = torch.einsum("sia,sja->ij", smooth, smooth) / 40
+    assert (covariance - (1 + r) * (-r).exp()).square().mean().sqrt() < 1.5 * (2 / 120) ** 0.5
 
 
 def test_errors_of_kernels_are_those_of_a_plain_solution():
@@ -106,14 +172,6 @@ def test_errors_of_kernels_are_those_of_a_plain_solution():
     assert found.missing == pytest.approx(target.missing / target.beyond(30), rel=1e-6)
 
 
-@pytest.mark.parametrize(("exponents", "passes"), [((0.9, 0.8), True), ((0.9, 0.4), False), ((0.5, 0.5), False)])
-def test_claim_on_few_samples(exponents, passes):
-    pairs = {inner: (course(p, "network"), course(0.1)) for inner, p in enumerate(exponents, 1)}
-    claim = f07.early_claim(pairs, course(0.5, "network"))
-    assert claim.passed == passes
-    assert "N = 256, inner dimension 1 and 2" in claim.name
-
-
 def test_the_first_samples_are_those_of_the_task_and_errors_relative():
     task = composition(9, 4, 3, n_test=5)
     part = rates.first(task, 4)
@@ -134,13 +192,13 @@ TINY = {
     "n_test": 50,
     "inners": (2,),
     "d_in": 10,
-    "sizes_composition": (20, 40),
+    "sizes_composition": (20, 40, 80),
     "seeds": (0, 1),
+    "turn": 40,
     "depth": 3,
     "width": 8,
     "ridge": 1e-3,
     "steps": 5,
-    "ridges_control": (1e-3, 1e-4),
 }
 
 
@@ -151,8 +209,13 @@ def test_a_tiny_run(tmp_path, monkeypatch):
     assert set(TINY) == set(vars(f07.FIGURE.settings["quick"]))
     outcome = f07.FIGURE.run("quick", tmp_path, progress=False, **TINY)
     assert outcome.error == ""
-    assert len(outcome.claims) == 2 + 1 + 2 + 2
-    assert set(outcome.pictures) == set(outcome.captions) == {"kernel-rates", "compositions"}
-    rates_rows, rows = (section.rows for section in outcome.sections)
+    assert len(outcome.claims) == 2 + 1 + 2 + 2 + 2
+    assert set(outcome.pictures) == set(outcome.captions) == {"kernel-rates", "compositions", "controls"}
+    rates_rows, rows, differences = (section.rows for section in outcome.sections)
     assert [(r["d_in"], r["alpha"]) for r in rates_rows] == [(1, 2.0), (1, 3.0), (2, 2.0), (2, 3.0)]
     assert [r["method"] for r in rows] == ["network", "kernel"] * 3
+    spans = ["N = 20 to 40", "N = 40 to 80", "N = 20 to 80"]
+    assert [(r["control"], r["over"]) for r in differences] == [
+        (control, span) for control in ("10 squares", "random field") for span in spans
+    ]
+    assert all(r["difference"] == pytest.approx(r["exponent"] - r["of the control"]) for r in differences)

@@ -12,6 +12,7 @@ from sklearn.gaussian_process.kernels import Matern
 from sklearn.kernel_ridge import KernelRidge
 from torch import Tensor
 
+from bnrank.figures.f07_kernel_rates.field import random_field
 from bnrank.figures.harness.intervals import interval
 from bnrank.figures.harness.training import held_out, mlp, relative_error, train_recorded
 from bnrank.tasks import Task, TorusTarget, composition, torus_map
@@ -23,8 +24,9 @@ Array = NDArray[np.float64]
 SMOOTHNESS = 1.5  # nu of the Matern kernel; its eigenvalues on the d-torus go like ||m||^{-2 nu - d}
 LENGTH = 2.0  # its length scale, the diameter of one circle
 RIDGE = 1e-11  # there is no noise; enough for Cholesky
-RIDGES = (1e-6, 1e-3, 0.1, 1.0)
-SCALES = (0.25, 0.5, 1.0, 2.0, 4.0, 16.0)
+FIELD = 1  # alpha of the random field: its kernel is that of Laplace, and the rate N^{-1/d_in}
+RIDGES = (1e-6, 1e-3, 0.1)
+SCALES = (0.25, 1.0, 4.0, 16.0)
 KERNELS = ("rbf", "laplace")
 Predict = Callable[[Tensor], Any]
 Fit = Callable[[Task], Predict]
@@ -39,11 +41,11 @@ class Settings:
     dims, alphas, sizes, draws, n_test
         Targets of prescribed decay: dimensions, exponents, numbers of samples, draws, test samples.
     inners, d_in, sizes_composition, seeds
-        Compositions: inner dimensions, inputs, numbers of samples, seeds.
+        Compositions and controls: inner dimensions, inputs, numbers of samples, seeds of data and networks.
+    turn : int
+        Number of samples up to which the control of squares needs more of them, and from which it catches up.
     depth, width, ridge, steps
         Of the networks and their training.
-    ridges_control : tuple of float
-        Of the networks on the torus.
     """
 
     dims: tuple[int, ...] = (1, 2, 3, 4)
@@ -53,13 +55,13 @@ class Settings:
     n_test: int = 1000
     inners: tuple[int, ...] = (1, 2)
     d_in: int = 10
-    sizes_composition: tuple[int, ...] = (100, 400, 800, 1600)
-    seeds: tuple[int, ...] = (10, 11, 12)
+    sizes_composition: tuple[int, ...] = (100, 200, 400, 800, 1600)
+    seeds: tuple[int, ...] = (5, 6, 7, 8, 9)
+    turn: int = 800
     depth: int = 6
     width: int = 100
     ridge: float = 2e-3
-    steps: int = 600
-    ridges_control: tuple[float, ...] = (1e-4, 1e-5)
+    steps: int = 400
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,23 @@ class Course:
     def exponent(self) -> tuple[float, float, float]:
         """Mean of the exponents over draws and the ends of its 95 percent interval (Student's t)."""
         return interval(self.exponents)
+
+    def within(self, least: float, most: float) -> "Course":
+        """Return the course over the numbers of samples from least to most."""
+        kept = (self.sizes >= least) & (self.sizes <= most)
+        return Course(self.name, self.sizes[kept], self.errors[:, kept], self.about)
+
+    @property
+    def capped(self) -> "Course":
+        """The course with errors above 1, worse than predicting the mean of y, set to 1.
+
+        A network that memorizes few samples has a large initial error, which would inflate its exponent.
+        """
+        return replace(self, errors=np.minimum(self.errors, 1))
+
+    def faster(self, other: "Course") -> tuple[float, float, float]:
+        """Mean and 95 percent interval of the exponents less those of another course, both capped, draw by draw."""
+        return interval(self.capped.exponents - other.capped.exponents)
 
 
 @dataclass(frozen=True)
@@ -151,63 +170,62 @@ def decay_courses(
 def on_composition(folder: Path, progress: bool, inner: int, settings: Settings) -> tuple[Course, Course]:
     """Return the courses of networks and of cross-validated kernels on compositions of an inner dimension.
 
-    With ``inner`` = d_in there is no bottleneck; h then has a lower frequency, so that its argument varies as much as
-    with inner = 1.
+    With ``inner`` = d_in there is no bottleneck, but every output is a function of one sum of squares.
     """
-    s, largest = settings, max(settings.sizes_composition)
-    frequency = 2.0 / s.d_in**0.5 if inner == s.d_in else 2.0
-    tasks = {seed: composition(largest, s.d_in, inner=inner, seed=seed, frequency=frequency) for seed in s.seeds}
+    s = settings
+    tasks = {seed: _composition(s, seed, inner) for seed in s.seeds}
     fits: list[Selected] = []
 
     def fit(part: Task) -> Predict:
         fits.append(select(part.x, part.y, KERNELS, ridges=RIDGES, scales=SCALES, folds=3))
         return fits[-1].predict
 
-    deep, kernel = _compare(folder, progress, f"inner-{inner}", tasks, fit, s, [s.ridge])
+    deep, kernel = _compare(folder, progress, f"inner-{inner}", tasks, fit, s)
     edges = sum(bool(best.at_edge) for best in fits)
     edge = f"; at an edge of its grid in {edges} of {len(fits)} fits" if edges else ""
     chosen = " or ".join(sorted({best.kernel for best in fits}))
-    about = f"depth {s.depth}, width {s.width}, ridge {s.ridge:g}"
-    return replace(deep, about=about), replace(kernel, about=f"{chosen}, by cross-validation{edge}")
+    return deep, replace(kernel, about=f"{chosen}, by cross-validation{edge}")
 
 
-def on_torus_control(folder: Path, progress: bool, settings: Settings) -> tuple[Course, Course]:
-    """Return the courses of networks and of the kernel of known rate on a target of prescribed decay on the 2-torus.
+def on_field(folder: Path, progress: bool, settings: Settings) -> tuple[Course, Course]:
+    """Return the courses of networks and of the best predictor on random fields, on the inputs of the compositions.
 
-    Among networks with several ridges, the one with the lowest *test* error counts, which favors the networks.
+    Conditional on the samples, the mean of a Gaussian field is kernel regression with its own kernel: no method has a
+    smaller expected error. Nothing is hidden in the field that a network could find.
     """
-    s = settings
-    tasks = {seed: torus_map(max(s.sizes_composition), 2, s.alphas[:1], seed) for seed in s.seeds[:1]}
+    s, length = settings, settings.d_in**0.5
+    tasks = {seed: random_field(_composition(s, seed, 1), FIELD, length, seed) for seed in s.seeds}
 
     def fit(part: Task) -> Predict:
-        model = KernelRidge(alpha=RIDGE, kernel=Matern(LENGTH, nu=SMOOTHNESS)).fit(part.x.numpy(), part.y.numpy())
+        model = KernelRidge(alpha=RIDGE, kernel=Matern(length, nu=FIELD / 2)).fit(part.x.numpy(), part.y.numpy())
         return lambda x: model.predict(x.numpy())
 
-    deep, kernel = _compare(folder, progress, "torus", tasks, fit, s, s.ridges_control)
-    ridges = ", ".join(f"{ridge:g}" for ridge in s.ridges_control)
-    about = f"depth {s.depth}, width {s.width}, best on test samples of ridges {ridges}"
-    return replace(deep, about=about), replace(
-        kernel, about=f"Matern {SMOOTHNESS:g}, length {LENGTH:g}, ridge {RIDGE:g}"
-    )
+    deep, kernel = _compare(folder, progress, "field", tasks, fit, s)
+    return deep, replace(kernel, about=f"Laplace, length {length:.3g}, that of the field")
+
+
+def _composition(s: Settings, seed: int, inner: int) -> Task:
+    frequency = 2.0 / inner**0.5  # so that the argument of every cosine varies as much for every inner dimension
+    return composition(max(s.sizes_composition), s.d_in, inner=inner, seed=seed, frequency=frequency)
 
 
 def _compare(
-    folder: Path, progress: bool, name: str, tasks: Mapping[int, Task], fit: Fit, s: Settings, ridges: Sequence[float]
+    folder: Path, progress: bool, name: str, tasks: Mapping[int, Task], fit: Fit, s: Settings
 ) -> tuple[Course, Course]:
-    """Return the courses of networks (best over the given ridges) and of a kernel, over the sizes of the tasks."""
-    sizes = s.sizes_composition
+    """Return the courses of networks and of a kernel, over sizes; a seed is that of the task and of the network."""
+    sizes = np.array(s.sizes_composition, float)
     deep, kernel = np.empty((2, len(tasks), len(sizes)))
-    members: dict[str, Any] = {"ridge": list(ridges), "members": len(ridges), "seed": [0] * len(ridges)}
     for row, (seed, task) in enumerate(tasks.items()):
         x, y = held_out(task)
-        for column, n in enumerate(sizes):
+        for column, n in enumerate(s.sizes_composition):
             part, out = first(task, n), folder / f"{name}-seed-{seed}-n-{n}"
-            net = mlp(part, s.depth, s.width)
-            run = train_recorded(net, part, out, progress, steps=s.steps, records=10, **members)
+            net, options = mlp(part, s.depth, s.width), {"ridge": s.ridge, "seed": seed, "records": 10}
+            run = train_recorded(net, part, out, progress, steps=s.steps, **options)
             with torch.no_grad():
-                deep[row, column] = min(relative_error(run.network(i)(x.float()), y) for i in range(len(ridges)))
+                deep[row, column] = relative_error(run.network()(x.float()), y)
             kernel[row, column] = relative_error(fit(part)(x), y)
-    return Course("network", np.array(sizes, float), deep), Course("kernel", np.array(sizes, float), kernel)
+    about = f"depth {s.depth}, width {s.width}, ridge {s.ridge:g}"
+    return Course("network", sizes, deep, about), Course("kernel", sizes, kernel)
 
 
 def first(task: Task, n: int) -> Task:

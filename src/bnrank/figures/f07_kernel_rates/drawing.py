@@ -12,6 +12,8 @@ from bnrank.figures.harness.drawing import color, label, panels, ticks
 ERROR = r"test error / variance of $y$"
 COLORS = {"network": color(1), "kernel": color(0)}
 MARKS = ("o", "s", "^", "D")
+Separation = tuple[str, str, Course, Course]
+"""A task and a control, and the courses of the network on both over one range of N."""
 
 
 def draw_rates(courses: Sequence[Decay]) -> Picture:
@@ -59,6 +61,30 @@ def draw_compositions(pairs: Mapping[str, tuple[Course, Course]]) -> Picture:
         label(ax, "number of samples N", "", title, log="xy", legend="lower left")
         _ticks(ax, pair[0].sizes)
     axes[0].set_ylabel(ERROR)
+    return picture
+
+
+def draw_controls(networks: Mapping[str, Course], separations: Sequence[Separation], turn: float) -> Picture:
+    """Draw the errors of the networks of all tasks, and differences of exponents with their intervals."""
+    picture, ((left, right),) = panels(1, 2, (12.5, 4.9))
+    for i, (name, c) in enumerate(networks.items()):
+        _bars(left, c, color(i), MARKS[i % len(MARKS)], name)
+    left.axvline(turn, color="0.4", linestyle="--", linewidth=1.2)
+    label(
+        left, "number of samples N", ERROR, "Deep networks on compositions and controls", log="xy", legend="lower left"
+    )
+    _ticks(left, next(iter(networks.values())).sizes)
+    tasks = list(networks)
+    names = []
+    for row, (name, control, first, second) in enumerate(separations):
+        mean, low, high = first.faster(second)
+        bar = [[mean - low], [high - mean]] if np.isfinite(low) else None
+        i = tasks.index(name)
+        right.errorbar(mean, -row, xerr=bar, color=color(i), fmt=MARKS[i % len(MARKS)], markersize=6, capsize=3)
+        names.append(f"{name} vs {control}, N = {first.sizes[0]:g} to {first.sizes[-1]:g}")
+    right.axvline(0, color="0.4", linestyle="--", linewidth=1.2)
+    right.set_yticks(-np.arange(len(names)), names, fontsize=8)
+    label(right, "difference of exponents, 95 % interval", "", "Exponent on the composition less that on the control")
     return picture
 
 

@@ -1,22 +1,20 @@
 """F7 (Jacot2023c): kernels learn at the rate N^{-alpha/d}; deep networks are faster on a composition."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from bnrank.figures.f07_kernel_rates import computation
-from bnrank.figures.f07_kernel_rates.computation import Course, Decay, Settings, on_composition
-from bnrank.figures.f07_kernel_rates.drawing import draw_compositions, draw_rates
-from bnrank.figures.harness.claims import Claim, above, at_least, at_most, below
+from bnrank.figures.f07_kernel_rates.computation import FIELD, Course, Decay, Settings, on_composition
+from bnrank.figures.f07_kernel_rates.drawing import Separation, draw_compositions, draw_controls, draw_rates
+from bnrank.figures.harness.claims import Claim, above, at_most, below
 from bnrank.figures.harness.figure import Figure, Outcome
-from bnrank.figures.harness.intervals import interval
 from bnrank.reporting import Section
 
 OFF = 0.15  # largest relative difference of a fitted exponent from alpha / d
 MISSING = 0.05  # largest share of the predicted error beyond the cutoff at the largest N: moves exponents by 0.015
-AS_GOOD = 0.8  # ratio of network to kernel error from which the kernel counts as at least as good, up to chance
+APART = 0.4  # least difference of exponents, by the lower end of its interval, for which the control is behind
 
 
 def rate_claims(courses: Sequence[Decay]) -> tuple[Claim, ...]:
@@ -34,41 +32,85 @@ def rate_claims(courses: Sequence[Decay]) -> tuple[Claim, ...]:
 
 
 def composition_claims(pairs: Mapping[int, tuple[Course, Course]]) -> tuple[Claim, ...]:
-    """Return the claims that on compositions the error decays faster for deep networks than for kernels.
-
-    Errors above 1, worse than predicting the mean of y, count as 1: a network that memorizes few samples has a large
-    initial error, which would inflate its decay rate.
-    """
+    """Return the claims that on compositions the error decays faster for deep networks than for kernels."""
     result = []
     for inner, (deep, kernel) in pairs.items():
-        faster, slower = (replace(c, errors=np.minimum(c.errors, 1)) for c in (deep, kernel))
-        mean, low, _ = interval(faster.exponents - slower.exponents)
         what = f"composition, inner dimension {inner}"
         over = "error of the network over the kernel's"
-        words = f"{faster.exponent[0]:.2f} and {slower.exponent[0]:.2f}, mean difference {mean:.2f}"
-        difference = "exponent of the network less that of the kernel, lower end of the 95% interval"
         last = (deep.errors[:, -1] / kernel.errors[:, -1]).max()
         result += [
-            above(f"{what}: {difference} ({words})", low, 0),
+            _apart(f"{what}: exponent of the network less that of the kernel", deep, kernel, 0),
             below(f"{what}: {over} at N = {deep.sizes[-1]:g}, largest over draws", last, 1),
         ]
     return tuple(result)
 
 
-def early_claim(pairs: Mapping[int, tuple[Course, Course]], wide: Course) -> Claim:
-    """Return the claim that a small inner dimension requires fewer samples: network errors at the second largest N."""
-    last = max(float(deep.middle[-2] / wide.middle[-2]) for deep, _ in pairs.values())
-    at = f"error of the network at N = {wide.sizes[-2]:g}, inner dimension {' and '.join(map(str, pairs))}"
-    name = f"{at}, over that with as many as inputs, largest (not in the source)"
-    return below(name, last, 1, note=": fewer samples are enough")
+def field_claims(pairs: Mapping[int, tuple[Course, Course]], field: tuple[Course, Course]) -> tuple[Claim, ...]:
+    """Return the claims on the control in which no small dimension is hidden.
+
+    The network's error decays faster with a small inner dimension over all N, and on the control no network does better
+    than the best predictor.
+    """
+    deep, kernel = field
+    named = f"{_range(deep)}: exponent of the network less that on a random field, where no dimension is hidden"
+    result = [
+        _apart(f"composition, inner dimension {inner}, {named}", pair[0], deep, APART) for inner, pair in pairs.items()
+    ]
+    least = (deep.errors / kernel.errors).min()
+    name = "control, random field: error of the network over that of the best predictor, smallest over draws and N"
+    return (*result, above(name, least, 1))
 
 
-def control_claim(deep: Course, kernel: Course) -> Claim:
-    """Return the claim that the network has no advantage on a target of prescribed decay."""
-    ratio = np.exp(np.log(deep.errors[:, -1] / kernel.errors[:, -1]).mean())
-    what = "control, target of prescribed decay on the 2-torus: error of the network over the kernel's"
-    name = f"{what} at N = {deep.sizes[-1]:g}"
-    return at_least(name, ratio, AS_GOOD, note=": the kernel is as good or better")
+def square_claims(pairs: Mapping[int, tuple[Course, Course]], squares: Course, turn: float) -> tuple[Claim, ...]:
+    """Return the claims on the control of ten inner dimensions, in which every output is a function of squares.
+
+    Up to ``turn`` samples the network's error decays faster with a small inner dimension; from there on it does not.
+    """
+    early, late = squares.within(0, turn), squares.within(turn, np.inf)
+    named = "exponent of the network less that with as many inner dimensions as inputs"
+    result = []
+    for inner, (deep, _) in pairs.items():
+        what = f"composition, inner dimension {inner}"
+        result += [
+            _apart(f"{what}, {_range(early)}: {named}", deep.within(0, turn), early, APART),
+            _behind(f"{what}, {_range(late)}: {named}", deep.within(turn, np.inf), late),
+        ]
+    return tuple(result)
+
+
+def _apart(name: str, faster: Course, slower: Course, bound: float) -> Claim:
+    """Return the claim that a difference of exponents is above a bound, by the lower end of its interval."""
+    low = faster.faster(slower)[1]
+    return above(f"{name}, lower end of the 95% interval ({_difference(faster, slower)})", low, bound)
+
+
+def _behind(name: str, slower: Course, faster: Course) -> Claim:
+    """Return the claim that a difference of exponents is below 0, by the upper end of its interval."""
+    high = slower.faster(faster)[2]
+    words = f"{name}, upper end of the 95% interval ({_difference(slower, faster)})"
+    return below(words, high, 0, note=": the control catches up")
+
+
+def _difference(first: Course, second: Course) -> str:
+    of_first, of_second = first.capped.exponent[0], second.capped.exponent[0]
+    return f"{of_first:.2f} and {of_second:.2f}, mean difference {of_first - of_second:.2f}"
+
+
+def _range(c: Course) -> str:
+    return f"N = {c.sizes[0]:g} to {c.sizes[-1]:g}"
+
+
+def separations_of(
+    pairs: Mapping[int, tuple[Course, Course]], controls: Mapping[str, Course], turn: float
+) -> list[Separation]:
+    """Return the networks on compositions and on controls up to ``turn`` samples, from there on, and over all N."""
+    spans = ((0.0, turn), (turn, np.inf), (0.0, np.inf))
+    return [
+        (f"inner dimension {inner}", name, deep.within(*span), control.within(*span))
+        for name, control in controls.items()
+        for inner, (deep, _) in pairs.items()
+        for span in spans
+    ]
 
 
 def make(settings: Settings, folder: Path, progress: bool) -> Outcome:
@@ -76,22 +118,34 @@ def make(settings: Settings, folder: Path, progress: bool) -> Outcome:
     s = settings
     courses = [c for d in s.dims for c in computation.decay_courses(d, s.alphas, s.sizes, range(s.draws), s.n_test)]
     pairs = {inner: on_composition(folder, progress, inner, s) for inner in s.inners}
-    wide = on_composition(folder, progress, s.d_in, s)
-    control = computation.on_torus_control(folder, progress, s)
+    squares = on_composition(folder, progress, s.d_in, s)
+    field = computation.on_field(folder, progress, s)
     named = {f"Composition, d = {s.d_in}, inner dimension {inner}": pair for inner, pair in pairs.items()}
-    named[f"Control: all {s.d_in} inner dimensions"] = wide
-    named[rf"Control: 2-torus, $\alpha$ = {s.alphas[0]:g}, one draw"] = control
-    pictures = {"kernel-rates": draw_rates(courses), "compositions": draw_compositions(named)}
+    named[f"Control: {s.d_in} inner dimensions, all squares"] = squares
+    named[f"Control: random field in {s.d_in} dimensions"] = field
+    controls = {f"{s.d_in} squares": squares[0], "random field": field[0]}
+    separations = separations_of(pairs, controls, s.turn)
+    networks = {f"inner dimension {inner}": deep for inner, (deep, _) in pairs.items()} | controls
+    pictures = {
+        "kernel-rates": draw_rates(courses),
+        "compositions": draw_compositions(named),
+        "controls": draw_controls(networks, separations, s.turn),
+    }
     captions = {
         "kernel-rates": "Kernel ridge regression on targets with coefficients ||m||^(-alpha-d): geometric mean and "
         "range over draws.",
         "compositions": "Deep networks and kernels: geometric mean and range over draws of the task.",
+        "controls": "Left: the networks of all tasks. Right: exponents of the network on a composition less those on a "
+        "control, with 95 percent intervals over draws; errors above 1 count as 1.",
     }
-    claims = (*rate_claims(courses), *composition_claims(pairs), early_claim(pairs, wide[0]), control_claim(*control))
-    return Outcome(claims=claims, sections=_sections(courses, named), pictures=pictures, captions=captions)
+    against = (*field_claims(pairs, field), *square_claims(pairs, squares[0], s.turn))
+    claims = (*rate_claims(courses), *composition_claims(pairs), *against)
+    return Outcome(claims=claims, sections=_sections(courses, named, separations), pictures=pictures, captions=captions)
 
 
-def _sections(courses: Sequence[Decay], pairs: Mapping[str, tuple[Course, Course]]) -> tuple[Section, ...]:
+def _sections(
+    courses: Sequence[Decay], pairs: Mapping[str, tuple[Course, Course]], separations: Sequence[Separation]
+) -> tuple[Section, ...]:
     rates = (
         "Targets on the d-torus with uniform inputs, |beta_m|^2 ~ ||m||^(-alpha-d), random phases, no noise. On the "
         "torus embedded in 2 d dimensions Fourier modes are the eigenfunctions of the Matern kernel (3/2), with "
@@ -100,18 +154,29 @@ def _sections(courses: Sequence[Decay], pairs: Mapping[str, tuple[Course, Course
     )
     compositions = (
         "y = h(z), z_j the squared norm of the j-th block of x ~ N(0, I), standardized; h has d_out = 10 cosines of "
-        "random frequency. Kernels: Gaussian or Laplace, length scale and ridge by three-fold cross-validation. The "
-        "network's ridge is the same for all N. Two controls, not in the source: with as many inner dimensions as "
-        "inputs every output is still a function of one sum of squares, so that an advantage of the network there does "
-        "not come from a small inner dimension; on the torus the target has coefficients of prescribed decay, and the "
-        "network's ridge is chosen on test samples."
+        "random frequency, whose arguments have standard deviation 2 on average. Kernels: Gaussian or Laplace, length "
+        "scale and ridge by three-fold cross-validation. The network's ridge is the same for all N. Two controls, not "
+        "in the source: with as many inner dimensions as inputs every output is a function of one sum of squares; a "
+        f"Gaussian random field of power ||w||^(-{FIELD}-d_in) at frequency w has no inner map, and kernel regression "
+        "with its own kernel is its best predictor. Both controls have the inputs and the initial networks of the "
+        "compositions."
+    )
+    differences = (
+        "Exponents of the network on a composition less those on a control, draw by draw. Errors above 1 count as 1."
     )
     return (
         Section("Targets of prescribed decay", text=rates, rows=[_decay_row(c) for c in courses]),
         Section(
             "Networks and kernels", text=compositions, rows=[_row(t, c) for t, pair in pairs.items() for c in pair]
         ),
+        Section("Differences of exponents", text=differences, rows=[_difference_row(*d) for d in separations]),
     )
+
+
+def _difference_row(name: str, control: str, first: Course, second: Course) -> dict[str, object]:
+    ends = dict(zip(("difference", "95% from", "to"), first.faster(second), strict=True))
+    exponents = {"exponent": first.capped.exponent[0], "of the control": second.capped.exponent[0]}
+    return {"task": name, "control": control, "over": _range(first), **exponents, **ends}
 
 
 def _decay_row(c: Decay) -> dict[str, object]:
@@ -134,7 +199,7 @@ def _exponent(c: Course) -> dict[str, object]:
 
 
 PAPER = Settings(
-    draws=30, n_test=4000, sizes_composition=(100, 200, 400, 800, 1600, 3200), seeds=tuple(range(10, 20)), steps=3000
+    draws=30, n_test=4000, sizes_composition=(100, 200, 400, 800, 1600, 3200), seeds=tuple(range(10, 20)), steps=1000
 )
 
 FIGURE = Figure(
@@ -147,4 +212,5 @@ FIGURE = Figure(
     {"quick": Settings(), "paper": PAPER},
     make,
     gigabytes={"quick": 0.9, "paper": 1.2},
+    version=2,
 )
