@@ -14,7 +14,7 @@ from bnrank.reporting import Section
 
 OFF = 0.15  # largest relative difference of a fitted exponent from alpha / d
 MISSING = 0.05  # largest share of the predicted error beyond the cutoff at the largest N: moves exponents by 0.015
-APART = 0.4  # least difference of exponents, by the lower end of its interval, for which the control is behind
+APART = 0.3  # least difference of exponents, by the lower end of its interval, for which the control is behind
 
 
 def rate_claims(courses: Sequence[Decay]) -> tuple[Claim, ...]:
