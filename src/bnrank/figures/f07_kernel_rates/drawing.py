@@ -52,14 +52,16 @@ def draw_rates(courses: Sequence[Decay]) -> Picture:
 
 
 def draw_compositions(pairs: Mapping[str, tuple[Course, Course]]) -> Picture:
-    """Draw errors of networks and kernels against N, a panel for each kind of task."""
+    """Draw errors of networks and kernels against N, a panel for each kind of task, all with one scale of errors."""
     picture, (axes,) = panels(1, len(pairs), (4.5 * len(pairs), 4.5))
+    errors = np.concatenate([c.errors.ravel() for pair in pairs.values() for c in pair])
     for ax, (title, pair) in zip(axes, pairs.items(), strict=True):
         for c, mark in zip(pair, ("o", "s"), strict=True):
             words = "deep network" if c.name == "network" else "kernel ridge regression"
             _bars(ax, c, COLORS[c.name], mark, f"{words}: exponent {c.exponent[0]:.2f}")
         label(ax, "number of samples N", "", title, log="xy", legend="lower left")
         _ticks(ax, pair[0].sizes)
+        ax.set_ylim(errors.min() / 2, 1.2 * errors.max())
     axes[0].set_ylabel(ERROR)
     return picture
 

@@ -135,8 +135,9 @@ def make(settings: Settings, folder: Path, progress: bool) -> Outcome:
         "kernel-rates": "Kernel ridge regression on targets with coefficients ||m||^(-alpha-d): geometric mean and "
         "range over draws.",
         "compositions": "Deep networks and kernels: geometric mean and range over draws of the task.",
-        "controls": "Left: the networks of all tasks. Right: exponents of the network on a composition less those on a "
-        "control, with 95 percent intervals over draws; errors above 1 count as 1.",
+        "controls": "Left: the networks of all tasks; the line marks where ranges of N meet. Right: exponents of the "
+        "network on a composition less those on a control, with 95 percent intervals over draws; errors above 1 count "
+        "as 1.",
     }
     against = (*field_claims(pairs, field), *square_claims(pairs, squares[0], s.turn))
     claims = (*rate_claims(courses), *composition_claims(pairs), *against)
