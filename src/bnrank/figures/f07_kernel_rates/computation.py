@@ -219,8 +219,8 @@ def _compare(
         x, y = held_out(task)
         for column, n in enumerate(s.sizes_composition):
             part, out = first(task, n), folder / f"{name}-seed-{seed}-n-{n}"
-            net, options = mlp(part, s.depth, s.width), {"ridge": s.ridge, "seed": seed, "records": 10}
-            run = train_recorded(net, part, out, progress, steps=s.steps, **options)
+            net = mlp(part, s.depth, s.width)
+            run = train_recorded(net, part, out, progress, steps=s.steps, records=10, ridge=s.ridge, seed=seed)
             with torch.no_grad():
                 deep[row, column] = relative_error(run.network()(x.float()), y)
             kernel[row, column] = relative_error(fit(part)(x), y)
