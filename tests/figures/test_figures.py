@@ -70,9 +70,12 @@ def test_f1_gap_is_taken_in_the_middle_layer_only():
     assert f01.claims(profile, 4)[0].passed
 
 
-def planted_runs(depths=(4, 5, 6, 7, 8, 14, 16, 18, 20, 100), slopes=None, rank_of=None, cost_of=None, seed=0):
+DEPTHS = (4, 5, 6, 7, 8, 10, 12, 14, 16, 18, 20, 24, 100)
+
+
+def planted_runs(depths=DEPTHS, slopes=None, rank_of=None, cost_of=None, bent=None, seed=0):
     """Runs with five seeds per depth; the rank by depth is 3, then 2, and 0 at 100 unless given."""
-    rank_of = rank_of or (lambda depth: 0 if depth == 100 else 2 if depth >= 14 else 3)
+    rank_of = rank_of or (lambda depth: 0 if depth == 100 else 2 if depth >= 10 else 3)
     cost_of = cost_of or (lambda depth: 1.9 if depth == 100 else 0.003)
     slopes = {2: 2.0, 3: 2.4, 0: 0.0} | (slopes or {})
     spectra = np.full((len(depths), 5, max(depths), 5), np.nan)
@@ -80,7 +83,7 @@ def planted_runs(depths=(4, 5, 6, 7, 8, 14, 16, 18, 20, 100), slopes=None, rank_
         spectra[i, :, :depth] = 0.0
         spectra[i, :, :depth, : rank_of(depth)] = 1.1
     apart = 0.1 * np.random.default_rng(seed).normal(size=(len(depths), 5))
-    norm = apart + np.array([slopes[rank_of(d)] * d + 30 for d in depths])[:, None]
+    norm = apart + np.array([slopes[rank_of(d)] * d + 30 + (bent(d) if bent else 0) for d in depths])[:, None]
     cost = np.array([[cost_of(d)] * 5 for d in depths])
     grid = xr.Dataset(
         {
@@ -89,29 +92,38 @@ def planted_runs(depths=(4, 5, 6, 7, 8, 14, 16, 18, 20, 100), slopes=None, rank_
             "cost": (("depth", "seed"), cost),
             "status": (("depth", "seed"), np.full(norm.shape, "finished")),
         },
-        coords={"depth": list(depths), "seed": range(5), "layer": np.arange(1, max(depths) + 1), "index": range(1, 6)},
+        coords={
+            "depth": list(depths),
+            "seed": range(5, 10),
+            "layer": np.arange(1, max(depths) + 1),
+            "index": range(1, 6),
+        },
     )
     return grid.stack(run=("depth", "seed"))
 
 
 def test_f4_middle_ranks_are_those_of_the_layer_at_half_depth():
     runs = planted_runs(depths=(6, 10, 14, 18, 100))
-    assert f04.middle_ranks(runs).tolist() == [3] * 10 + [2] * 10 + [0] * 5
+    assert f04.middle_ranks(runs).tolist() == [3] * 5 + [2] * 15 + [0] * 5
     spoiled = runs.copy(deep=True)
     spoiled.weight_singular_values.loc[{"layer": 7}] = 1.0  # the middle of depth 14 only
-    assert f04.middle_ranks(spoiled).tolist()[5:20] == [3] * 5 + [5] * 5 + [2] * 5
+    assert f04.middle_ranks(spoiled).tolist()[5:20] == [2] * 5 + [5] * 5 + [2] * 5
 
 
 def test_f4_ranges_end_where_a_run_has_another_rank_or_is_not_fitted():
     runs = planted_runs()
-    assert [(of.rank, of.depths) for of in f04.ranges(runs)] == [(3, (4, 5, 6, 7, 8)), (2, (14, 16, 18, 20))]
+    assert [(of.rank, of.depths) for of in f04.ranges(runs)] == [(3, DEPTHS[:5]), (2, DEPTHS[5:12])]
     runs.weight_singular_values[{"run": 11}] = 1.0  # second seed of depth 6
-    runs.cost[{"run": 36}] = 0.2  # second seed of depth 18
+    runs.cost[{"run": 51}] = 0.2  # second seed of depth 20
     found = f04.ranges(runs)
-    assert [(of.rank, of.depths) for of in found] == [(3, (4, 5)), (3, (7, 8)), (2, (14, 16)), (2, (20,))]
+    assert [(of.rank, of.depths) for of in found] == [(3, (4, 5)), (3, (7, 8)), (2, (10, 12, 14, 16, 18)), (2, (24,))]
     assert np.isnan(found[-1].slope)
+    assert np.isnan([found[0].bend, found[-1].bend]).all()  # no line through one or two depths can be wrong
+    assert (found[0].expansion, found[-1].expansion) == (None, None)
     assert f04.longest(3, found) is found[0]
     assert f04.longest(4, found) is None
+    assert f04.ends(found) == (4, 5, 10, 18)
+    assert f04.ends([]) == ()
 
 
 def test_f4_intervals_hold_the_planted_slope_in_about_95_percent_of_draws():
@@ -121,37 +133,63 @@ def test_f4_intervals_hold_the_planted_slope_in_about_95_percent_of_draws():
     assert np.mean([of.slope for of in found]) == pytest.approx(1.93, abs=0.005)
 
 
+def test_f4_bend_is_the_largest_deviation_of_a_run_from_its_own_line():
+    depths = np.array([4, 6, 8, 10, 12])
+    lines = np.stack([2 * depths + 1.0, 3.0 * depths])
+    assert f04.bend(depths, lines) == pytest.approx(0, abs=1e-12)
+    lines[1] += [0, 0, 1, 0, 0]  # the least-squares line rises by 0.2
+    assert f04.bend(depths, lines) == pytest.approx(0.8 / 24)
+    assert f04.bend(depths, depths[None] ** 2.0) == pytest.approx(8 / 128)  # residuals 8, -4, -8, -4, 8 of slope 16
+    assert np.isnan(f04.bend(depths[:2], lines[:, :2]))
+
+
 def test_f4_claims_hold_on_planted_runs():
     claims = f04.claims(planted_runs())
-    assert passed(claims) == [True] * 4
-    assert "14 to 20" in str(claims[0].measured)
+    assert passed(claims) == [True] * 7
+    assert "10 to 24" in str(claims[0].measured)
     assert str(claims[1].measured).startswith(("2.0", "1.9"))
-    assert passed(f04.own_rank(3, f04.ranges(planted_runs(slopes={3: 3.0})))) == [True, True]
+    assert passed(f04.own_rank(3, f04.ranges(planted_runs(slopes={3: 3.0})))) == [True] * 3
 
 
 @pytest.mark.parametrize(
-    ("changes", "expected"),
+    ("changes", "fails"),
     [
-        ({"slopes": {2: 1.7}}, [True, False, True, True]),
-        ({"slopes": {2: 2.3}}, [True, False, True, True]),
-        ({"slopes": {3: 3.0}}, [True, True, False, True]),
-        ({"rank_of": lambda d: 2 if d >= 14 else 3}, [True, True, True, False]),
-        ({"rank_of": lambda d: 0 if d == 100 else 2}, [True, True, False, True]),
-        ({"rank_of": lambda d: 3}, [False, False, True, False]),
-        ({"cost_of": lambda d: 0.5}, [False, False, False, True]),
+        ({"slopes": {2: 1.7}}, ["slope"]),
+        ({"slopes": {2: 2.24, 3: 2.4}}, ["slope"]),
+        ({"slopes": {2: 2.6, 3: 2.8}}, ["slope", "R0"]),
+        ({"slopes": {3: 3.0}}, ["above"]),
+        ({"slopes": {3: 1.9}}, ["above"]),
+        ({"bent": lambda d: 0.15 * (d - 17) ** 2 * (9 < d < 25)}, ["line", "R0"]),
+        ({"bent": lambda d: 5 * (d == 16)}, ["line", "R0"]),
+        ({"bent": lambda d: 150 / d}, ["slope", "above"]),
+        ({"rank_of": lambda d: 0 if d == 100 else 2 if 10 <= d < 24 else 3}, ["rises"]),
+        ({"rank_of": lambda d: 2 if d >= 10 else 3}, ["collapse"]),
+        ({"rank_of": lambda d: 0 if d == 100 else 2}, ["above"]),
+        ({"rank_of": lambda d: 3}, ["depths", "slope", "line", "R0", "above", "collapse"]),
+        ({"cost_of": lambda d: 0.5}, ["depths", "slope", "line", "R0", "above"]),
     ],
 )
-def test_f4_claims_fail_where_they_should(changes, expected):
-    assert passed(f04.claims(planted_runs(**changes))) == expected
+def test_f4_claims_fail_where_they_should(changes, fails):
+    names = ["depths", "slope", "line", "R0", "above", "rises", "collapse"]
+    verdicts = passed(f04.claims(planted_runs(**changes)))
+    assert [name for name, verdict in zip(names, verdicts, strict=True) if not verdict] == fails
+
+
+def test_f4_a_rank_that_rises_in_one_run_is_seen():
+    runs = planted_runs()
+    runs.weight_singular_values[{"run": 51, "index": slice(0, 3)}] = 1.0  # second seed of depth 20, after rank 2
+    claim = f04.claims(runs)[5]
+    assert not claim.passed
+    assert claim.measured == "at depths 20 after 18"
 
 
 def test_f4_a_wide_interval_does_not_pass_whatever_the_slope():
-    wide = [f04.Range(4, (8, 10, 12), 4.0, 3.7, 4.3)]
-    assert passed(f04.own_rank(4, wide)) == [True, False]
-    assert passed(f04.own_rank(4, [f04.Range(4, (8, 10, 12), 4.1, 3.9, 4.3)])) == [True, False]
-    assert passed(f04.own_rank(4, [f04.Range(4, (8, 10, 12), 3.9, 3.7, 4.1)])) == [True, False]
+    wide = [f04.Range(4, (8, 10, 12), 4.0, 3.7, 4.3, 0.01)]
+    assert passed(f04.own_rank(4, wide)) == [True, False, True]
+    assert passed(f04.own_rank(4, [f04.Range(4, (8, 10, 12), 4.1, 3.9, 4.3, 0.01)])) == [True, False, True]
+    assert passed(f04.own_rank(4, [f04.Range(4, (8, 10, 12), 3.9, 3.7, 4.1, 0.01)])) == [True, False, True]
     assert f04.longest(4, [*wide, f04.Range(4, (16, 18), 4.0, 3.7, 4.3)]) is wide[0]
-    assert passed(f04.own_rank(4, [f04.Range(4, (8, 10), 4.0, 3.9, 4.1)])) == [False, True]
+    assert passed(f04.own_rank(4, [f04.Range(4, (8, 10), 4.0, 3.9, 4.1)])) == [False, True, False]
 
 
 def planted_history(ratio=0.05, first=0.3, start=2.302585, fall=True):
@@ -187,7 +225,7 @@ TINY = {
         "y_norm_squared": 1.0,
         "width": 6,
         "init": "he",
-        "seeds": 2,
+        "seeds": [5, 7],
         "steps": 4,
     },
     "F9": {

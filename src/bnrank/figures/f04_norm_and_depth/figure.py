@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import cast
 
@@ -12,17 +12,20 @@ import xarray as xr
 from matplotlib.figure import Figure as Picture
 from numpy.typing import NDArray
 
-from bnrank.figures.harness.claims import Claim, at_least, is_true
+from bnrank.figures.harness.claims import Claim, at_least, at_most, is_true
 from bnrank.figures.harness.drawing import GRAY, color, label, panels
 from bnrank.figures.harness.figure import Figure, Outcome
 from bnrank.figures.harness.intervals import interval, slopes
 from bnrank.reporting import Section, plots
 from bnrank.tasks import low_rank_map
+from bnrank.theory import cost
 from bnrank.training import sweep
 
 RIDGE = 1e-3
 RANK = 2  # of the source's data
 WITHIN = 0.25  # largest distance of an interval of slopes from the rank
+FREE = 0.5  # largest distance of an interval of R0, fitted together with R1 and R2, from the rank
+BEND = 0.1  # largest deviation of a run from its line, relative to the change of the norm over the range
 Array = NDArray[np.float64]
 THRESHOLD = 0.1  # smallest singular value that counts; largest training cost of a fitted network
 
@@ -39,7 +42,9 @@ class Settings:
         Ranks of further data, drawn alike, and depths of the networks on them.
     y_norm_squared : float
         Mean of ||y||^2 of all data.
-    width, init, seeds, steps
+    seeds : tuple of int
+        Seeds of the networks; the data are those of seed 0.
+    width, init, steps
         Of the networks and their training.
     """
 
@@ -48,7 +53,7 @@ class Settings:
     y_norm_squared: float = 1.0
     width: int = 32
     init: str | float = "he"
-    seeds: int = 5
+    seeds: tuple[int, ...] = (5, 6, 7, 8, 9)
     steps: int = 600
 
 
@@ -64,6 +69,11 @@ class Range:
         The depths.
     slope, low, high : float
         Of ||theta||^2 in L: mean over seeds of least-squares slopes, and its 95 percent interval. NaN for one depth.
+    bend : float
+        Largest deviation of a run from the least-squares line of its seed, relative to the change of this line over the
+        range. NaN for less than three depths.
+    expansion : Expansion or None
+        Least-squares fit of L R0 + R1 + R2 / L to all runs. None for less than four depths.
     """
 
     rank: int
@@ -71,10 +81,18 @@ class Range:
     slope: float
     low: float
     high: float
+    bend: float = np.nan
+    expansion: cost.Expansion | None = None
 
     def __str__(self) -> str:
         """Return slope and interval."""
         return f"{self.slope:.2f} ({self.low:.2f} to {self.high:.2f}), depths {self.depths[0]} to {self.depths[-1]}"
+
+    def expanded(self) -> str:
+        """Return R0 of the expansion with its interval, and why it describes the norms or does not."""
+        if (of := self.expansion) is None:
+            return "less than four depths"
+        return f"R0 = {of.R0:.2f} ({of.R0_interval[0]:.2f} to {of.R0_interval[1]:.2f}); {of.reason}"
 
 
 def make(settings: Settings, folder: Path, progress: bool) -> Outcome:
@@ -84,9 +102,9 @@ def make(settings: Settings, folder: Path, progress: bool) -> Outcome:
     runs |= {rank: _trained(s, rank, depths, folder, progress) for rank, depths in s.others}
     flat = {rank: grid.stack(run=("depth", "seed")) for rank, grid in runs.items()}
     found = {rank: ranges(of) for rank, of in flat.items()}
-    chosen = np.linspace(0, len(s.depths) - 1, min(4, len(s.depths))).round().astype(int)
-    values = runs[RANK].weight_singular_values.sel(seed=0).isel(depth=chosen).transpose("depth", ...)
-    spectra = {f"depth {int(v.depth)}, seed 0": v.dropna("layer", how="all").values for v in values}
+    chosen = list(ends(found[RANK]) or s.depths[:: max(1, len(s.depths) - 1)])
+    values = runs[RANK].weight_singular_values.sel(seed=s.seeds[0], depth=chosen).transpose("depth", ...)
+    spectra = {f"depth {int(v.depth)}, seed {s.seeds[0]}": v.dropna("layer", how="all").values for v in values}
     pictures = {"norm-versus-depth": _picture(flat[RANK])}
     pictures |= {"slopes": draw_slopes(found), "weight-spectra": plots.weight_spectra(spectra)[0].figure}
     pictures |= {f"norm-versus-depth-rank-{rank}": _picture(flat[rank]) for rank, _ in s.others}
@@ -95,7 +113,7 @@ def make(settings: Settings, folder: Path, progress: bool) -> Outcome:
         "norm-versus-depth": f"The norm of the weights against depth, one point per run. {lines}",
         "slopes": "Slope of the norm in each range of depths in which all runs have the same rank, with its 95 percent "
         "interval; dashed: the rank.",
-        "weight-spectra": "The ten largest singular values of every layer, at four depths",
+        "weight-spectra": "The ten largest singular values of every layer, at the ends of the longest ranges.",
     } | {f"norm-versus-depth-rank-{rank}": f"The same on data of rank {rank}. {lines}" for rank, _ in s.others}
     sections = (
         Section("Ranges of constant rank", rows=[row for rank, of in found.items() for row in range_rows(rank, of)]),
@@ -113,7 +131,7 @@ def _trained(settings: Settings, rank: int, depths: Sequence[int], folder: Path,
         depths=list(depths),
         ridges=[RIDGE],
         steps=s.steps,
-        seeds=list(range(s.seeds)),
+        seeds=list(s.seeds),
         grid={"width": [s.width], "init": s.init},
         record=max(1, s.steps // 20),
         out=folder / f"rank-{rank}",
@@ -176,8 +194,23 @@ def ranges(flat: xr.Dataset) -> list[Range]:
         if k:
             norms = norm.sel(depth=list(depths)).transpose("seed", "depth").values
             slope = interval(slopes(np.array(depths), norms)) if len(depths) > 1 else (np.nan,) * 3
-            result.append(Range(k, depths, *slope))
+            runs = np.tile(depths, len(norms)), norms.ravel()
+            result.append(
+                Range(k, depths, *slope, bend(depths, norms), cost.expand(*runs) if len(depths) > 3 else None)
+            )
     return result
+
+
+def bend(depths: Sequence[int], norms: Array) -> float:
+    """Return the largest deviation from the line of each row, relative to its change; NaN for less than three depths.
+
+    A square root deviates by 0.05 over depths 9 to 28, a parabola by 0.09.
+    """
+    if len(depths) < 3:
+        return np.nan
+    steep = slopes(np.array(depths), norms)
+    lines = steep[:, None] * (np.array(depths) - np.mean(depths)) + norms.mean(axis=1, keepdims=True)
+    return float((np.abs(norms - lines).max(axis=1) / (np.abs(steep) * (depths[-1] - depths[0]))).max())
 
 
 def range_rows(rank: int, found: Sequence[Range]) -> list[dict[str, object]]:
@@ -191,6 +224,8 @@ def range_rows(rank: int, found: Sequence[Range]) -> list[dict[str, object]]:
             "slope": of.slope,
             "95 percent from": of.low,
             "to": of.high,
+            "largest deviation from the line": of.bend,
+            "L R0 + R1 + R2 / L": of.expanded(),
         }
         for of in found
     ]
@@ -201,13 +236,13 @@ def own_rank(rank: int, found: Sequence[Range]) -> tuple[Claim, ...]:
     inside = longest(rank, found)
     among = f"all runs have it from depth {inside.depths[0]} to {inside.depths[-1]}" if inside else "at no depth"
     close = inside is not None and abs(inside.low - rank) <= WITHIN and abs(inside.high - rank) <= WITHIN
-    on, slope = (
-        f"data of rank {rank}: rank {rank} in the middle",
-        "slope of ||theta||^2 in L there, 95 percent interval",
-    )
+    on = f"data of rank {rank}: rank {rank} in the middle"
+    slope = "slope of ||theta||^2 in L there, 95 percent interval"
+    line = "largest deviation of a run from the line of its seed there, relative to the change of the norm"
     return (
         at_least(f"{on}, fitted: number of successive depths", len(inside.depths) if inside else 0, 3, shown=among),
         is_true(f"{on}: {slope}", close, str(inside) if inside else "no such range", f"{rank} ± {WITHIN:g}"),
+        at_most(f"{on}: {line}", inside.bend if inside else np.nan, BEND),
     )
 
 
@@ -216,20 +251,45 @@ def longest(rank: int, found: Sequence[Range]) -> Range | None:
     return max((of for of in found if of.rank == rank), key=lambda of: len(of.depths), default=None)
 
 
+def ends(found: Sequence[Range]) -> tuple[int, ...]:
+    """Return first and last depths of the two ranges with the most depths."""
+    most = sorted(found, key=lambda of: -len(of.depths))[:2]
+    return tuple(sorted({depth for of in most for depth in (of.depths[0], of.depths[-1])}))
+
+
 def claims(flat: xr.Dataset) -> tuple[Claim, ...]:
     """Return the claims of Figure 1 on all runs, over (run,) with coordinates depth and seed."""
     found, depth, rank = ranges(flat), flat.depth.values, middle_ranks(flat)
     last = inside.depths[-1] if (inside := longest(RANK, found)) else 0
     collapsed = [int(d) for d in np.unique(depth) if (rank[depth == d] == 0).all() and d > last]
     at = f"all runs at depths {collapsed}" if collapsed else "at no depth have all runs collapsed"
-    above = longest(RANK + 1, found)
-    bent = above is not None and len(above.depths) >= 3 and above.high < RANK + 1
-    name = (
-        f"data of rank {RANK}: rank {RANK + 1} in the middle of smaller depths, where R2 / L keeps the slope below it"
-    )
+    above, on = longest(RANK + 1, found), f"data of rank {RANK}"
+    bent = above is not None and inside is not None and len(above.depths) >= 3
+    bent = bent and inside.high < above.low and above.high < RANK + 1
+    free = inside is not None and (of := inside.expansion) is not None and of.fits
+    free = free and max(abs(end - RANK) for end in of.R0_interval) <= FREE
+    seen = {int(d): (rank[depth == d].min(), rank[depth == d].max()) for d in np.unique(depth)}
+    rises = [f"{b} after {a}" for a, b in pairwise(seen) if not (seen[a][0] >= seen[b][0] and seen[a][1] >= seen[b][1])]
     return (
         *own_rank(RANK, found),
-        is_true(name, bent, str(above) if above else "no such range", f"interval below {RANK + 1}, 3 depths or more"),
+        is_true(
+            f"{on}: rank {RANK} in the middle: L R0 + R1 + R2 / L fits the norms, with R0 free",
+            free,
+            inside.expanded() if inside else "no such range",
+            f"fits, and the interval of R0 lies in {RANK} ± {FREE:g}",
+        ),
+        is_true(
+            f"{on}: rank {RANK + 1} in the middle of smaller depths, where R2 / L keeps the slope below it",
+            bent,
+            str(above) if above else "no such range",
+            f"interval above that of rank {RANK} and below {RANK + 1}, 3 depths or more",
+        ),
+        is_true(
+            f"{on}: neither the lowest nor the highest rank of the runs rises with the depth",
+            not rises,
+            f"at depths {', '.join(rises)}" if rises else "at no depth",
+            "at no depth",
+        ),
         is_true("collapse to zero at larger depths", collapsed, at, "one depth or more"),
     )
 
@@ -241,7 +301,7 @@ def gigabytes(settings: Settings) -> float:
     """
     depths = sorted(settings.depths)
     workers = min(torch.get_num_threads(), len(depths))
-    weights = [settings.seeds * settings.width**2 * depth for depth in depths[-workers:]]
+    weights = [len(settings.seeds) * settings.width**2 * depth for depth in depths[-workers:]]
     return 0.5 * (1 + workers) + 2e-7 * sum(weights)
 
 
