@@ -147,11 +147,14 @@ def _trained(settings: Settings, rank: int, depths: Sequence[int], folder: Path,
 
 
 def _picture(flat: xr.Dataset) -> Picture:
-    """Return the picture of the norm against depth."""
-    costs = flat.cost.values
-    ax = plots.norm_versus_depth(
-        flat.depth.values, flat.parameter_norm.values, middle_ranks(flat), costs, cost_threshold=THRESHOLD
-    )
+    """Return the picture of the norm against depth; depths beyond those of fitted runs are named in it instead."""
+    depths, norms, costs = flat.depth.values, flat.parameter_norm.values, flat.cost.values
+    last = depths[costs < THRESHOLD].max(initial=0)
+    shown = (depths <= last) | (last == 0)
+    runs = (values[shown] for values in (depths, norms, middle_ranks(flat), costs))
+    ax = plots.norm_versus_depth(*runs, cost_threshold=THRESHOLD)
+    beyond = [f"L = {d}: norm {norms[depths == d].max():.2g} at most" for d in np.unique(depths[~shown])]
+    ax.text(0.98, 0.03, "\n".join(beyond), transform=ax.transAxes, ha="right", va="bottom", color="0.35", fontsize=9)
     return cast(Picture, ax.figure)
 
 
