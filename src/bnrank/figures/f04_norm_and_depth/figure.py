@@ -111,11 +111,13 @@ def make(settings: Settings, folder: Path, progress: bool) -> Outcome:
     pictures = {"norm-versus-depth": _picture(flat[RANK])}
     pictures |= {"slopes": draw_slopes(found), "weight-spectra": plots.weight_spectra(spectra)[0].figure}
     pictures |= {f"norm-versus-depth-rank-{rank}": _picture(flat[rank]) for rank, _ in s.others}
-    lines = "Lines are least squares over all runs of a rank."
+    lines = (
+        "Lines are least squares over all runs of a rank. Depths beyond those of fitted runs are named at the bottom."
+    )
     captions = {
         "norm-versus-depth": f"The norm of the weights against depth, one point per run. {lines}",
         "slopes": "Slope of the norm in each range of depths in which all runs have the same rank, with its 95 percent "
-        "interval; dashed: the rank.",
+        "interval; dashed: the rank. Orange: a rank other than that of the data.",
         "weight-spectra": "The ten largest singular values of every layer, at the ends of the longest ranges.",
     } | {f"norm-versus-depth-rank-{rank}": f"The same on data of rank {rank}. {lines}" for rank, _ in s.others}
     sections = (
