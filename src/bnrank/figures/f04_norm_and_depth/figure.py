@@ -153,8 +153,8 @@ def _picture(flat: xr.Dataset) -> Picture:
     depths, norms, costs = flat.depth.values, flat.parameter_norm.values, flat.cost.values
     last = depths[costs < THRESHOLD].max(initial=0)
     shown = (depths <= last) | (last == 0)
-    runs = (values[shown] for values in (depths, norms, middle_ranks(flat), costs))
-    ax = plots.norm_versus_depth(*runs, cost_threshold=THRESHOLD)
+    ranks = middle_ranks(flat)[shown]
+    ax = plots.norm_versus_depth(depths[shown], norms[shown], ranks, costs[shown], cost_threshold=THRESHOLD)
     beyond = [f"L = {d}: norm {norms[depths == d].max():.2g} at most" for d in np.unique(depths[~shown])]
     ax.text(0.98, 0.03, "\n".join(beyond), transform=ax.transAxes, ha="right", va="bottom", color="0.35", fontsize=9)
     return cast(Picture, ax.figure)
@@ -271,10 +271,11 @@ def claims(flat: xr.Dataset) -> tuple[Claim, ...]:
     collapsed = [int(d) for d in np.unique(depth) if (rank[depth == d] == 0).all() and d > last]
     at = f"all runs at depths {collapsed}" if collapsed else "at no depth have all runs collapsed"
     above, on = longest(RANK + 1, found), f"data of rank {RANK}"
-    bent = above is not None and inside is not None and len(above.depths) >= 3
-    bent = bent and inside.high < above.low and above.high < RANK + 1
-    free = inside is not None and (of := inside.expansion) is not None and of.fits
-    free = free and max(abs(end - RANK) for end in of.R0_interval) <= WITHIN
+    bent = free = False
+    if inside and above:
+        bent = len(above.depths) >= 3 and inside.high < above.low and above.high < RANK + 1
+    if inside and (fit := inside.expansion):
+        free = bool(fit.fits) and max(abs(end - RANK) for end in fit.R0_interval) <= WITHIN
     seen = {int(d): (rank[depth == d].min(), rank[depth == d].max()) for d in np.unique(depth)}
     rises = [f"{b} after {a}" for a, b in pairwise(seen) if not (seen[a][0] >= seen[b][0] and seen[a][1] >= seen[b][1])]
     return (
