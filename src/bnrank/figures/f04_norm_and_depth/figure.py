@@ -112,7 +112,7 @@ def make(settings: Settings, folder: Path, progress: bool) -> Outcome:
     pictures |= {"slopes": draw_slopes(found), "weight-spectra": plots.weight_spectra(spectra)[0].figure}
     pictures |= {f"norm-versus-depth-rank-{rank}": _picture(flat[rank]) for rank, _ in s.others}
     lines = (
-        "Lines are least squares over all runs of a rank. Depths beyond those of fitted runs are named at the bottom."
+        "Lines are least squares over all runs of a rank. Depths beyond those of fitted runs are named in the corner."
     )
     captions = {
         "norm-versus-depth": f"The norm of the weights against depth, one point per run. {lines}",
@@ -156,7 +156,7 @@ def _picture(flat: xr.Dataset) -> Picture:
     ranks = middle_ranks(flat)[shown]
     ax = plots.norm_versus_depth(depths[shown], norms[shown], ranks, costs[shown], cost_threshold=THRESHOLD)
     beyond = [f"L = {d}: norm {norms[depths == d].max():.2g} at most" for d in np.unique(depths[~shown])]
-    ax.text(0.98, 0.03, "\n".join(beyond), transform=ax.transAxes, ha="right", va="bottom", color="0.35", fontsize=9)
+    ax.text(0.02, 0.97, "\n".join(beyond), transform=ax.transAxes, ha="left", va="top", color="0.35", fontsize=9)
     return cast(Picture, ax.figure)
 
 
