@@ -9,7 +9,8 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Picture
 
-from bnrank.figures.f06_falling_ball.computation import Ball, Read
+from bnrank.figures.f06_falling_ball.computation import Ball
+from bnrank.figures.f06_falling_ball.readouts import Read
 from bnrank.figures.harness.drawing import GRAY, color, label, panels
 from bnrank.figures.harness.training import held_out
 from bnrank.reporting.stills.frequencies import frequency_spectra
@@ -20,8 +21,8 @@ AXES = ("vertical", "horizontal")
 
 def draw_spectra(balls: Sequence[Ball]) -> Picture:
     """Draw the singular values of all layers, colored by frequency, one axes per network."""
-    picture, (axes,) = panels(1, len(balls), (7.4 * len(balls), 4.8))
-    for ax, ball in zip(axes, balls, strict=True):
+    picture, axes = panels(len(balls), 1, (8.6, 4.6 * len(balls)))
+    for (ax,), ball in zip(axes, balls, strict=True):
         held = ball.held
         channels = {found.frequency: found.channels for found in held.frequencies}
         kept = [channels.get(str(name), 0) for name in ball.profile["frequency"].values]
@@ -42,8 +43,13 @@ def draw_readout(balls: Sequence[Ball]) -> Picture:
         _scatter(center, readout.position, unit)
         label(center, rf"true $q_{{{t}}}$ (pixels)", "read (pixels)", f"Position: phase of $\\pm 1$ in layer {layer}")
         _scatter(right, readout.velocity, unit)
-        step = rf"true $q_{{{t + 1}}}-q_{{{t}}}$ (pixels per frame)"
-        label(right, step, "read (pixels per frame)", f"Velocity: difference of two phases in layer {layer}")
+        step = (
+            rf"true $q_{{{t + 1}}}-q_{{{t}}}$ (pixels per frame)"
+            if ball.pairs == 2
+            else "true $q_1-q_0$ (pixels per frame)"
+        )
+        title = "difference of two phases" if ball.pairs == 2 else "frequency 0"
+        label(right, step, "read (pixels per frame)", f"Velocity: {title} in layer {layer}")
     return picture
 
 

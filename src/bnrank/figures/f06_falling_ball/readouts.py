@@ -1,0 +1,126 @@
+"""Readouts of the ball of F6, its position and its velocity, from the layers of a network."""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bnrank.figures.harness.training import held_out
+from bnrank.tasks import Task
+
+NOISE = 1e-3  # power of the noise added for readouts, as a share of that of the layer
+
+
+class Read(NamedTuple):
+    """An angle on held-out samples, true and read, in radians; R^2 is 1 - sum (difference)^2 / sum (true)^2."""
+
+    true: np.ndarray
+    read: np.ndarray
+    r2: float
+
+
+@dataclass(frozen=True)
+class Readout:
+    """Position and velocity read from one layer's preactivations at one frequency w along each axis.
+
+    The position q_t is read by a complex linear map from the channels' Fourier coefficients at w to
+    exp(-2 pi i w q_t / n), as the phase of its output. The velocity is the difference of two such phases at
+    consecutive times, or, from frequency 0, an affine map of the channels' means.
+
+    Attributes
+    ----------
+    linear : ndarray
+        R^2 of the complex maps for t = -1, 0, 1, ..., the minimum over the axes.
+    time : int
+        t for which the worse of the maps of t and t + 1 fits best; with velocities from frequency 0, that of t alone.
+    position, velocity : tuple of Read
+        Of w q_t and of w (q_{t+1} - q_t), as angles, one per axis; from frequency 0, of q_1 - q_0.
+    """
+
+    linear: np.ndarray
+    time: int
+    position: tuple[Read, ...]
+    velocity: tuple[Read, ...]
+
+    @property
+    def known(self) -> tuple[float, float]:
+        """R^2 of position and of velocity, the minimum over the axes."""
+        return min(part.r2 for part in self.position), min(part.r2 for part in self.velocity)
+
+
+def read_out(network: nn.Module, task: Task, frequency: int, still: bool = False) -> list[Readout]:
+    """Return position and velocity read out from all convolutions; maps are fitted on half of the test samples.
+
+    With ``still`` the velocity is read from frequency 0, which translations leave unchanged. White noise of `NOISE`
+    times the power of the layer is added to every coefficient, so that much weaker components are not detected.
+    """
+    x, places = held_out(task)[0].double(), angles(task, frequency)
+    steps = (angles(task)[2] - angles(task)[1]) if still else None
+    found = []
+    with torch.no_grad():
+        for name, part in network.named_children():
+            x = part(x)
+            if name.startswith("conv"):
+                found.append(_read(x, places, frequency, steps))
+    return found
+
+
+def angles(task: Task, frequency: int = 1) -> Tensor:
+    """Return the angles 2 pi w q_t / n of the test balls at t = -1, 0, ..., shape (time, sample, axis)."""
+    assert task.truth is not None
+    d, n = task.x.ndim - 2, task.x.shape[-1]
+    cosine, sine, velocity = task.truth.latents_test.split(d, 1)
+    fall = torch.tensor([float(task.settings["gravity"]), 0.0][:d], dtype=torch.float64)
+    t = torch.arange(-1, task.y.shape[1] // n**d + 1, dtype=torch.float64)[:, None, None]
+    fallen = 2 * math.pi / n * (t * velocity + t * (t + 1) / 2 * fall)
+    return frequency * torch.atan2(sine, cosine).add(fallen)
+
+
+def _read(images: Tensor, places: Tensor, frequency: int, steps: Tensor | None) -> Readout:
+    samples, axes = places.shape[1:]
+    half = samples // 2
+    transformed = torch.fft.fftn(images, dim=tuple(range(2, images.ndim)), norm="ortho")
+    noise = NOISE * float(images.square().flatten(1).sum(1).mean())
+    generator = torch.Generator().manual_seed(0)
+
+    def noisy(at: list[int], part: Tensor) -> Tensor:
+        z = part[(slice(None), slice(None), *at)]
+        return z + math.sqrt(noise) * torch.randn(z.shape, dtype=z.dtype, generator=generator)
+
+    wanted, read = torch.exp(-1j * places), torch.zeros(places.shape, dtype=torch.complex128)
+    for axis in range(axes):
+        z = noisy([frequency if k == axis else 0 for k in range(axes)], transformed)
+        read[:, :, axis] = (z @ torch.linalg.lstsq(z[:half], wanted[:, :half, axis].T).solution).T
+    error = (read - wanted).abs().square()
+    fitted, linear = (1 - part.mean(1).amax(1) for part in (error[:, :half], error[:, half:]))
+    if steps is None:
+        first = int(torch.minimum(fitted[:-1], fitted[1:]).argmax())
+        turned = (read[first] * read[first + 1].conj()).angle()
+        steps = places[first + 1] - places[first]
+    else:
+        first = int(fitted.argmax())
+        z = torch.cat([noisy([0] * axes, transformed.real), torch.ones(samples, 1, dtype=torch.float64)], 1)
+        turned = z @ torch.linalg.lstsq(z[:half], steps[:half]).solution
+    position, step, before, turned = (part[half:] for part in (places[first], steps, read[first], turned))
+    return Readout(
+        linear.numpy(),
+        first - 1,
+        tuple(_compare(position[:, k], -before[:, k].angle()) for k in range(axes)),
+        tuple(_compare(step[:, k], turned[:, k]) for k in range(axes)),
+    )
+
+
+def _compare(true: Tensor, read: Tensor) -> Read:
+    """Return true and read angles, both in (-pi, pi] around the circular mean of the true ones, and R^2."""
+    middle = torch.exp(1j * true).mean().angle()
+    true = _wrapped(true - middle)
+    apart = _wrapped(read - middle - true)
+    r2 = 1 - float(apart.square().sum() / true.square().sum())
+    return Read(true.numpy(), (true + apart).numpy(), r2)
+
+
+def _wrapped(angle: Tensor) -> Tensor:
+    return torch.remainder(angle + math.pi, 2 * math.pi) - math.pi
