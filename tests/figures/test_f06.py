@@ -104,8 +104,12 @@ ABOUT_IT = [2, 3, 4, 5, 6, 7, 8]  # claims that fail without layers that keep tw
         ({"only": 0.9}, [9]),
         ({"without": 0.6}, [10]),
         ({"only": math.nan, "without": math.nan}, [9, 10]),
-        ({"pairs": 1}, ABOUT_IT),  # two pairs are not one
+        ({"pairs": 1}, [*ABOUT_IT, 11]),  # two pairs are not one
         ({"pairs": 1, "profile": {"values": {(None, X, 2): 0.05, (None, Y, 2): 0.05}}}, []),
+        (
+            {"pairs": 1, "profile": {"values": {(None, X, 2): 0.05, (None, Y, 2): 0.05, (3, "(0, 0)", 2): 0.11}}},
+            [11],
+        ),
     ],
 )
 def test_claims(changes, fails):
@@ -290,8 +294,8 @@ def test_a_tiny_run(tmp_path):
     settings = {"ring": Setup(size=6, **TINY), "interval": Setup(size=6, pairs=1, **TINY)}
     outcome = f06.FIGURE.run("quick", tmp_path, progress=False, torus=Setup(size=4, **TINY), **settings)
     assert outcome.error == ""
-    assert len(outcome.claims) == 33
-    assert len({claim.name for claim in outcome.claims}) == 33
+    assert len(outcome.claims) == 34
+    assert len({claim.name for claim in outcome.claims}) == 34
     assert set(outcome.pictures) == {"spectra", "readout", "prediction"}
     assert [len(section.rows) for section in outcome.sections] == [4, 2] * 3
     assert outcome.sections[0].profile.sizes["layer"] == 4

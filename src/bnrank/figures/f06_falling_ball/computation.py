@@ -62,7 +62,7 @@ class Setup:
     ridge: tuple[float, ...]
     steps: tuple[int, ...]
     lr: tuple[float, ...]
-    after: int = 1
+    after: int = 2
     pairs: int = 2
     frames: int = 2
     tests: int = 1000

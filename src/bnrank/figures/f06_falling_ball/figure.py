@@ -10,7 +10,7 @@ import numpy as np
 from bnrank.figures.f06_falling_ball.computation import KNOWN, LINEAR, Ball, Setup, follow
 from bnrank.figures.f06_falling_ball.drawing import draw_prediction, draw_readout, draw_spectra
 from bnrank.figures.f06_falling_ball.readouts import NOISE
-from bnrank.figures.harness.claims import Claim, above, at_least, below, is_true, prefixed
+from bnrank.figures.harness.claims import Claim, above, at_least, at_most, below, is_true, prefixed
 from bnrank.figures.harness.figure import Figure, Outcome
 from bnrank.measures.frequencies import kept
 from bnrank.reporting import Section
@@ -64,7 +64,17 @@ def claims(balls: Sequence[Ball]) -> tuple[Claim, ...]:
         above("explained where these layers pass on only the kept frequencies", ball.only, KNOWN),
         below("explained where one of them loses |w| = 1, largest", ball.without, 0.5),
     )
+    if ball.pairs == 1:
+        measured += (at_most(f"{best}: singular values above 0.1 at frequency 0", _still(ball), 1),)
     return prefixed(ball.title, measured)
+
+
+def _still(ball: Ball) -> float:
+    """Return the number of singular values above 0.1 at frequency 0 in the clearest layer, NaN without one."""
+    if ball.clearest is None:
+        return math.nan
+    values = ball.spectra.sel(layer=ball.clearest)
+    return float((values.values[values["modulus"].values == 0] > 0.1).sum())
 
 
 def _from_to(layers: Sequence[int]) -> str:
@@ -157,13 +167,15 @@ RING = Setup(
     width=1.2,
     samples=160,
     channels=12,
-    depths=(4, 11),
-    speeds=(6.0, 6.0),
-    ridge=(0.001, 0.02),
-    steps=(600, 800),
-    lr=(0.01, 0.0),
+    depths=(4, 11, 11),
+    speeds=(6.0, 6.0, 6.0),
+    ridge=(0.001, 0.02, 0.04),
+    steps=(600, 600, 400),
+    lr=(0.01, 0.0, 0.0),
+    after=3,
 )
-INTERVAL = replace(RING, speeds=(3.0, 3.0), pairs=1)
+STILL: dict[str, Any] = {"ridge": (0.001, 0.02), "steps": (400, 800), "lr": (0.01, 0.0)}
+INTERVAL = replace(RING, speeds=(2.0, 2.0), depths=(4, 11), after=2, pairs=1, **STILL)
 TORUS = replace(
     RING,
     size=8,
@@ -175,6 +187,7 @@ TORUS = replace(
     ridge=(5e-4, 5e-4, 5e-4, 0.03, 0.1),
     steps=(250, 200, 400, 200, 500),
     lr=(0.003, 0.003, 0.003, 0.0, 0.0),
+    after=1,
 )
 PAPER = Settings(RING, INTERVAL, TORUS)
 
