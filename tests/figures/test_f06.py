@@ -291,7 +291,7 @@ def test_a_tiny_run(tmp_path):
     for part, size in (("ring", 6), ("interval", 6), ("torus", 4)):
         assert set(vars(getattr(quick, part))) == {*TINY, "size", "pairs"}
         assert size < getattr(quick, part).size <= getattr(paper, part).size
-    settings = {"ring": Setup(size=6, **TINY), "interval": Setup(size=6, pairs=1, **TINY)}
+    settings = {"ring": Setup(size=6, **TINY), "interval": Setup(size=6, pairs=1, **{**TINY, "speeds": (1.0, 1.5)})}
     outcome = f06.FIGURE.run("quick", tmp_path, progress=False, torus=Setup(size=4, **TINY), **settings)
     assert outcome.error == ""
     assert len(outcome.claims) == 34

@@ -214,9 +214,8 @@ def deepened(net: CircularConvolutional, depth: int, after: int) -> CircularConv
     """
     channels = net.settings["channels"]
     extra = depth - len(channels)
-    found = CircularConvolutional(
-        **{**net.settings, "channels": [*channels[:-1], *channels[-2:-1] * extra, channels[-1]]}
-    )
+    longer = [*channels[:-1], *channels[-2:-1] * extra, channels[-1]]
+    found = CircularConvolutional(**{**net.settings, "channels": longer}, dtype=net.conv1.weight.dtype)
     given, middle = net.state_dict(), tuple((k - 1) // 2 for k in net.conv1.kernel_size)
     state = {}
     for name, value in found.state_dict().items():
