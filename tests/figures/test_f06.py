@@ -129,11 +129,11 @@ FAILURES = [
 
 @pytest.mark.parametrize("failure", FAILURES)
 def test_four_of_five_networks_show_the_picture(failure):
-    for wrong in range(6):
+    for wrong in (1, 2):
         balls = [ball(seed=i, **(failure if i < wrong else {})) for i in reversed(range(5))]
         share = f06.claims(balls)[3]
         assert share.passed == (wrong <= 1)
-        assert share.measured.startswith(f"{5 - min(wrong, 5)} of 5")
+        assert share.measured.startswith(f"{5 - wrong} of 5")
 
 
 LAYERS = {(2, X, 1): 1, (2, X, 2): 1, (2, X, 3): 0, (2, Y, 1): 1, (2, Y, 2): 1, (2, Y, 3): 0}
