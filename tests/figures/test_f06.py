@@ -223,35 +223,33 @@ def test_frequencies_are_taken_away_where_they_should():
     torch.testing.assert_close(computing.kept_only(net, x, [(0, 0), (1, 2)], [2]), expected)
 
 
-def test_velocity_at_frequency_zero():
+class Unchanged(nn.Module):
+    """A network whose one layer is its input."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv1 = nn.Identity()
+
+
+def test_where_the_velocity_is():
     task = falling_ball(4, 10, 1, speed=2.0, width=1.0, seed=5, n_test=600)
-
-    class Still(nn.Module):
-        """A position as a wave of frequency 1, and a constant channel of a given value per sample."""
-
-        def __init__(self, value):
-            super().__init__()
-            self.conv1 = nn.Identity()
-            self.value = value
-
-        def forward(self, x):
-            return x
-
-    places = reading.angles(task)
     pixels = 2 * math.pi / 10 * torch.arange(10, dtype=torch.float64)
-    wave = 1 + torch.cos(pixels - places[2])
+    wave = torch.cos(pixels - reading.angles(task)[2])
     velocity = task.truth.latents_test[:, 2:3]
-    images = torch.stack([wave, (3 + velocity).expand(-1, 10)], 1)
-    task = dataclasses.replace(task, x_test=images)
-    (found,) = reading.read_out(Still(None), task, 1, still=True)
-    assert found.time == 1
-    assert min(found.known) > 0.97
-    (phases,) = reading.read_out(Still(None), task, 1)
-    assert phases.known[1] < 0.5  # one pair does not hold the velocity
-    task = dataclasses.replace(task, x_test=torch.stack([wave, 3 + velocity.square().expand(-1, 10)], 1))
-    (squared,) = reading.read_out(Still(None), task, 1, still=True)
-    assert squared.known[0] > 0.97
-    assert squared.known[1] < 0.1  # the square of the velocity does not give its sign
+    one = torch.ones_like(wave)
+
+    def read(first, second):
+        planted = dataclasses.replace(task, x_test=torch.stack([first, second], 1))
+        ways = ("phases", "amplitude", "means")
+        found = [reading.read_out(Unchanged(), planted, 1, way)[0] for way in ways]
+        assert [layer.time for layer in found[1:]] == [1, 1]
+        assert all(layer.known[0] > 0.96 for layer in found[1:])
+        return [layer.known[1] > 0.95 for layer in found], [layer.known[1] < 0.5 for layer in found]
+
+    assert read(wave, one) == ([False] * 3, [True] * 3)
+    assert read(wave, one * (3 + velocity)) == ([False, False, True], [True, True, False])
+    assert read(wave * (3 + velocity), one) == ([False, True, False], [True, False, True])
+    assert read(wave * (3 + velocity.square()), one) == ([False] * 3, [True] * 3)  # the square has no sign
 
 
 @pytest.mark.parametrize("shape", [(2, 6), (2, 4, 4), (1, 5)])

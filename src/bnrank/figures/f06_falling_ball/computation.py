@@ -44,8 +44,8 @@ class Setup:
     after : int
         The layer after which identities are added.
     pairs : int
-        Singular values expected at each |w| = 1: two, of position and velocity, or one of the position alone, with the
-        velocity at frequency 0.
+        Singular values expected at each |w| = 1: two, of position and velocity, or one, of which the position is the
+        phase and the velocity the amplitude.
     tests : int
         Test samples.
     members, seed : int
@@ -93,7 +93,8 @@ class Ball:
     explained : float
         Share of the variance of the outputs that the network explains, on balls all over the torus.
     readouts, controls : list of Readout
-        Of every layer, at frequency 1 (the velocity of one pair at frequency 0), and at frequency 2.
+        Of every layer, at frequency 1 (the velocity of one pair from its amplitude), and at frequency 2 (of one pair
+        from frequency 0).
     only : float
         ``explained`` where all layers of the bottleneck pass on only the frequencies it keeps.
     without : float
@@ -194,8 +195,8 @@ def _measured(s: Setup, seed: int, loss: float, task: Task, network: Any, histor
         measured,
         history.assign_attrs(attributes),
         1 - relative_error(kept_only(net, x, (), ()), y),
-        read_out(net, task, 1, still=s.pairs == 1),
-        read_out(net, task, 2),
+        read_out(net, task, 1, "phases" if s.pairs == 2 else "amplitude"),
+        read_out(net, task, 2, "phases" if s.pairs == 2 else "means"),
         1 - relative_error(kept_only(net, x, only, layers), y) if layers else math.nan,
         max((1 - relative_error(kept_only(net, x, whole, [layer]), y) for layer in layers), default=math.nan),
     )

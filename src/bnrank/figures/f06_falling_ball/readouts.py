@@ -27,17 +27,18 @@ class Readout:
     """Position and velocity read from one layer's preactivations at one frequency w along each axis.
 
     The position q_t is read by a complex linear map from the channels' Fourier coefficients at w to
-    exp(-2 pi i w q_t / n), as the phase of its output. The velocity is the difference of two such phases at
-    consecutive times, or, from frequency 0, an affine map of the channels' means.
+    exp(-2 pi i w q_t / n), as the phase of its output. The velocity is read in one of three ways: as the difference of
+    two such phases at consecutive times ("phases"), as a cubic polynomial of the modulus of that output
+    ("amplitude"), or as an affine map of the channels' coefficients at frequency 0 ("means").
 
     Attributes
     ----------
     linear : ndarray
         R^2 of the complex maps for t = -1, 0, 1, ..., the minimum over the axes.
     time : int
-        t for which the worse of the maps of t and t + 1 fits best; with velocities from frequency 0, that of t alone.
+        t for which the worse of the maps of t and t + 1 fits best; with velocities not from phases, that of t alone.
     position, velocity : tuple of Read
-        Of w q_t and of w (q_{t+1} - q_t), as angles, one per axis; from frequency 0, of q_1 - q_0.
+        Of w q_t and of w (q_{t+1} - q_t), as angles, one per axis; if not from phases, of q_1 - q_0.
     """
 
     linear: np.ndarray
@@ -51,35 +52,34 @@ class Readout:
         return min(part.r2 for part in self.position), min(part.r2 for part in self.velocity)
 
 
-def read_out(network: nn.Module, task: Task, frequency: int, still: bool = False) -> list[Readout]:
+def read_out(network: nn.Module, task: Task, frequency: int, velocity: str = "phases") -> list[Readout]:
     """Return position and velocity read out from all convolutions; maps are fitted on half of the test samples.
 
-    With ``still`` the velocity is read from frequency 0, which translations leave unchanged. White noise of `NOISE`
-    times the power of the layer is added to every coefficient, so that much weaker components are not detected.
+    ``velocity`` is "phases", "amplitude" or "means", as in `Readout`. White noise of `NOISE` times the power of the
+    layer is added to every coefficient, so that much weaker components are not detected.
     """
-    x, places = held_out(task)[0].double(), angles(task, frequency)
-    steps = (angles(task)[2] - angles(task)[1]) if still else None
+    x, places = held_out(task)[0].double(), angles(task)
     found = []
     with torch.no_grad():
         for name, part in network.named_children():
             x = part(x)
             if name.startswith("conv"):
-                found.append(_read(x, places, frequency, steps))
+                found.append(_read(x, places, frequency, velocity))
     return found
 
 
-def angles(task: Task, frequency: int = 1) -> Tensor:
-    """Return the angles 2 pi w q_t / n of the test balls at t = -1, 0, ..., shape (time, sample, axis)."""
+def angles(task: Task) -> Tensor:
+    """Return the angles 2 pi q_t / n of the test balls at t = -1, 0, ..., shape (time, sample, axis)."""
     assert task.truth is not None
     d, n = task.x.ndim - 2, task.x.shape[-1]
     cosine, sine, velocity = task.truth.latents_test.split(d, 1)
     fall = torch.tensor([float(task.settings["gravity"]), 0.0][:d], dtype=torch.float64)
     t = torch.arange(-1, task.y.shape[1] // n**d + 1, dtype=torch.float64)[:, None, None]
     fallen = 2 * math.pi / n * (t * velocity + t * (t + 1) / 2 * fall)
-    return frequency * torch.atan2(sine, cosine).add(fallen)
+    return torch.atan2(sine, cosine).add(fallen)
 
 
-def _read(images: Tensor, places: Tensor, frequency: int, steps: Tensor | None) -> Readout:
+def _read(images: Tensor, places: Tensor, frequency: int, velocity: str) -> Readout:
     samples, axes = places.shape[1:]
     half = samples // 2
     transformed = torch.fft.fftn(images, dim=tuple(range(2, images.ndim)), norm="ortho")
@@ -90,27 +90,33 @@ def _read(images: Tensor, places: Tensor, frequency: int, steps: Tensor | None) 
         z = part[(slice(None), slice(None), *at)]
         return z + math.sqrt(noise) * torch.randn(z.shape, dtype=z.dtype, generator=generator)
 
-    wanted, read = torch.exp(-1j * places), torch.zeros(places.shape, dtype=torch.complex128)
+    turned = frequency * places
+    wanted, read = torch.exp(-1j * turned), torch.zeros(places.shape, dtype=torch.complex128)
     for axis in range(axes):
         z = noisy([frequency if k == axis else 0 for k in range(axes)], transformed)
-        read[:, :, axis] = (z @ torch.linalg.lstsq(z[:half], wanted[:, :half, axis].T).solution).T
+        read[:, :, axis] = _fitted(z, wanted[:, :half, axis].T).T
     error = (read - wanted).abs().square()
     fitted, linear = (1 - part.mean(1).amax(1) for part in (error[:, :half], error[:, half:]))
-    if steps is None:
+    steps = places[2] - places[1]
+    if velocity == "phases":
         first = int(torch.minimum(fitted[:-1], fitted[1:]).argmax())
-        turned = (read[first] * read[first + 1].conj()).angle()
-        steps = places[first + 1] - places[first]
+        steps, found = turned[first + 1] - turned[first], (read[first] * read[first + 1].conj()).angle()
     else:
         first = int(fitted.argmax())
-        z = torch.cat([noisy([0] * axes, transformed.real), torch.ones(samples, 1, dtype=torch.float64)], 1)
-        turned = z @ torch.linalg.lstsq(z[:half], steps[:half]).solution
-    position, step, before, turned = (part[half:] for part in (places[first], steps, read[first], turned))
+        means = noisy([0] * axes, transformed.real)
+        powers = [read[first].abs().pow(k) for k in (1, 2, 3)] if velocity == "amplitude" else [means]
+        found = _fitted(torch.cat([torch.ones_like(steps[:, :1]), *powers], 1), steps[:half])
     return Readout(
         linear.numpy(),
         first - 1,
-        tuple(_compare(position[:, k], -before[:, k].angle()) for k in range(axes)),
-        tuple(_compare(step[:, k], turned[:, k]) for k in range(axes)),
+        tuple(_compare(turned[first, half:, k], -read[first, half:, k].angle()) for k in range(axes)),
+        tuple(_compare(steps[half:, k], found[half:, k]) for k in range(axes)),
     )
+
+
+def _fitted(known: Tensor, wanted: Tensor) -> Tensor:
+    """Return the linear maps of the columns of ``known`` that are closest to ``wanted`` on the first samples."""
+    return known @ torch.linalg.lstsq(known[: len(wanted)], wanted).solution
 
 
 def _compare(true: Tensor, read: Tensor) -> Read:
