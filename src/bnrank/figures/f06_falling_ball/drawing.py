@@ -41,7 +41,7 @@ def draw_readout(balls: Sequence[Ball]) -> Picture:
         readout, unit = ball.readouts[layer - 1], ball.task.x.shape[-1] / (2 * math.pi)
         t = readout.time
         _scatter(center, readout.position, unit)
-        label(center, rf"true $q_{{{t}}}$ (pixels)", "read (pixels)", f"Position: phase of $\\pm 1$ in layer {layer}")
+        label(center, rf"true $q_{{{t}}}$ (pixels)", "read (pixels)", f"Position: phase of $\\pm 1$, layer {layer}")
         _scatter(right, readout.velocity, unit)
         step = (
             rf"true $q_{{{t + 1}}}-q_{{{t}}}$ (pixels per frame)"
@@ -49,7 +49,7 @@ def draw_readout(balls: Sequence[Ball]) -> Picture:
             else "true $q_1-q_0$ (pixels per frame)"
         )
         title = "difference of two phases" if ball.pairs == 2 else "frequency 0"
-        label(right, step, "read (pixels per frame)", f"Velocity: {title} in layer {layer}")
+        label(right, step, "read (pixels per frame)", f"Velocity: {title}, layer {layer}")
     return picture
 
 
@@ -60,7 +60,7 @@ def _draw_linear(picture: Picture, ax: Axes, ball: Ball) -> None:
     shown = ax.imshow(values, extent=(0.5, layers + 0.5, -1.5, times - 1.5), **style)
     for (i, j), value in np.ndenumerate(values):
         ax.text(j + 1, i - 1, f"{value:.2f}", ha="center", va="center", fontsize=8, color="w" if value < 0.6 else "k")
-    title = f"Position $q_t$ as a linear map of $\\pm 1$; {ball.title}"
+    title = f"Position $q_t$ as a linear map of $\\pm 1$\n{ball.title}"
     label(ax, "layer", "time t of the frame", title, xticks=range(1, layers + 1))
     ax.grid(False)
     ax.set_yticks(range(-1, times - 1), [f"{t}{' (input)' if t < 1 else ''}" for t in range(-1, times - 1)])

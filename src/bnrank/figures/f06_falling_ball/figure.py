@@ -187,11 +187,12 @@ TORUS = replace(
     depths=(4, 4, 4, 9, 9),
     speeds=(1.5, 3.0, 4.0, 4.0, 4.0),
     ridge=(5e-4, 5e-4, 5e-4, 0.03, 0.1),
-    steps=(250, 200, 400, 200, 500),
+    steps=(250, 200, 400, 200, 2500),
     lr=(0.003, 0.003, 0.003, 0.0, 0.0),
     after=1,
+    members=1,
 )
-PAPER = Settings(RING, INTERVAL, TORUS)
+PAPER = Settings(RING, INTERVAL, replace(TORUS, members=5))
 
 FIGURE = Figure(
     "F6",
