@@ -177,7 +177,7 @@ RING = Setup(
     after=3,
 )
 STILL: dict[str, Any] = {"ridge": (0.001, 0.02), "steps": (400, 800), "lr": (0.01, 0.0)}
-INTERVAL = replace(RING, speeds=(2.0, 2.0), depths=(4, 11), after=2, pairs=1, seed=20, **STILL)
+INTERVAL = replace(RING, speeds=(2.0, 2.0), depths=(4, 11), after=2, pairs=1, seed=30, **STILL)
 TORUS = replace(
     RING,
     size=8,

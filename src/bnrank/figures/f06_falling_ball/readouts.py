@@ -28,8 +28,9 @@ class Readout:
 
     The position q_t is read by a complex linear map from the channels' Fourier coefficients at w to
     exp(-2 pi i w q_t / n), as the phase of its output. The velocity is read in one of three ways: as the difference of
-    two such phases at consecutive times ("phases"), as a cubic polynomial of the modulus of that output
-    ("amplitude"), or as an affine map of the channels' coefficients at frequency 0 ("means").
+    two such phases at consecutive times ("phases"), as a cubic polynomial of the modulus of the leading principal
+    component of the coefficients at w ("amplitude"), or as an affine map of the channels' coefficients at frequency 0
+    ("means").
 
     Attributes
     ----------
@@ -56,7 +57,8 @@ def read_out(network: nn.Module, task: Task, frequency: int, velocity: str = "ph
     """Return position and velocity read out from all convolutions; maps are fitted on half of the test samples.
 
     ``velocity`` is "phases", "amplitude" or "means", as in `Readout`. White noise of `NOISE` times the power of the
-    layer is added to every coefficient, so that much weaker components are not detected.
+    layer is added to every coefficient, so that much weaker components are not detected; for an amplitude, `NOISE`
+    times the power of its component.
     """
     x, places = held_out(task)[0].double(), angles(task)
     found = []
@@ -86,15 +88,17 @@ def _read(images: Tensor, places: Tensor, frequency: int, velocity: str) -> Read
     noise = NOISE * float(images.square().flatten(1).sum(1).mean())
     generator = torch.Generator().manual_seed(0)
 
-    def noisy(at: list[int], part: Tensor) -> Tensor:
-        z = part[(slice(None), slice(None), *at)]
-        return z + math.sqrt(noise) * torch.randn(z.shape, dtype=z.dtype, generator=generator)
+    def noisy(z: Tensor, power: float) -> Tensor:
+        return z + math.sqrt(power) * torch.randn(z.shape, dtype=z.dtype, generator=generator)
 
     turned = frequency * places
     wanted, read = torch.exp(-1j * turned), torch.zeros(places.shape, dtype=torch.complex128)
+    amplitudes = torch.zeros(samples, axes, dtype=torch.float64)
     for axis in range(axes):
-        z = noisy([frequency if k == axis else 0 for k in range(axes)], transformed)
-        read[:, :, axis] = _fitted(z, wanted[:, :half, axis].T).T
+        z = transformed[(slice(None), slice(None), *(frequency if k == axis else 0 for k in range(axes)))]
+        read[:, :, axis] = _fitted(noisy(z, noise), wanted[:, :half, axis].T).T
+        leading = z @ torch.linalg.svd(z[:half], full_matrices=False).Vh[0].conj()
+        amplitudes[:, axis] = noisy(leading, NOISE * float(leading.abs().square().mean())).abs()
     error = (read - wanted).abs().square()
     fitted, linear = (1 - part.mean(1).amax(1) for part in (error[:, :half], error[:, half:]))
     steps = places[2] - places[1]
@@ -103,8 +107,8 @@ def _read(images: Tensor, places: Tensor, frequency: int, velocity: str) -> Read
         steps, found = turned[first + 1] - turned[first], (read[first] * read[first + 1].conj()).angle()
     else:
         first = int(fitted.argmax())
-        means = noisy([0] * axes, transformed.real)
-        powers = [read[first].abs().pow(k) for k in (1, 2, 3)] if velocity == "amplitude" else [means]
+        means = noisy(transformed[(slice(None), slice(None), *[0] * axes)].real, noise)
+        powers = [amplitudes.pow(k) for k in (1, 2, 3)] if velocity == "amplitude" else [means]
         found = _fitted(torch.cat([torch.ones_like(steps[:, :1]), *powers], 1), steps[:half])
     return Readout(
         linear.numpy(),
