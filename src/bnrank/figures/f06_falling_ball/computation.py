@@ -213,11 +213,11 @@ def deepened(net: CircularConvolutional, depth: int, after: int) -> CircularConv
 
     An identity after an activation changes nothing, as the ReLU of a non-negative image is the image itself.
     """
-    channels = net.settings["channels"]
-    extra = depth - len(channels)
+    given, channels = net.state_dict(), net.settings["channels"]
+    first, extra = given["conv1.weight"], depth - len(channels)
     longer = [*channels[:-1], *channels[-2:-1] * extra, channels[-1]]
-    found = CircularConvolutional(**{**net.settings, "channels": longer}, dtype=net.conv1.weight.dtype)
-    given, middle = net.state_dict(), tuple((k - 1) // 2 for k in net.conv1.kernel_size)
+    found = CircularConvolutional(**{**net.settings, "channels": longer}, dtype=first.dtype)
+    middle = tuple((k - 1) // 2 for k in first.shape[2:])
     state = {}
     for name, value in found.state_dict().items():
         layer, kind = int(name.removeprefix("conv").split(".")[0]), name.split(".")[1]

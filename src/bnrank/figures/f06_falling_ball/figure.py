@@ -52,7 +52,7 @@ def claims(balls: Sequence[Ball]) -> tuple[Claim, ...]:
     runs = "; ".join(f"{each.seed}: {_from_to(each.layers)}" for each in balls)
     picture = f"networks with such a nearly linear layer, which gives position and velocity (R^2 > {KNOWN:g})"
     share = f"{sum(shows)} of {len(shows)} (layers by seed {runs})"
-    measured = (
+    measured: tuple[Claim, ...] = (
         above("next frames, explained share of the variance, balls all over", ball.explained, KNOWN),
         is_true(longest, low, str(segment), "some, none with |w| > 1"),
         at_least(pairs, len(layers), depth / 3, shown=_from_to(layers), note=" of them (L / 3)"),
