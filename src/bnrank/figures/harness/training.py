@@ -1,6 +1,6 @@
 """Networks of one width, trained and stored for figures, and their errors."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,8 @@ from bnrank.tasks import Task
 from bnrank.tasks.task import uniform
 from bnrank.training import Run, train
 
-Nets = nn.Module | Callable[..., nn.Module]
-"""A network, or a function of the seed that returns one."""
+Nets = nn.Module | Sequence[nn.Module] | Callable[..., nn.Module]
+"""A network, one per member, or a function of the seed that returns one."""
 
 
 def mlp(task: Task, depth: int, width: int, **options: Any) -> MLP:
