@@ -48,7 +48,7 @@ def draw_readout(balls: Sequence[Ball]) -> Picture:
             if ball.pairs == 2
             else "true $q_1-q_0$ (pixels per frame)"
         )
-        title = "difference of two phases" if ball.pairs == 2 else "frequency 0"
+        title = "two phases" if ball.pairs == 2 else "frequency 0"
         label(right, step, "read (pixels per frame)", f"Velocity: {title}, layer {layer}")
     return picture
 

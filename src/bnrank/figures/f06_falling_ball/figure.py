@@ -56,7 +56,7 @@ def claims(balls: Sequence[Ball]) -> tuple[Claim, ...]:
         above("next frames, explained share of the variance, balls all over", ball.explained, KNOWN),
         is_true(longest, low, str(segment), "some, none with |w| > 1"),
         at_least(pairs, len(layers), depth / 3, shown=_from_to(layers), note=" of them (L / 3)"),
-        at_least(picture, sum(shows), SHARE * len(shows), shown=share, note=f" of {len(shows)}"),
+        at_least(picture, sum(shows), math.ceil(SHARE * len(shows)), shown=share, note=f" of {len(shows)}"),
         below("of these layers, smallest nonlinearity ratio (T27)", bent, LINEAR),
         at_least(f"{best}: smallest singular value kept over the next at |w| > 0", gap, 20, shown=clear),
         above(f"{best}: position, from a phase of frequency 1, R^2", position, KNOWN),
