@@ -24,7 +24,7 @@ from bnrank.training import sweep
 RIDGE = 1e-3
 RANK = 2  # of the source's data
 WITHIN = 0.25  # largest distance of an interval of slopes from the rank
-BENDS = {1: 0.06, 2: 0.025, 3: 0.04, 4: 0.0125}  # largest bend, by rank of the data; square roots have 0.015 to 0.034
+BENDS = {2: 0.025, 4: 0.0125}  # largest bend, by rank of the data; a square root has 0.034 and 0.023 over their depths
 Array = NDArray[np.float64]
 THRESHOLD = 0.1  # smallest singular value that counts; largest training cost of a fitted network
 
@@ -242,15 +242,21 @@ def own_rank(rank: int, found: Sequence[Range]) -> tuple[Claim, ...]:
     """Return the claims on the longest range in which the runs have the rank of the data."""
     inside = longest(rank, found)
     among = f"all runs have it from depth {inside.depths[0]} to {inside.depths[-1]}" if inside else "at no depth"
-    close = inside is not None and abs(inside.low - rank) <= WITHIN and abs(inside.high - rank) <= WITHIN
     on = f"data of rank {rank}: rank {rank} in the middle"
     slope = "slope of ||theta||^2 in L there, 95 percent interval"
     line = "largest deviation of the mean norm from a line there, relative to its change"
-    return (
+    of_slope = (
         at_least(f"{on}, fitted: number of successive depths", len(inside.depths) if inside else 0, 3, shown=among),
-        is_true(f"{on}: {slope}", close, str(inside) if inside else "no such range", f"{rank} ± {WITHIN:g}"),
-        at_most(f"{on}: {line}", inside.bend if inside else np.nan, BENDS.get(rank, max(BENDS.values()))),
+        is_true(f"{on}: {slope}", near(inside, rank), str(inside or "no such range"), f"{rank} ± {WITHIN:g}"),
     )
+    if rank not in BENDS:  # over few depths, the norm of trained networks bends as much as a square root
+        return of_slope
+    return (*of_slope, at_most(f"{on}: {line}", inside.bend if inside else np.nan, BENDS[rank]))
+
+
+def near(of: Range | None, rank: int) -> bool:
+    """Return whether the interval of the slope of a range lies within 0.25 of a rank."""
+    return of is not None and abs(of.low - rank) <= WITHIN and abs(of.high - rank) <= WITHIN
 
 
 def longest(rank: int, found: Sequence[Range]) -> Range | None:
@@ -271,9 +277,7 @@ def claims(flat: xr.Dataset) -> tuple[Claim, ...]:
     collapsed = [int(d) for d in np.unique(depth) if (rank[depth == d] == 0).all() and d > last]
     at = f"all runs at depths {collapsed}" if collapsed else "at no depth have all runs collapsed"
     above, on = longest(RANK + 1, found), f"data of rank {RANK}"
-    bent = free = False
-    if inside and above:
-        bent = len(above.depths) >= 3 and inside.high < above.low and above.high < RANK + 1
+    enough, free = above is not None and len(above.depths) >= 3, False
     if inside and (fit := inside.expansion):
         free = bool(fit.fits) and max(abs(end - RANK) for end in fit.R0_interval) <= WITHIN
     seen = {int(d): (rank[depth == d].min(), rank[depth == d].max()) for d in np.unique(depth)}
@@ -287,10 +291,10 @@ def claims(flat: xr.Dataset) -> tuple[Claim, ...]:
             f"fits, and the interval of R0 lies in {RANK} ± {WITHIN:g}",
         ),
         is_true(
-            f"{on}: rank {RANK + 1} in the middle of smaller depths, where R2 / L keeps the slope below it",
-            bent,
-            str(above) if above else "no such range",
-            f"interval above that of rank {RANK} and below {RANK + 1}, 3 depths or more",
+            f"{on}: rank {RANK + 1} in the middle: slope of ||theta||^2 in L there, 95 percent interval",
+            enough and near(above, RANK + 1),
+            str(above or "no such range"),
+            f"{RANK + 1} ± {WITHIN:g}, 3 depths or more",
         ),
         is_true(
             f"{on}: neither the lowest nor the highest rank of the runs rises with the depth",
@@ -316,9 +320,8 @@ def gigabytes(settings: Settings) -> float:
 QUICK = Settings()
 PAPER = Settings(
     depths=(*range(3, 21), 22, 24, 26, 28, 30, 100),
-    others=((1, (6, 8, 10, 12, 14)), (3, (12, 14, 16, 18, 20, 22)), (4, (8, 10, 12, 14, 16, 18))),
+    others=((1, (14, 16, 18, 20, 22)), (3, (12, 14, 16, 18, 20, 22)), (4, (8, 10, 12, 14, 16, 18))),
     width=100,
-    steps=2000,
 )
 
 FIGURE = Figure(
