@@ -333,5 +333,5 @@ FIGURE = Figure(
     {"quick": QUICK, "paper": PAPER},
     make,
     gigabytes={"quick": gigabytes(QUICK), "paper": gigabytes(PAPER)},
-    version=3,
+    version=4,
 )
