@@ -233,9 +233,9 @@ def _sign_row(c: Course) -> dict[str, object]:
 
 QUICK = Settings(40, Follow(width=12, init=0.04, time=1e8), 20, Follow(width=10, init=0.1, time=1e5))
 PAPER = Settings(
-    1000,
+    400,
     Follow(width=50, init=0.018, time=1e8),
-    None,
+    500,
     Follow(width=40, init=0.05, time=1e6),
     samples=60,
     seeds=(0, 1, 2),
