@@ -199,6 +199,7 @@ def test_infinite_and_tiny_sides():
         Sides(math.inf, math.inf, "="),
         Sides(4.4e-322, 3.7e-320, "="),
         Sides(1e-12, 2e-12, "=", atol=1e-9),
+        Sides(-1e-9, 1e-9, "=", atol=2e-9),
     ):
         assert triviality(sides)
     for sides in (
@@ -207,6 +208,7 @@ def test_infinite_and_tiny_sides():
         Sides(2.0, 4.9, most=5.0),
         Sides(1.0, 1.0, "="),
         Sides(1.0, 1.0, "=", atol=1e-9),
+        Sides(-0.8e-9, 0.8e-9, "=", atol=1e-9),  # violated, though both are smaller than the tolerance
         Sides(1e-12, 2e-12, "=", atol=1e-9, scale=1.0),
     ):
         assert not triviality(sides)

@@ -196,8 +196,8 @@ def triviality(sides: Sides) -> str:
 
     An inequality cannot fail if its right side is beyond the range of floats or at least the largest possible left
     side, or if its left side is at most the smallest possible right side, up to the smallest normal float. An equation
-    cannot fail if both sides and all their terms are 0, or within the absolute tolerance. Equations with an infinite
-    side compare nothing either.
+    cannot fail if both sides and all their terms are 0, or within half the absolute tolerance. Equations with an
+    infinite side compare nothing either.
 
     Examples
     --------
@@ -219,7 +219,7 @@ def triviality(sides: Sides) -> str:
             return "all terms are 0"
         if size < TINY:
             return "all terms are below the smallest normal float"
-        return f"all terms are within the tolerance {sides.atol:.2g}" if size <= sides.atol else ""
+        return f"all terms are within half the tolerance {sides.atol:.2g}" if 2 * size <= sides.atol else ""
     if right >= sys.float_info.max or left <= -sys.float_info.max:
         return f"the {'right' if right >= sys.float_info.max else 'left'} side is beyond the range of floats"
     if left <= sides.least + TINY:

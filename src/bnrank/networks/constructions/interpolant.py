@@ -354,7 +354,7 @@ def _constant(value: Tensor, d_in: int, depth: int) -> tuple[list[Tensor], list[
 def _basis(values: Tensor) -> Tensor:
     """Return an orthonormal basis of the span of the differences of the values, (d_out, q).
 
-    Every coordinate of the values reaches at least as far up as down, so the point with coordinates 0 is near them.
+    Signs are chosen so that max >= -min in every coordinate, which keeps the corner min(0, min) small.
     """
     _, sizes, right = torch.linalg.svd(values - values[0], full_matrices=False)
     rank = int((sizes > SPAN * sizes[0]).sum())
