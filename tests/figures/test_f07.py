@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
+from scipy.spatial.distance import cdist
 
 from bnrank.figures.f07_kernel_rates import computation as rates
 from bnrank.figures.f07_kernel_rates import figure as f07
@@ -12,6 +13,7 @@ from bnrank.figures.f07_kernel_rates.field import random_field
 from bnrank.figures.harness import intervals
 from bnrank.figures.harness.training import held_out, relative_error
 from bnrank.tasks import composition, torus_map
+from bnrank.tasks.task import normal, streams
 from helpers import failing
 
 SIZES = np.array([64.0, 128.0, 256.0, 512.0])
@@ -35,6 +37,7 @@ def test_exponents_and_intervals_of_planted_courses():
     half = stats.t.ppf(0.975, 2) * stats.sem(1.5 * SPREAD[:, 0])
     np.testing.assert_allclose((mean, low, high), (1.5, 1.5 - half, 1.5 + half))
     np.testing.assert_allclose(c.middle, (SIZES / 64) ** -1.5)
+    np.testing.assert_allclose(Course("", SIZES, np.array([[9.0, 3.0, 1.0, 0.5]])).exponents, 0.3)  # 1, 1, 1, 0.5
     assert intervals.interval(np.array([2.0])) == (2.0, -np.inf, np.inf)
     assert decay(4, 2.0).expected == 0.5
 
@@ -99,7 +102,9 @@ FAST, STEADY, SUDDEN = flat([0.9, 0.4, 0.2, 0.1]), flat([1.2, 1.1, 0.9, 0.8]), f
         (course(0.5), course(0.2), course(0.2).errors / 1.3, [0]),  # faster, by less than the threshold
         (flat([20.0, 9.0, 4.0, 2.0]), STEADY, STEADY.errors / 1.3, [0]),  # falls, but worse than the mean
         (Course("", SIZES, FAST.errors[[1]]), Course("", SIZES, STEADY.errors[[1]]), STEADY.errors[[1]] / 2, [0]),
-        (FAST, STEADY, STEADY.errors * [[1, 1, 1, 0.9], [1, 1, 1, 1.1], [1, 1, 1, 0.9]] / 1.01, [1]),
+        (FAST, STEADY, STEADY.errors * [[1, 1, 1, 0.9], [1, 1, 1, 1.1], [1, 1, 1, 0.9]] / 1.01, []),  # one draw
+        (FAST, STEADY, STEADY.errors * [[1, 1, 1, 1.1], [1, 1, 1, 1.1], [1, 1, 1, 0.9]] / 1.01, [1]),
+        (FAST, STEADY, STEADY.errors * [1, 1.02, 1, 1] / 1.01, [1]),  # the predictor is beaten at one N
         (FAST, STEADY, np.full((3, 4), np.nan), [1]),
     ],
 )
@@ -112,7 +117,7 @@ def test_claims_against_a_random_field(deep, control, best, fails):
     ("deep", "squares", "fails"),
     [
         (FAST, SUDDEN, []),
-        (FAST, STEADY, [1]),  # the control never catches up
+        (FAST, STEADY, [1]),  # the control never falls faster
         (FAST, FAST, [0, 1]),
         (SUDDEN, FAST, [0, 1]),
         (STEADY, SUDDEN, [0]),  # never separated
@@ -136,19 +141,59 @@ def test_differences_are_paired_and_capped():
     np.testing.assert_allclose(fast.within(100, 300).errors, fast.errors[:, 1:3])
 
 
-@pytest.mark.parametrize(
-    ("alpha", "kernel"), [(1, lambda r: (-r).exp()), (3, lambda r: (1 + 3**0.5 * r) * (-(3**0.5) * r).exp())]
-)
-def test_random_fields_have_the_covariance_of_their_kernel(alpha, kernel):
-    task = composition(60, 4, 1000, seed=0, n_test=5)
-    field = random_field(task, alpha, 2.0, 0)
+KERNELS = {1: lambda r: np.exp(-r), 3: lambda r: (1 + 3**0.5 * r) * np.exp(-(3**0.5) * r)}
+
+
+def field_and_kernel(alpha, n, n_test, outputs, d_in=4, length=2.0):
+    """A field on all samples, (n + n_test, outputs), with variance 1, and the matrix of its kernel in plain terms."""
+    task = composition(n, d_in, outputs, seed=0, n_test=n_test)
+    field = random_field(task, alpha, length, 0)
     assert torch.equal(field.x, task.x)
-    assert field.y_test.shape == (5, 1000)
-    assert not torch.equal(field.y, random_field(task, alpha, 2.0, 1).y)
-    distances = torch.cdist(task.x.double(), task.x.double())
-    off = field.y.double() @ field.y.double().T - kernel(distances / 2.0)
-    assert off.square().mean().sqrt() < 1.3 * (2 / 1000) ** 0.5  # at most this for 1000 independent fields
-    assert torch.equal(random_field(task, alpha, 2.0, 0).y, field.y)
+    assert torch.equal(field.x_test, task.x_test)
+    assert torch.equal(random_field(task, alpha, length, 0).y_test, field.y_test)
+    points = torch.cat([task.x, task.x_test]).double().numpy()
+    values = torch.cat([field.y, field.y_test]).double().numpy() * outputs**0.5
+    return values, KERNELS[alpha](cdist(points, points) / length)
+
+
+@pytest.mark.parametrize("alpha", [1, 3])
+def test_random_fields_have_the_covariance_of_their_kernel(alpha):
+    """Off by the error of a sample covariance alone: (k_ii k_jj + k_ij^2) / outputs; a sum of waves is off by more."""
+    outputs = 40_000
+    values, kernel = field_and_kernel(alpha, 20, 20, outputs)
+    standard = (values @ values.T / outputs - kernel) / np.sqrt((1 + kernel**2) / outputs)
+    assert np.abs(standard).max() < 4.5
+    assert np.abs(values.mean(1)).max() * outputs**0.5 < 4.5
+
+
+@pytest.mark.parametrize("alpha", [1, 3])
+def test_the_best_predictor_of_a_field_has_the_error_of_its_posterior(alpha):
+    outputs, n = 4000, 40
+    values, kernel = field_and_kernel(alpha, n, 30, outputs)
+    weights = np.linalg.solve(kernel[:n, :n], kernel[:n, n:])
+    left = values[n:] - weights.T @ values[:n]
+    variance = 1 - (kernel[:n, n:] * weights).sum(0)
+    standard = ((left**2).mean(1) / variance - 1) / (2 / outputs) ** 0.5
+    assert np.abs(standard).max() < 4.5
+    assert np.abs(left @ values[:n].T / outputs).max() < 4.5 * (variance.max() / outputs) ** 0.5  # nothing is left
+
+
+def test_a_field_is_independent_of_the_inputs_of_its_seed():
+    """The normal numbers of the field, recovered from its values, are not those of the inputs or of another stream."""
+    task = composition(500, 10, 10, seed=3, n_test=0)
+    field = random_field(task, 1, 10**0.5, 3)
+    x = task.x.double().numpy()
+    factor = np.linalg.cholesky(np.exp(-cdist(x, x) / 10**0.5))
+    numbers = np.linalg.solve(factor, field.y.double().numpy() * 10**0.5)
+    assert numbers.std() == pytest.approx(1, abs=0.05)
+    assert np.abs(np.corrcoef(numbers.T, x.T)[:10, 10:]).max() < 4.5 / 500**0.5  # 100 correlations of 500 pairs
+    for generator in streams(3, 5):
+        drawn = normal(generator, 500, 10).numpy()
+        assert abs(np.corrcoef(numbers.ravel(), drawn.ravel())[0, 1]) < 4.5 / 5000**0.5
+    other = random_field(task, 1, 10**0.5, 4)
+    assert torch.equal(other.x, task.x)
+    assert abs(np.corrcoef(other.y.ravel(), field.y.ravel())[0, 1]) < 0.2
+    assert not torch.equal(other.y, field.y)
 
 
 def test_errors_of_kernels_are_those_of_a_plain_solution():

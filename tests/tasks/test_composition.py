@@ -55,6 +55,13 @@ def test_neighbors_along_the_inner_variable_have_close_outputs():
     assert float(y.var(0).sum()) > 0.3
 
 
+def test_children_of_a_seed_have_their_own_streams():
+    seeds = [g.initial_seed() for key in ((), (1,), (2,), (1, 1)) for seed in (0, 5) for g in streams(seed, 5, *key)]
+    assert len(set(seeds)) == len(seeds) == 40
+    assert [g.initial_seed() for g in streams(5, 2, 1)] == [g.initial_seed() for g in streams(5, 5, 1)][:2]
+    assert [g.initial_seed() for g in streams(5, 3)] == [16823399, 2940995229, 2290007392]  # as without keys
+
+
 def test_streams_and_settings():
     torch.manual_seed(0)
     state = torch.get_rng_state()

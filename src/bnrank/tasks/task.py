@@ -206,10 +206,12 @@ def signs(y: object, name: str) -> Tensor:
     return labels
 
 
-def streams(seed: int, count: int) -> list[torch.Generator]:
+def streams(seed: int, count: int, *key: int) -> list[torch.Generator]:
     """Return ``count`` independent generators derived from one seed; the global generators are not used.
 
-    With one generator per purpose, changing one argument does not affect the other draws.
+    With one generator per purpose, changing one argument does not affect the other draws. A ``key`` of integers selects
+    a child of the seed, for what is drawn on top of a task with the same seed; the first generators of ``streams(seed,
+    2)`` and ``streams(seed, 3)`` are the same.
 
     The seeds come from ``numpy.random.SeedSequence``, so that a task and a network with the same seed have
     different draws.
@@ -219,7 +221,8 @@ def streams(seed: int, count: int) -> list[torch.Generator]:
     TypeError, ValueError
         If ``seed`` is not an integer of at least 0.
     """
-    states = np.random.SeedSequence(validation.seed(seed, bits=128)).generate_state(count, np.uint32)
+    sequence = np.random.SeedSequence(validation.seed(seed, bits=128), spawn_key=key)
+    states = sequence.generate_state(count, np.uint32)
     return [torch.Generator().manual_seed(int(state)) for state in states]
 
 

@@ -48,23 +48,26 @@ def composition_claims(pairs: Mapping[int, tuple[Course, Course]]) -> tuple[Clai
 def field_claims(pairs: Mapping[int, tuple[Course, Course]], field: tuple[Course, Course]) -> tuple[Claim, ...]:
     """Return the claims on the control in which no small dimension is hidden.
 
-    The network's error decays faster with a small inner dimension over all N, and on the control no network does better
-    than the best predictor.
+    The network's error decays faster with a small inner dimension over all N. On the control no method has a smaller
+    expected error than the best predictor; single draws fluctuate with the test samples, so their mean is compared.
     """
     deep, kernel = field
     named = f"{_range(deep)}: exponent of the network less that on a random field, where no dimension is hidden"
     result = [
         _apart(f"composition, inner dimension {inner}, {named}", pair[0], deep, APART) for inner, pair in pairs.items()
     ]
-    least = (deep.errors / kernel.errors).min()
-    name = "control, random field: error of the network over that of the best predictor, smallest over draws and N"
-    return (*result, above(name, least, 1))
+    ratio = deep.errors / kernel.errors
+    name = (
+        "control, random field: error of the network over that of the best predictor, mean over draws, smallest over N"
+    )
+    return (*result, above(f"{name} (smallest over draws too: {ratio.min():.3g})", ratio.mean(0).min(), 1))
 
 
 def square_claims(pairs: Mapping[int, tuple[Course, Course]], squares: Course, turn: float) -> tuple[Claim, ...]:
     """Return the claims on the control of ten inner dimensions, in which every output is a function of squares.
 
-    Up to ``turn`` samples the network's error decays faster with a small inner dimension; from there on it does not.
+    Up to ``turn`` samples the network's error decays faster with a small inner dimension; from there on, faster on the
+    control.
     """
     early, late = squares.within(0, turn), squares.within(turn, np.inf)
     named = "exponent of the network less that with as many inner dimensions as inputs"
@@ -88,11 +91,11 @@ def _behind(name: str, slower: Course, faster: Course) -> Claim:
     """Return the claim that a difference of exponents is below 0, by the upper end of its interval."""
     high = slower.faster(faster)[2]
     words = f"{name}, upper end of the 95% interval ({_difference(slower, faster)})"
-    return below(words, high, 0, note=": the control catches up")
+    return below(words, high, 0, note=": the control's error falls faster")
 
 
 def _difference(first: Course, second: Course) -> str:
-    of_first, of_second = first.capped.exponent[0], second.capped.exponent[0]
+    of_first, of_second = first.exponent[0], second.exponent[0]
     return f"{of_first:.2f} and {of_second:.2f}, mean difference {of_first - of_second:.2f}"
 
 
@@ -158,13 +161,12 @@ def _sections(
         "random frequency, whose arguments have standard deviation 2 on average. Kernels: Gaussian or Laplace, length "
         "scale and ridge by three-fold cross-validation. The network's ridge is the same for all N. Two controls, not "
         "in the source: with as many inner dimensions as inputs every output is a function of one sum of squares; a "
-        f"Gaussian random field of power ||w||^(-{FIELD}-d_in) at frequency w has no inner map, and kernel regression "
-        "with its own kernel is its best predictor. Both controls have the inputs and the initial networks of the "
-        "compositions."
+        f"Gaussian random field of power ||w||^(-{FIELD}-d_in) at frequency w, drawn jointly at all samples from the "
+        "Cholesky factor of its kernel, has no inner map, and kernel regression with this kernel is its best "
+        "predictor. Both controls have the inputs and the initial networks of the compositions. In exponents, errors "
+        "above 1 count as 1."
     )
-    differences = (
-        "Exponents of the network on a composition less those on a control, draw by draw. Errors above 1 count as 1."
-    )
+    differences = "Exponents of the network on a composition less those on a control, draw by draw."
     return (
         Section("Targets of prescribed decay", text=rates, rows=[_decay_row(c) for c in courses]),
         Section(
@@ -176,7 +178,7 @@ def _sections(
 
 def _difference_row(name: str, control: str, first: Course, second: Course) -> dict[str, object]:
     ends = dict(zip(("difference", "95% from", "to"), first.faster(second), strict=True))
-    exponents = {"exponent": first.capped.exponent[0], "of the control": second.capped.exponent[0]}
+    exponents = {"exponent": first.exponent[0], "of the control": second.exponent[0]}
     return {"task": name, "control": control, "over": _range(first), **exponents, **ends}
 
 
@@ -200,7 +202,7 @@ def _exponent(c: Course) -> dict[str, object]:
 
 
 PAPER = Settings(
-    draws=30, n_test=4000, sizes_composition=(100, 200, 400, 800, 1600, 3200), seeds=tuple(range(10, 20)), steps=1000
+    draws=30, n_test=4000, sizes_composition=(100, 200, 400, 800, 1600, 3200), seeds=tuple(range(20, 30)), steps=1000
 )
 
 FIGURE = Figure(
@@ -213,5 +215,5 @@ FIGURE = Figure(
     {"quick": Settings(), "paper": PAPER},
     make,
     gigabytes={"quick": 0.9, "paper": 1.2},
-    version=2,
+    version=3,
 )
