@@ -264,3 +264,15 @@ def test_a_tiny_run(tmp_path, monkeypatch):
         (control, span) for control in ("10 squares", "random field") for span in spans
     ]
     assert all(r["difference"] == pytest.approx(r["exponent"] - r["of the control"]) for r in differences)
+    assert rows[-1]["error at N = 80"] == pytest.approx(
+        np.prod([best_error(seed, 80) for seed in (0, 1)]) ** 0.5, rel=1e-5
+    )
+
+
+def best_error(seed, n):
+    """The error of the best predictor of the field of a tiny run, in plain terms."""
+    field = random_field(composition(n, 10, inner=1, seed=seed), 1, 10**0.5, seed)
+    x, y, x_test, y_test = (t.double().numpy() for t in (field.x, field.y, field.x_test, field.y_test))
+    kernel, across = (np.exp(-cdist(a, x) / 10**0.5) for a in (x, x_test))
+    apart = across @ np.linalg.solve(kernel, y) - y_test
+    return (apart**2).sum() / ((y_test - y_test.mean(0)) ** 2).sum()
