@@ -209,7 +209,7 @@ FIGURE = Figure(
     "shallow one leaves them about where they are",
     {"quick": QUICK, "paper": PAPER},
     make,
-    version=2,
+    version=3,
     gigabytes={"quick": 2.0, "paper": 6.0},
     data={"paper": ("mnist",)},
 )
