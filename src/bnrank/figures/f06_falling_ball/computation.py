@@ -26,6 +26,8 @@ from bnrank.training import Adam
 PROFILED = 300  # samples of a profile
 LINEAR = 0.05  # nonlinearity ratio below which a layer counts as nearly linear
 KNOWN = 0.95  # share of a variance above which it counts as explained
+UNKNOWN = 0.5  # share of a variance below which it counts as not explained
+GAP = 20  # smallest ratio of singular values across a gap
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class Setup:
     tests : int
         Test samples.
     members, seed : int
-        Networks, and the seed of the first.
+        Networks, and the seed of the first; their balls are the same, drawn with this seed.
     """
 
     size: int
@@ -132,18 +134,27 @@ class Ball:
 
     @property
     def clearest(self) -> int | None:
-        """The layer with the best readout, the smaller R^2 of position and velocity, of those below `LINEAR`."""
+        """The layer with the widest gap, of those of the bottleneck below `LINEAR`; no readout decides."""
         bent = self.profile.nonlinearity
         linear = [layer for layer in self.layers if float(bent.sel(layer=layer)) < LINEAR]
-        return max(linear, key=lambda layer: min(self.readouts[layer - 1].known), default=None)
+        return max(linear, key=self.gap, default=None)
+
+    def gap(self, layer: int) -> float:
+        """Return the smallest of the expected singular values of a layer over its largest other one at |w| > 0."""
+        values = np.nan_to_num(self.spectra.sel(layer=layer).transpose("frequency", ...).values)
+        modulus = self.spectra["modulus"].values
+        ones, beyond = values[modulus == 1], values[modulus > 1]
+        others = max(ones[:, self.pairs :].max(initial=0), beyond.max(initial=0))
+        return float(ones[:, : self.pairs].min() / max(others, 1e-12))
 
     @property
     def shows(self) -> bool:
-        """Whether a nearly linear layer of the bottleneck gives position and velocity, and the network the frames."""
+        """Whether the clearest layer gives position and velocity where expected only, and the network the frames."""
         layer = self.clearest
-        if layer is None:
+        if layer is None or not self.explained > KNOWN:
             return False
-        return all(value > KNOWN for value in (*self.readouts[layer - 1].known, self.explained))  # NaN fails
+        wanted, others = self.readouts[layer - 1], self.controls[layer - 1]
+        return self.gap(layer) >= GAP and min(wanted.known) > KNOWN and others.most < UNKNOWN
 
 
 def follow(dimensions: int, setup: Setup, out: Path, progress: bool) -> list[Ball]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from bnrank.figures.harness.training import held_out
 from bnrank.tasks import Task
 
-NOISE = 1e-3  # power of the noise added for readouts, as a share of that of the layer
+NOISE = 1e-3  # power of the noise added for readouts, as a share of the variance of the layer
 
 
 class Read(NamedTuple):
@@ -37,9 +37,10 @@ class Readout:
     linear : ndarray
         R^2 of the complex maps for t = -1, 0, 1, ..., the minimum over the axes.
     time : int
-        t for which the worse of the maps of t and t + 1 fits best; with velocities not from phases, that of t alone.
+        t for which the map fits best; the worst axis counts.
     position, velocity : tuple of Read
-        Of w q_t and of w (q_{t+1} - q_t), as angles, one per axis; if not from phases, of q_1 - q_0.
+        Of w q_t at this t and of the velocity, as angles, one per axis. From phases, the velocity is w (q_{t+1} - q_t)
+        for the t at which the worse of the maps of t and t + 1 fits best; else, it is q_1 - q_0.
     """
 
     linear: np.ndarray
@@ -52,13 +53,17 @@ class Readout:
         """R^2 of position and of velocity, the minimum over the axes."""
         return min(part.r2 for part in self.position), min(part.r2 for part in self.velocity)
 
+    @property
+    def most(self) -> float:
+        """R^2 of position or velocity, the maximum over the axes: small if nothing can be read."""
+        return max(part.r2 for part in (*self.position, *self.velocity))
+
 
 def read_out(network: nn.Module, task: Task, frequency: int, velocity: str = "phases") -> list[Readout]:
     """Return position and velocity read out from all convolutions; maps are fitted on half of the test samples.
 
-    ``velocity`` is "phases", "amplitude" or "means", as in `Readout`. White noise of `NOISE` times the power of the
-    layer is added to every coefficient, so that much weaker components are not detected; for an amplitude, `NOISE`
-    times the power of its component.
+    ``velocity`` is "phases", "amplitude" or "means", as in `Readout`. White noise of `NOISE` times the variance of the
+    layer over the samples is added to every coefficient, so that much weaker components are not detected.
     """
     x, places = held_out(task)[0].double(), angles(task)
     found = []
@@ -85,35 +90,33 @@ def _read(images: Tensor, places: Tensor, frequency: int, velocity: str) -> Read
     samples, axes = places.shape[1:]
     half = samples // 2
     transformed = torch.fft.fftn(images, dim=tuple(range(2, images.ndim)), norm="ortho")
-    noise = NOISE * float(images.square().flatten(1).sum(1).mean())
+    deviation = math.sqrt(NOISE * float((images - images.mean(0)).square().flatten(1).sum(1).mean()))
     generator = torch.Generator().manual_seed(0)
 
-    def noisy(z: Tensor, power: float) -> Tensor:
-        return z + math.sqrt(power) * torch.randn(z.shape, dtype=z.dtype, generator=generator)
+    def noisy(z: Tensor) -> Tensor:
+        return z + deviation * torch.randn(z.shape, dtype=z.dtype, generator=generator)
 
     turned = frequency * places
     wanted, read = torch.exp(-1j * turned), torch.zeros(places.shape, dtype=torch.complex128)
     amplitudes = torch.zeros(samples, axes, dtype=torch.float64)
     for axis in range(axes):
-        z = transformed[(slice(None), slice(None), *(frequency if k == axis else 0 for k in range(axes)))]
-        read[:, :, axis] = _fitted(noisy(z, noise), wanted[:, :half, axis].T).T
-        leading = z @ torch.linalg.svd(z[:half], full_matrices=False).Vh[0].conj()
-        amplitudes[:, axis] = noisy(leading, NOISE * float(leading.abs().square().mean())).abs()
+        z = noisy(transformed[(slice(None), slice(None), *(frequency if k == axis else 0 for k in range(axes)))])
+        read[:, :, axis] = _fitted(z, wanted[:, :half, axis].T).T
+        amplitudes[:, axis] = (z @ torch.linalg.svd(z[:half], full_matrices=False).Vh[0].conj()).abs()
     error = (read - wanted).abs().square()
     fitted, linear = (1 - part.mean(1).amax(1) for part in (error[:, :half], error[:, half:]))
-    steps = places[2] - places[1]
+    steps, best = places[2] - places[1], int(fitted.argmax())
     if velocity == "phases":
         first = int(torch.minimum(fitted[:-1], fitted[1:]).argmax())
         steps, found = turned[first + 1] - turned[first], (read[first] * read[first + 1].conj()).angle()
     else:
-        first = int(fitted.argmax())
-        means = noisy(transformed[(slice(None), slice(None), *[0] * axes)].real, noise)
+        means = noisy(transformed[(slice(None), slice(None), *[0] * axes)].real)
         powers = [amplitudes.pow(k) for k in (1, 2, 3)] if velocity == "amplitude" else [means]
         found = _fitted(torch.cat([torch.ones_like(steps[:, :1]), *powers], 1), steps[:half])
     return Readout(
         linear.numpy(),
-        first - 1,
-        tuple(_compare(turned[first, half:, k], -read[first, half:, k].angle()) for k in range(axes)),
+        best - 1,
+        tuple(_compare(turned[best, half:, k], -read[best, half:, k].angle()) for k in range(axes)),
         tuple(_compare(steps[half:, k], found[half:, k]) for k in range(axes)),
     )
 
