@@ -328,7 +328,8 @@ def test_where_a_network_is_read(tmp_path, pairs, way, control):
     first, _ = computing.follow(1, Setup(size=6, pairs=pairs, **TINY), tmp_path, False)
     for found, frequency, velocity in ((first.readouts, 1, way), (first.controls, 2, control)):
         expected = reading.read_out(first.network, first.task, frequency, velocity)
-        assert [layer.known for layer in found] == [layer.known for layer in expected]
+        known = [layer.known for layer in found]
+        np.testing.assert_allclose(known, [layer.known for layer in expected], rtol=1e-9, atol=1e-9)
 
 
 def test_a_tiny_run(tmp_path):
