@@ -287,6 +287,7 @@ def test_where_the_velocity_is():
     assert read(wave, one) == ([False] * 3, [True] * 3)
     assert read(wave, one * (3 + velocity)) == ([False, False, True], [True, True, False])
     assert read(wave * (3 + velocity), one) == ([False, True, False], [True, False, True])
+    assert read(100 + wave * (3 + velocity), one) == ([False, True, False], [True, False, True])  # offsets add no noise
     assert read(wave, 1e-3 * wave * (3 + velocity))[0][1] is False  # far weaker components do not count
     assert read(wave * (3 + velocity.square()), one) == ([False] * 3, [True] * 3)  # the square has no sign
 
