@@ -93,24 +93,20 @@ FAST, STEADY, SUDDEN = flat([0.9, 0.4, 0.2, 0.1]), flat([1.2, 1.1, 0.9, 0.8]), f
 
 
 @pytest.mark.parametrize(
-    ("deep", "control", "best", "fails"),
+    ("deep", "control", "fails"),
     [
-        (FAST, STEADY, STEADY.errors / 1.3, []),
-        (SUDDEN, STEADY, STEADY.errors / 1.3, []),
-        (FAST, FAST, FAST.errors / 1.3, [0]),
-        (STEADY, FAST, FAST.errors / 1.3, [0]),
-        (course(0.5), course(0.2), course(0.2).errors / 1.3, [0]),  # faster, by less than the threshold
-        (flat([20.0, 9.0, 4.0, 2.0]), STEADY, STEADY.errors / 1.3, [0]),  # falls, but worse than the mean
-        (Course("", SIZES, FAST.errors[[1]]), Course("", SIZES, STEADY.errors[[1]]), STEADY.errors[[1]] / 2, [0]),
-        (FAST, STEADY, STEADY.errors * [[1, 1, 1, 0.9], [1, 1, 1, 1.1], [1, 1, 1, 0.9]] / 1.01, []),  # one draw
-        (FAST, STEADY, STEADY.errors * [[1, 1, 1, 1.1], [1, 1, 1, 1.1], [1, 1, 1, 0.9]] / 1.01, [1]),
-        (FAST, STEADY, STEADY.errors * [1, 1.02, 1, 1] / 1.01, [1]),  # the predictor is beaten at one N
-        (FAST, STEADY, np.full((3, 4), np.nan), [1]),
+        (FAST, STEADY, []),
+        (SUDDEN, STEADY, []),
+        (FAST, FAST, [0]),
+        (STEADY, FAST, [0]),
+        (course(0.5), course(0.2), [0]),  # faster, by less than the threshold
+        (flat([20.0, 9.0, 4.0, 2.0]), STEADY, [0]),  # falls, but worse than the mean
+        (Course("", SIZES, FAST.errors[[1]]), Course("", SIZES, STEADY.errors[[1]]), [0]),
+        (FAST, Course("", SIZES, np.full((3, 4), np.nan)), [0]),
     ],
 )
-def test_claims_against_a_random_field(deep, control, best, fails):
-    field = control, Course("kernel", SIZES, best)
-    assert failing(f07.field_claims({1: (deep, course(0.1))}, field)) == fails
+def test_claims_against_a_random_field(deep, control, fails):
+    assert failing(f07.field_claims({1: (deep, course(0.1))}, control)) == fails
 
 
 @pytest.mark.parametrize(
@@ -254,7 +250,7 @@ def test_a_tiny_run(tmp_path, monkeypatch):
     assert set(TINY) == set(vars(f07.FIGURE.settings["quick"]))
     outcome = f07.FIGURE.run("quick", tmp_path, progress=False, **TINY)
     assert outcome.error == ""
-    assert len(outcome.claims) == 2 + 1 + 2 + 2 + 2
+    assert len(outcome.claims) == 2 + 1 + 2 + 1 + 2
     assert set(outcome.pictures) == set(outcome.captions) == {"kernel-rates", "compositions", "controls"}
     rates_rows, rows, differences = (section.rows for section in outcome.sections)
     assert [(r["d_in"], r["alpha"]) for r in rates_rows] == [(1, 2.0), (1, 3.0), (2, 2.0), (2, 3.0)]

@@ -209,9 +209,9 @@ def signs(y: object, name: str) -> Tensor:
 def streams(seed: int, count: int, *key: int) -> list[torch.Generator]:
     """Return ``count`` independent generators derived from one seed; the global generators are not used.
 
-    With one generator per purpose, changing one argument does not affect the other draws. A ``key`` of integers selects
-    a child of the seed, for what is drawn on top of a task with the same seed; the first generators of ``streams(seed,
-    2)`` and ``streams(seed, 3)`` are the same.
+    With one generator per purpose, changing one argument does not affect the other draws. Two calls with the same seed
+    and key return the same first generators, whatever ``count``. Data drawn on top of a task with the same seed
+    therefore need a ``key`` of their own, of integers.
 
     The seeds come from ``numpy.random.SeedSequence``, so that a task and a network with the same seed have
     different draws.

@@ -154,7 +154,7 @@ class Ball:
         if layer is None or not self.explained > KNOWN:
             return False
         wanted, others = self.readouts[layer - 1], self.controls[layer - 1]
-        return self.gap(layer) >= GAP and min(wanted.known) > KNOWN and others.most < UNKNOWN
+        return self.gap(layer) >= GAP and all(r2 > KNOWN for r2 in wanted.known) and others.most < UNKNOWN
 
 
 def follow(dimensions: int, setup: Setup, out: Path, progress: bool) -> list[Ball]:

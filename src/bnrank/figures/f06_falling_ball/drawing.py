@@ -43,7 +43,7 @@ def draw_readout(balls: Sequence[Ball]) -> Picture:
         _scatter(center, readout.position, unit)
         label(center, rf"true $q_{{{t}}}$ (pixels)", "read (pixels)", f"Position: phase of $\\pm 1$, layer {layer}")
         _scatter(right, readout.velocity, unit)
-        t, title = (t, "two phases") if ball.pairs == 2 else (0, r"amplitude of $\pm 1$")
+        t, title = readout.start, "two phases" if ball.pairs == 2 else r"amplitude of $\pm 1$"
         step = rf"true $q_{{{t + 1}}}-q_{{{t}}}$ (pixels per frame)"
         label(right, step, "read (pixels per frame)", f"Velocity: {title}, layer {layer}")
     return picture

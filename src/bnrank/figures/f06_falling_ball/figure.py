@@ -49,8 +49,8 @@ def claims(balls: Sequence[Ball]) -> tuple[Claim, ...]:
     clear = f"{gap:.4g} (layer {ball.clearest or 'none'})"
     runs = "; ".join(f"{each.seed}: {_from_to(each.layers)}" for each in balls)
     picture = (
-        f"networks that explain as much, with such a nearly linear layer, a gap of {GAP}, position and velocity there "
-        f"(R^2 > {KNOWN:g}), and neither in the control (R^2 < {UNKNOWN:g})"
+        f"networks with explained share > {KNOWN:g} and, in the nearly linear layer of these with the widest gap, gap "
+        f">= {GAP}, position and velocity R^2 > {KNOWN:g}, control R^2 < {UNKNOWN:g}"
     )
     share = f"{sum(shows)} of {len(shows)} (layers by seed {runs})"
     measured: tuple[Claim, ...] = (
@@ -153,7 +153,8 @@ def _rows(ball: Ball) -> list[dict[str, object]]:
     for layer, (readout, control) in enumerate(zip(ball.readouts, ball.controls, strict=True), 1):
         row: dict[str, object] = {"layer": layer}
         row |= {f"q_{t}": float(value) for t, value in enumerate(readout.linear, -1)}
-        row |= {"best t": readout.time, "position": readout.known[0], "velocity": readout.known[1]}
+        row |= {"best t": readout.time, "position": readout.known[0]}
+        row |= {"from t": readout.start, "velocity": readout.known[1]}
         other = f"velocity, frequency {2 if ball.pairs == 2 else 0}"
         rows.append(row | {"position, frequency 2": control.known[0], other: control.known[1]})
     return rows

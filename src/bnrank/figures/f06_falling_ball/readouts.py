@@ -36,27 +36,30 @@ class Readout:
     ----------
     linear : ndarray
         R^2 of the complex maps for t = -1, 0, 1, ..., the minimum over the axes.
-    time : int
-        t for which the map fits best; the worst axis counts.
+    time, start : int
+        t at which the position is read, where its map fits best, and t from which the velocity is: from phases, where
+        the worse of the maps of t and t + 1 fits best; else 0. The worst axis counts.
     position, velocity : tuple of Read
-        Of w q_t at this t and of the velocity, as angles, one per axis. From phases, the velocity is w (q_{t+1} - q_t)
-        for the t at which the worse of the maps of t and t + 1 fits best; else, it is q_1 - q_0.
+        Of w q_t at ``time``, and of w (q_{t+1} - q_t) at ``start``, as angles, one per axis; if not from phases, of
+        q_1 - q_0.
     """
 
     linear: np.ndarray
     time: int
+    start: int
     position: tuple[Read, ...]
     velocity: tuple[Read, ...]
 
     @property
     def known(self) -> tuple[float, float]:
-        """R^2 of position and of velocity, the minimum over the axes."""
-        return min(part.r2 for part in self.position), min(part.r2 for part in self.velocity)
+        """R^2 of position and of velocity, the minimum over the axes; NaN if one is."""
+        position, velocity = ([part.r2 for part in parts] for parts in (self.position, self.velocity))
+        return float(np.min(position)), float(np.min(velocity))
 
     @property
     def most(self) -> float:
         """R^2 of position or velocity, the maximum over the axes: small if nothing can be read."""
-        return max(part.r2 for part in (*self.position, *self.velocity))
+        return float(np.max([part.r2 for part in (*self.position, *self.velocity)]))
 
 
 def read_out(network: nn.Module, task: Task, frequency: int, velocity: str = "phases") -> list[Readout]:
@@ -105,7 +108,8 @@ def _read(images: Tensor, places: Tensor, frequency: int, velocity: str) -> Read
         amplitudes[:, axis] = (z @ torch.linalg.svd(z[:half], full_matrices=False).Vh[0].conj()).abs()
     error = (read - wanted).abs().square()
     fitted, linear = (1 - part.mean(1).amax(1) for part in (error[:, :half], error[:, half:]))
-    steps, best = places[2] - places[1], int(fitted.argmax())
+    best, first = int(fitted.argmax()), 1
+    steps = places[2] - places[1]
     if velocity == "phases":
         first = int(torch.minimum(fitted[:-1], fitted[1:]).argmax())
         steps, found = turned[first + 1] - turned[first], (read[first] * read[first + 1].conj()).angle()
@@ -116,6 +120,7 @@ def _read(images: Tensor, places: Tensor, frequency: int, velocity: str) -> Read
     return Readout(
         linear.numpy(),
         best - 1,
+        first - 1,
         tuple(_compare(turned[best, half:, k], -read[best, half:, k].angle()) for k in range(axes)),
         tuple(_compare(steps[half:, k], found[half:, k]) for k in range(axes)),
     )
