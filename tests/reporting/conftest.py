@@ -6,6 +6,7 @@ import json
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 import xarray as xr
 
@@ -135,6 +136,7 @@ def make_summary(k=2, d_in=5, d_out=3, rows=60, classes=(), seed=0, **changes):
         "bound": most,
         "rows": rows,
         "inputs": tuple(f"x{i}" for i in range(d_in)),
+        "input_columns": pd.Index([f"x{i}" for i in range(d_in)]),
         "outputs": 1 if classes else d_out,
         "output_names": tuple(map(str, classes)) or tuple(f"y{i}" for i in range(d_out)),
         "ridge": 0.01,

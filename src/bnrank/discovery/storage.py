@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from bnrank._core import validation
+from bnrank.discovery.columns import index_of
 from bnrank.networks.files import blueprint, build
 from bnrank.networks.mlp import MLP
 
@@ -60,7 +61,7 @@ def plain_array(value: Any, name: str) -> Any:
 def pack(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
     """Return a value as JSON, with arrays and parameters added to ``tensors`` under names that start with ``name``.
 
-    Arrays, sequences, dataclasses and MLPs are supported.
+    Arrays, sequences, dataclasses, names of columns and MLPs are supported.
 
     Raises
     ------
@@ -82,6 +83,8 @@ def pack(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
             return {"strings": value.tolist(), "dtype": value.dtype.str}
         tensors[name] = torch.from_numpy(np.ascontiguousarray(value))
         return {"array": name}
+    if isinstance(value, pd.Index):
+        return {"columns": pack(value.tolist(), name, tensors), "names": pack(list(value.names), name, tensors)}
     if isinstance(value, MLP):
         tensors.update({f"{name}/{key}": tensor for key, tensor in value.state_dict().items()})
         return {"network": blueprint(value), "name": name}
@@ -106,6 +109,9 @@ def unpack(value: Any, tensors: Mapping[str, Tensor], records: Mapping[str, Any]
         fits = known and dtype.itemsize * texts.size <= MAX_TEXTS
         validation.expect(fits, "strings", f"{texts.size} of dtype {dtype}", f"texts of at most {MAX_TEXTS} bytes")
         return np.array(value["strings"], dtype=dtype)
+    if "columns" in value:
+        labels, names = (unpack(value[part], tensors, records) for part in ("columns", "names"))
+        return index_of(labels, names)
     if "network" in value:
         prefix = f"{value['name']}/"
         own = {key.removeprefix(prefix): t for key, t in tensors.items() if key.startswith(prefix)}

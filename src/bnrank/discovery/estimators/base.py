@@ -16,6 +16,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_array, check_is_fitted
 
 from bnrank._core import identity, store, validation
+from bnrank.discovery.columns import columns_of, expect_columns, framed, texts
 from bnrank.discovery.estimators import learning, summary
 from bnrank.discovery.estimators.bottleneck import InputDirections, coordinates_of, sensitivity
 from bnrank.discovery.estimators.counts import Count, is_better, standard_error
@@ -118,7 +119,9 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         """Return the inputs, and delete an earlier fit, so that a failed fit leaves no fitted attributes."""
         for name in [name for name in vars(self) if summary.is_fitted(name)]:
             delattr(self, name)
-        return read_samples(self, X, reset=True)
+        x = read_samples(self, X, reset=True)
+        self.input_columns_ = columns_of(X, "x", x.shape[1])
+        return x
 
     def _plan(self, data: Data, seed: int, tell: Callable[[str], None], wanted: int = 0) -> Budget:
         """Return the settings of a fit: the given ones, and defaults for the table otherwise."""
@@ -225,9 +228,13 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
 
     def _notes(self, x: np.ndarray, data: Data) -> Iterator[str]:
         """Yield remarks on the table and on the limits of what can be concluded."""
-        names = self._input_names(x.shape[1])
+        names = texts(self.input_columns_, "x")
         if len(dead := np.flatnonzero(constant_columns(x))):
             yield f"constant inputs left out: {', '.join(names[i] for i in dead[:10])}"
+        still = np.flatnonzero(self.output_scale_ == 0)
+        if len(still) and self.output_columns_ is not self.input_columns_:
+            outputs = texts(self.output_columns_, "y")
+            yield f"constant outputs, always predicted exactly: {', '.join(outputs[i] for i in still[:10])}"
         if copies := len(x) - data.distinct:
             yield f"{copies} of {len(x)} rows repeat inputs and outputs of an earlier one; held out together"
         if (points := int(data.inputs.max()) + 1) < data.distinct:
@@ -239,18 +246,22 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         used = self.output_scale_[self.output_scale_ > 0]
         if getattr(self, "outputs", None) == "auto" and len(used) and (ratio := used.max() / used.min()) > 1 + 1e-9:
             yield f"spreads of the outputs differ by a factor of {ratio:.2g}: each was divided by its spread"
-        if still := int((self.influence_ < DEAD * self.influence_.max(initial=0)).sum()):
-            yield f"{still} of the {self.n_components_} components do not vary on these rows: fewer suffice"
+        if idle := int((self.influence_ < DEAD * self.influence_.max(initial=0)).sum()):
+            yield f"{idle} of the {self.n_components_} components do not vary on these rows: fewer suffice"
         if data.bound == 1 and self.n_components_:
             directions = f"y depends on {self.n_input_directions_} combination(s) of the inputs"
             yield f"one output or two classes: the count, bounded by the number of outputs, is 1; {directions}"
 
-    def _input_names(self, d: int) -> list[str]:
-        return [str(name) for name in getattr(self, "feature_names_in_", [f"x{i}" for i in range(d)])]
-
     def _inputs(self, X: Any) -> np.ndarray:
         check_is_fitted(self)
-        return read_samples(self, X, reset=False)
+        x = read_samples(self, X, reset=False)
+        expect_columns(X, "X", self.input_columns_)
+        return x
+
+    def _framed(self, values: np.ndarray, rows: Any) -> Any:
+        """Return values of y as a DataFrame with its names where ``set_output`` asks for one."""
+        kind = getattr(self, "_sklearn_output_config", {}).get("transform", "default")
+        return framed(values, self.output_columns_, rows, kind)
 
     def _outputs(self, X: Any) -> np.ndarray:
         return self._outputs_of(self._inputs(X))
@@ -277,7 +288,7 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
             "interval": self.n_components_interval_,
             "bound": len(self.held_out_) - 1,
             "rows": len(x),
-            "inputs": tuple(self._input_names(x.shape[1])),
+            "inputs": tuple(texts(self.input_columns_, "x")),
             "outputs": observed.shape[1] if observed.ndim > 1 else 1,
             "output_names": tuple(outputs),
             "score": score,

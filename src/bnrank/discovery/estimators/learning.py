@@ -279,6 +279,9 @@ def count_from(found: Evidence, bound: int) -> Count:
     if found.kind == "constant":
         tried = "function" if path else "linear map"
         reason = f"nothing was found: on held-out rows no {tried} predicts better than the mean"
+        if not linear.errors[0].any():
+            used = f" on the {MAX_ROWS:,} rows used" if len(found.rows) == MAX_ROWS else ""
+            reason = f"nothing was found: y is constant{used}"
         high = max(high, counts.resampled(path.by_number, path.rtol)[1]) if path else high
         return Count(0, (0, high), NAN, False, reason)
     interval = (min(number, low), max(number, high))

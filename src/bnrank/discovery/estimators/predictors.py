@@ -13,6 +13,7 @@ from sklearn.utils.validation import check_array, check_consistent_length, colum
 
 from bnrank._core import validation
 from bnrank._core.store import Stored
+from bnrank.discovery.columns import columns_of, texts
 from bnrank.discovery.estimators import learning, summary
 from bnrank.discovery.estimators.base import BottleneckEstimator, voice
 from bnrank.discovery.estimators.counts import Count
@@ -21,7 +22,6 @@ from bnrank.discovery.estimators.tables import (
     checked_by_scikit,
     constant_columns,
     in_memory,
-    names_of,
     refuse_tables_by_name,
     scaling_of,
 )
@@ -98,6 +98,9 @@ class BottleneckRegressor(RegressorMixin, MultiOutputMixin, BottleneckEstimator)
         and the rms derivative along each, for inputs of covariance 1.
     notes_ : tuple of str
         Remarks on the table and on the limits of what can be concluded.
+    input_columns_, output_columns_ : pandas.Index
+        The names of the columns of X and y: text, integers or the levels of a MultiIndex, as given; x0, ... and y0, ...
+        for arrays. A DataFrame whose integers or levels differ from these, or come in another order, is refused.
 
     Raises
     ------
@@ -107,7 +110,14 @@ class BottleneckRegressor(RegressorMixin, MultiOutputMixin, BottleneckEstimator)
     Warns
     -----
     NothingFoundWarning
-        If no function predicts held-out rows better than the mean.
+        If no function predicts held-out rows better than the mean, or y is constant.
+
+    Notes
+    -----
+    After ``set_output(transform="pandas")``, ``transform`` returns a DataFrame, as in scikit-learn, and so do
+    ``predict`` and ``inverse_transform``, which in scikit-learn's own estimators return arrays: with the names of y
+    and the index of X. A y of one column gives a DataFrame of one column. The configuration of scikit-learn for all
+    estimators (``transform_output``) concerns ``transform`` only.
 
     Examples
     --------
@@ -134,20 +144,21 @@ class BottleneckRegressor(RegressorMixin, MultiOutputMixin, BottleneckEstimator)
             check_consistent_length(x, values)
         self._one_dimensional = values.ndim == 1
         table = values.reshape(len(x), -1)
+        self.output_columns_ = columns_of(y, "y", table.shape[1])
         wanted = self._wanted(x.shape[1], table.shape[1], f"{table.shape[1]} output(s)")
         scale = scaling_of(x, table, self.outputs)
         self._learn(x, scale, Data(scale.x(x), scale.y(table)), wanted)
-        predicted, names = self._shape(self._outputs_of(x)), names_of(y, "y", table.shape[1])
+        predicted, names = self._shape(self._outputs_of(x)), texts(self.output_columns_, "y")
         self._summarize(x, values, predicted, float(r2_score(values, predicted)), names)
         return self
 
-    def predict(self, X: Any) -> np.ndarray:
-        """Return the predictions h(g(x)), shape (N, d_out), or (N,) where y was."""
-        return self._shape(self._outputs(X))
+    def predict(self, X: Any) -> Any:
+        """Return the predictions h(g(x)), shape (N, d_out), or (N,) where y was; a DataFrame under ``set_output``."""
+        return self._framed(self._shape(self._outputs(X)), X)
 
-    def inverse_transform(self, Z: Any) -> np.ndarray:
-        """Return the outputs h(z) of coordinates z, (N, n_components_): values of y, not of x."""
-        return self._shape(self._decode(Z))
+    def inverse_transform(self, Z: Any) -> Any:
+        """Return the outputs h(z) of coordinates z, (N, n_components_): values of y, not of x; as ``predict``."""
+        return self._framed(self._shape(self._decode(Z)), Z)
 
     def _shape(self, outputs: np.ndarray) -> np.ndarray:
         return outputs.ravel() if self._one_dimensional else outputs
@@ -168,6 +179,9 @@ class BottleneckClassifier(ClassifierMixin, BottleneckEstimator):
     ----------
     classes_ : ndarray
         The classes, in the order of the columns of ``predict_proba``.
+    input_columns_, output_columns_
+        As in :class:`BottleneckRegressor`; under ``set_output``, ``predict`` returns a DataFrame, and probabilities and
+        logits remain arrays, which the scorers of scikit-learn index.
     n_components_, n_components_interval_, undetermined_, reason_, stability_, held_out_, held_out_error_, model_
     encoder_, decoder_, network_, module_, spectrum_, sensitivity_, influence_, n_input_directions_, notes_
         As in :class:`BottleneckRegressor`; losses are cross-entropies, ``decoder_`` and ``module_`` give logits.
@@ -198,8 +212,9 @@ class BottleneckClassifier(ClassifierMixin, BottleneckEstimator):
             check_consistent_length(x, labels)
             check_classification_targets(labels)
             self.classes_, numbers = np.unique(labels, return_inverse=True)
+        self.output_columns_ = columns_of(y, "y", 1)
         count = len(self.classes_)
-        validation.expect(count > 1, "y", f"1 class, {str(self.classes_[0])!r}", "at least 2 classes")
+        validation.expect(count > 1, "y", f"1 class, {str(self.classes_[0])!r}: y is constant", "at least 2 classes")
         wanted = self._wanted(x.shape[1], count - 1, f"{count} classes")
         scale = scaling_of(x, None, classes=count)
         self._learn(x, scale, Data(scale.x(x), numbers, count), wanted)
@@ -220,10 +235,10 @@ class BottleneckClassifier(ClassifierMixin, BottleneckEstimator):
         """Return the logarithms of the probabilities, (N, C)."""
         return log_softmax(self._outputs(X), axis=1)
 
-    def predict(self, X: Any) -> np.ndarray:
-        """Return the most probable class of every row, (N,)."""
+    def predict(self, X: Any) -> Any:
+        """Return the most probable class of every row, (N,); a DataFrame of one column under ``set_output``."""
         places = self._outputs(X).argmax(axis=1)
-        return self.classes_[places]
+        return self._framed(self.classes_[places], X)
 
 
 class BottleneckAutoencoder(BottleneckEstimator):
@@ -249,6 +264,8 @@ class BottleneckAutoencoder(BottleneckEstimator):
         Held-out loss of the reconstruction with k = 0, 1, ... components, and its standard error.
     encoder_, decoder_, network_, module_, spectrum_, sensitivity_, influence_, notes_
         As in :class:`BottleneckRegressor`, of the reconstruction.
+    input_columns_, output_columns_
+        As in :class:`BottleneckRegressor`; both are the columns of X.
 
     Raises
     ------
@@ -269,23 +286,23 @@ class BottleneckAutoencoder(BottleneckEstimator):
         """Fit to rows (N, d); ``y`` is not used."""
         x = self._begin(X)
         wanted = self._wanted(x.shape[1], x.shape[1], f"{x.shape[1]} columns")
-        scale = scaling_of(x, x, "each")
+        scale, self.output_columns_ = scaling_of(x, x, "each"), self.input_columns_
         data, count = Data(scale.x(x), scale.y(x)), None
         if wanted is None:
             count = learning.few_rows(self._in_common(data, np.flatnonzero(~constant_columns(x))), data)
             wanted = count.number
         self._learn(x, scale, data, wanted, count)
         rebuilt = self._outputs_of(x)
-        self._summarize(x, x, rebuilt, _kept(x, rebuilt), self._input_names(x.shape[1]))
+        self._summarize(x, x, rebuilt, _kept(x, rebuilt), texts(self.input_columns_, "x"))
         return self
 
-    def inverse_transform(self, Z: Any) -> np.ndarray:
-        """Return the rows h(z) of coordinates z, (N, n_components_)."""
-        return self._decode(Z)
+    def inverse_transform(self, Z: Any) -> Any:
+        """Return the rows h(z) of coordinates z, (N, n_components_); a DataFrame under ``set_output``."""
+        return self._framed(self._decode(Z), Z)
 
-    def predict(self, X: Any) -> np.ndarray:
-        """Return the reconstructions h(g(x)), (N, d)."""
-        return self._outputs(X)
+    def predict(self, X: Any) -> Any:
+        """Return the reconstructions h(g(x)), (N, d); a DataFrame under ``set_output``."""
+        return self._framed(self._outputs(X), X)
 
     def score(self, X: Any, y: Any = None) -> float:
         """Return the fraction of the variance that the reconstruction keeps (R^2, columns weighted by variance)."""

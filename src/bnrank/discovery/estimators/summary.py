@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+import pandas as pd
 from torch import Tensor
 
-from bnrank._core import identity, store, text
+from bnrank._core import identity, store, text, validation
 from bnrank._core.results import Printed
 from bnrank.discovery.estimators.counts import Trial
 from bnrank.discovery.storage import pack, unpack
@@ -40,6 +41,8 @@ class Summary(Printed):
         Number of rows.
     inputs : tuple of str
         Names of the inputs.
+    input_columns : pandas.Index
+        The same names as given: text, integers or the levels of a MultiIndex.
     outputs : int
         Number of outputs.
     output_names : tuple of str
@@ -77,6 +80,7 @@ class Summary(Printed):
     bound: int
     rows: int
     inputs: tuple[str, ...]
+    input_columns: pd.Index
     outputs: int
     output_names: tuple[str, ...]
     ridge: float
@@ -102,6 +106,51 @@ class Summary(Printed):
         if not 0 < k <= len(s):
             return float("nan")
         return float(s[k - 1] / s[k]) if k < len(s) and s[k] > 0 else float("inf")
+
+    def to_frame(self, rows: str = "fit") -> pd.DataFrame:
+        """Return the result as a DataFrame: one row for the fit, or one row for each component.
+
+        Parameters
+        ----------
+        rows : {"fit", "components"}
+            "fit": one row, with a column for each number, so that ``pandas.concat`` joins several fits. ``inputs`` and
+            ``outputs`` are their numbers, ``low`` and ``high`` the ends of the interval, ``held_out`` and
+            ``held_out_error`` the loss at ``n_components``, ``held_out_of_mean`` that without components, ``notes`` one
+            text. "components": indexed by component, from 1; columns ``influence`` and ``spectrum``, then the
+            sensitivity to each input under the input's name, all below a first level "component" or "sensitivity".
+
+        Raises
+        ------
+        ValueError
+            If ``rows`` is another text.
+
+        Examples
+        --------
+        >>> from bnrank.discovery import BottleneckRegressor
+        >>> x = np.random.default_rng(0).normal(size=(40, 2))
+        >>> summary = BottleneckRegressor().fit(x, x[:, :1] + x[:, 1:]).summary()
+        >>> summary.to_frame()[["model", "n_components", "low", "high", "undetermined"]]
+            model  n_components  low  high  undetermined
+        0  linear             1    1     1         False
+        >>> summary.to_frame("components")["sensitivity"].columns.tolist()
+        ['x0', 'x1']
+        """
+        if validation.choice(rows, "rows", ["fit", "components"]) == "components":
+            return self._component_rows()
+        k, (low, high) = self.n_components, self.interval
+        row = {name: value for name, value in vars(self).items() if isinstance(value, bool | int | float | str)}
+        row |= {"inputs": len(self.inputs), "low": low, "high": high, "gap": self.gap, "notes": "; ".join(self.notes)}
+        losses = {"held_out": self.held_out[k], "held_out_error": self.held_out_error[k]}
+        return pd.DataFrame([row | losses | {"held_out_of_mean": self.held_out[0]}])
+
+    def _component_rows(self) -> pd.DataFrame:
+        index = pd.RangeIndex(1, self.n_components + 1, name="component")
+        values = np.column_stack([self.influence, self.spectrum[: self.n_components], self.sensitivity])
+        levels = [name if self.input_columns.nlevels > 1 else (name,) for name in self.input_columns]
+        below = ("",) * (self.input_columns.nlevels - 1)
+        columns = [("component", name, *below) for name in ("influence", "spectrum")]
+        columns += [("sensitivity", *name) for name in levels]
+        return pd.DataFrame(values, index, pd.MultiIndex.from_tuples(columns, names=[None, *self.input_columns.names]))
 
     def __str__(self) -> str:
         return "\n".join(self._lines())

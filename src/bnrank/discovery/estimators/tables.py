@@ -16,6 +16,7 @@ from sklearn.utils.validation import validate_data
 from torch import Tensor
 
 from bnrank._core import validation
+from bnrank.discovery.columns import text_of
 from bnrank.networks.mlp import MLP, from_layers
 from bnrank.tasks import Task
 
@@ -55,6 +56,8 @@ def read_samples(estimator: Any, x: Any, *, reset: bool) -> np.ndarray:
     x = in_memory(x, "X")
     with checked_by_scikit("X"):
         refuse_tables_by_name(x, "X")
+        if isinstance(x, pd.DataFrame) and len({isinstance(name, str) for name in x.columns}) > 1:
+            x = x.set_axis(range(x.shape[1]), axis=1)  # scikit-learn refuses names that are text only in part
         return validate_data(estimator, x, reset=reset, dtype=np.float64, ensure_min_samples=2 if reset else 1)
 
 
@@ -99,7 +102,7 @@ def refuse_tables_by_name(table: Any, argument: str) -> None:
     in_column = np.ndim(table) != 1
     found: dict[str, list[str]] = {kind: [] for kind in REFUSED}
     for label, column in frame.items():
-        name, kind, entries = str(label) if in_column else "", column.dtype, np.zeros(0)
+        name, kind, entries = text_of(label) if in_column else "", column.dtype, np.zeros(0)
         in_words = kind.kind == "O" and any(isinstance(entry, str | bytes) for entry in column)
         if in_words or isinstance(kind, pd.CategoricalDtype | pd.StringDtype):
             found["text"].append(name)
@@ -116,21 +119,6 @@ def refuse_tables_by_name(table: Any, argument: str) -> None:
             more = f" and {len(names) - MAX_SHOWN} more" if len(names) > MAX_SHOWN else ""
             where = f"{' in column' if in_column else ''} {', '.join(names[:MAX_SHOWN])}{more}".rstrip()
             raise ValueError(f"{argument}: got {message.format(where)}")
-
-
-def names_of(table: Any, prefix: str, number: int) -> list[str]:
-    """Return the names of the columns of a DataFrame or Series; otherwise prefix0, prefix1, ...
-
-    Examples
-    --------
-    >>> names_of([[1.0, 2.0]], "y", 2)
-    ['y0', 'y1']
-    """
-    if hasattr(table, "dtypes") and hasattr(table, "columns"):
-        return [str(name) for name in table.columns]
-    if number == 1 and getattr(table, "name", None) is not None:
-        return [str(table.name)]
-    return [f"{prefix}{i}" for i in range(number)]
 
 
 def constant_columns(table: np.ndarray) -> np.ndarray:
@@ -355,7 +343,7 @@ def scaling_of(x: np.ndarray, y: np.ndarray | None, outputs: str = "auto", class
     else:
         total = np.sqrt(np.square(spread[varies]).sum())
         y_factor = np.where(varies, Y_NORM / total if total > 0 else 0.0, 0.0)
-    return Scaling(x.mean(0), x_factor, y.mean(0), y_factor)
+    return Scaling(x.mean(0), x_factor, np.where(varies, y.mean(0), y[0]), y_factor)  # no rounding of constants
 
 
 def _each(table: np.ndarray, norm: float) -> np.ndarray:

@@ -13,6 +13,7 @@ from sklearn.pipeline import Pipeline
 from torch import Tensor, nn
 
 from bnrank._core import validation
+from bnrank.discovery.columns import texts
 from bnrank.discovery.storage import plain_array
 from bnrank.discovery.symmetry_search.fields import Coordinates, whitened
 from bnrank.measures.jacobian import Jacobian
@@ -140,9 +141,10 @@ def _array(value: Any, name: str) -> Any:
 
 def _names(names: Sequence[str] | None, model: object, x: object, d: int) -> tuple[str, ...]:
     if names is None:
-        known = getattr(x, "columns", getattr(model, "feature_names_in_", None))
+        fitted = getattr(model, "input_columns_", getattr(model, "feature_names_in_", None))
+        known = getattr(x, "columns", fitted)
         if known is not None and len(known) == d:
-            return tuple(str(name) for name in known)
+            return tuple(texts(pd.Index(known), "x"))
         first = 0 if hasattr(model, "predict") else 1  # as in scikit-learn and summaries, names start at x0
         return tuple(f"x{i + first}" for i in range(d))
     names = validation.sequence(names, "names", "a sequence of strings")
