@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["Interval", "attempt", "interval", "markdown", "run", "stored", "wilson"]
+__all__ = ["Interval", "append", "attempt", "interval", "key", "markdown", "run", "stored", "wilson"]
 
 RESAMPLES = 4000
 NORMAL = 1.959964  # two-sided 95 percent
@@ -123,16 +123,16 @@ def run(subject: str, out: Path, quick: bool = False, minutes: float | None = No
     done = stored(path)
     began, measured = time.perf_counter(), 0
     for cell in cells:
-        if _key(cell) in done:
+        if key(cell) in done:
             continue
         if minutes is not None and time.perf_counter() - began > 60 * minutes:
             break
         start = time.perf_counter()
-        done[_key(cell)] = line = {"cell": cell, "results": _checked(cell, module.measure(cell))}
-        _append(path, line | {"seconds": round(time.perf_counter() - start, 3)})
+        done[key(cell)] = line = {"cell": cell, "results": _checked(cell, module.measure(cell))}
+        append(path, line | {"seconds": round(time.perf_counter() - start, 3)})
         measured += 1
-        print(f"{subject}: {len(done)}/{len(cells)} in {time.perf_counter() - began:.0f} s: {_key(cell)}", flush=True)
-    there = [done[_key(cell)] for cell in cells if _key(cell) in done]
+        print(f"{subject}: {len(done)}/{len(cells)} in {time.perf_counter() - began:.0f} s: {key(cell)}", flush=True)
+    there = [done[key(cell)] for cell in cells if key(cell) in done]
     head = f"{len(there)} of {len(cells)} cells measured" + (" (quick)" if quick else "") + ".\n\n"
     return head + module.tables([{**line["cell"], **result} for line in there for result in line["results"]])
 
@@ -147,10 +147,11 @@ def stored(path: Path) -> dict[str, Result]:
         with path.open("rb+") as file:
             file.truncate(len(whole))
     lines = [json.loads(line) for line in whole.splitlines()]
-    return {_key(line["cell"]): line for line in lines}
+    return {key(line["cell"]): line for line in lines}
 
 
-def _append(path: Path, line: Result) -> None:
+def append(path: Path, line: Result) -> None:
+    """Append a cell to a file, and wait until it is on the disk."""
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(line, default=float) + "\n")
         file.flush()
@@ -165,5 +166,6 @@ def _checked(cell: Result, results: list[Result]) -> list[Result]:
     return json.loads(json.dumps(results, default=float))
 
 
-def _key(cell: Result) -> str:
+def key(cell: Result) -> str:
+    """Return the text that identifies a cell."""
     return json.dumps(cell, sort_keys=True)
