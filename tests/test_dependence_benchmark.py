@@ -131,6 +131,17 @@ def test_seasons_of_x_and_y_have_nothing_in_common():
         assert power[0] > 3 * power[1]
 
 
+def test_the_season_of_y_has_the_second_period():
+    seen = []
+
+    def columns(stream, rows, d):
+        seen.append(rows.periods)
+        return np.zeros((rows.n, d))
+
+    unrelated.unrelated(unrelated.seasons, columns, np.random.default_rng(0))
+    assert seen[0] == seen[1][::-1] != seen[1]
+
+
 @pytest.mark.parametrize("kind", PLANTED)
 def test_planted_latents_are_directions_of_x_that_carry_y(kind):
     table = drawn(kind)
@@ -165,9 +176,11 @@ def test_planted_ranks_are_all_those_listed_and_faint_components_carry_nothing()
     x[:, 3] = x[:, 2] + 0.01 * generator.normal(size=300)
     drawn = [related.planted(x, (1, 2, 3), np.random.default_rng(seed)) for seed in range(12)]
     assert {table.truth for table in drawn} == {1, 2, 3}
+    standard = (x - x.mean(axis=0)) / x.std(axis=0)
+    faint = np.linalg.svd(standard)[2][-1]
     for table in drawn:
-        faint = np.array([0, 0, 1, -1]) / x.std(axis=0)
-        assert np.abs(np.corrcoef(x @ faint, table.latents.T)[0, 1:]).max() < 0.3
+        weights = np.linalg.lstsq(standard, table.latents, rcond=None)[0]
+        assert np.abs(faint @ weights).max() < 1e-6 < np.abs(weights).max()
 
 
 @pytest.mark.parametrize("name", related.FILLING)
