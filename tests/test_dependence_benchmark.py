@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy.integrate import solve_ivp
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -183,12 +184,17 @@ def test_planted_ranks_are_all_those_listed_and_faint_components_carry_nothing()
         assert np.abs(faint @ weights).max() < 1e-6 < np.abs(weights).max()
 
 
-@pytest.mark.parametrize("name", related.FILLING)
-def test_next_states_follow_their_system(name):
-    states = flows.bundle(flows.FLOWS[name], 5, 4, np.random.default_rng(0), steps=40)
-    assert states.shape == (5, 4, 3)
-    coarse = flows.bundle(flows.FLOWS[name], 5, 4, np.random.default_rng(0))
-    assert np.abs(states - coarse).max() < 1e-3
+@pytest.mark.parametrize("name", flows.FLOWS)
+def test_states_follow_their_system(name):
+    flow = flows.FLOWS[name]
+    states = flows.bundle(flow, 3, 4, np.random.default_rng(0))
+    assert states.shape == (3, 4, len(flow.start))
+    times = flow.interval * np.arange(4)
+    for path in states:
+        exact = solve_ivp(
+            lambda _, s: flow.field(s[None])[0], times[[0, -1]], path[0], t_eval=times, rtol=1e-8, atol=1e-8
+        )
+        assert np.abs(exact.y.T - path).max() < 0.01 * np.abs(path).max()
 
 
 @pytest.mark.parametrize(
@@ -262,6 +268,9 @@ def test_tables_are_spread_evenly_and_a_selection_keeps_their_numbers():
     for suite in tables.SUITES.values():
         numbers = [sum(kind == k for k, _ in whole) for kind in suite.kinds]
         assert sum(numbers) == 200
+        assert all(
+            {i for k, i in whole if k == kind} == set(range(n)) for kind, n in zip(suite.kinds, numbers, strict=True)
+        )
         assert max(numbers) - min(numbers) <= 1
     assert tables.listed(200, ["drifts"]) == [c for c in whole if c[0] == "drifts"]
 
