@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+import pandas as pd
 import torch
 from rich.console import Console
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
@@ -20,6 +21,7 @@ from bnrank.discovery.columns import columns_of, expect_columns, framed, texts
 from bnrank.discovery.estimators import learning, summary
 from bnrank.discovery.estimators.bottleneck import InputDirections, coordinates_of, sensitivity
 from bnrank.discovery.estimators.counts import Count, is_better, standard_error
+from bnrank.discovery.estimators.dependence import consecutive
 from bnrank.discovery.estimators.path import FEW, Budget, budget_for
 from bnrank.discovery.estimators.tables import (
     Data,
@@ -123,6 +125,20 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         self.input_columns_ = columns_of(X, "x", x.shape[1])
         return x
 
+    def _dependent(self, data: Data, groups: Any) -> Data:
+        """Return the data with the rows that are held out together: given groups, or blocks of dependent rows."""
+        if groups is None:
+            found = consecutive(data.x, data.numbers)
+            return data if found is None else replace(data, units=found.blocks, gap=found.gap)
+        with checked_by_scikit("groups"):
+            values = np.asarray(in_memory(groups, "groups"))
+            validation.expect(values.shape == (len(data.x),), "groups", f"shape {values.shape}", f"({len(data.x)},)")
+            missing = int(pd.isna(values).sum())
+            validation.expect(not missing, "groups", f"missing values ({missing} of {len(values)})", "one for each row")
+            units = pd.factorize(values)[0]
+        validation.expect(units.max() > 0, "groups", "1 group", "at least 2")
+        return replace(data, units=units)
+
     def _plan(self, data: Data, seed: int, tell: Callable[[str], None], wanted: int = 0) -> Budget:
         """Return the settings of a fit: the given ones, and defaults for the table otherwise."""
         validation.expect(np.ptp(data.x, axis=0).any(), "X", "1 row(s) that differ", "at least 2")
@@ -187,7 +203,7 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
             model = learning.learn(data, evidence)
             count = learning.few_rows(learning.count_from(evidence, data.bound), data)
             if wanted is None:
-                count = learning.between_inputs(count, data, plan)
+                count = learning.by_order(learning.between_inputs(count, data, plan), data)
         if wanted is not None and known is None:
             reason = f"{wanted} component(s) were requested"
             if not is_better(evidence.errors[wanted], evidence.errors[0]):
@@ -235,6 +251,11 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         if len(still) and self.output_columns_ is not self.input_columns_:
             outputs = texts(self.output_columns_, "y")
             yield f"constant outputs, always predicted exactly: {', '.join(outputs[i] for i in still[:10])}"
+        if data.gap and data.units is not None:
+            length = int(np.bincount(data.units).min())
+            yield f"consecutive rows depend on each other: blocks of {length} rows or more were held out together"
+        elif data.units is not None:
+            yield f"rows of a group were held out together: {len(np.unique(data.units))} groups"
         if copies := len(x) - data.distinct:
             yield f"{copies} of {len(x)} rows repeat inputs and outputs of an earlier one; held out together"
         if (points := int(data.inputs.max()) + 1) < data.distinct:

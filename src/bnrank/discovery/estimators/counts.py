@@ -12,6 +12,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 
 from bnrank._core.shared import Shared
+from bnrank.discovery.estimators.dependence import near
 from bnrank.networks.mlp import MLP, from_layers
 
 SURE = 2.0  # standard errors by which a function must improve on the mean
@@ -280,7 +281,13 @@ class LinearFit:
 
 
 def best_linear(
-    x: np.ndarray, y: np.ndarray, folds: np.ndarray, max_rank: int, classes: int = 0, groups: np.ndarray | None = None
+    x: np.ndarray,
+    y: np.ndarray,
+    folds: np.ndarray,
+    max_rank: int,
+    classes: int = 0,
+    groups: np.ndarray | None = None,
+    gap: int = 0,
 ) -> LinearFit:
     """Return the linear map of lowest held-out loss over ridges and ranks, and the supported rank.
 
@@ -295,7 +302,9 @@ def best_linear(
     classes : int
         Number of classes, 0 for the squared error.
     groups : ndarray, optional
-        The group of each row, (N,), where some are copies of others.
+        The group of each row, (N,), where some are copies of others or depend on them.
+    gap : int
+        Number of rows next to a held-out one that are not used.
 
     Examples
     --------
@@ -309,7 +318,8 @@ def best_linear(
     errors = np.zeros((len(ridges), max_rank + 1, len(x)))
     for fold in np.unique(folds):
         out = folds == fold
-        for i, map_ in enumerate(_maps(x[~out], y[~out], ridges, classes)):
+        known = ~near(out, gap)
+        for i, map_ in enumerate(_maps(x[known], y[known], ridges, classes)):
             errors[i][:, out] = map_.losses(x[out], y[out], max_rank, classes)
     best = int(errors.mean(axis=2).min(axis=1).argmin())
     kept = errors[best] if groups is None else by_group(errors[best], groups)

@@ -10,6 +10,7 @@ from bnrank._core import validation
 from bnrank.discovery.estimators import counts
 from bnrank.discovery.estimators.bottleneck import InputDirections, coordinates_of, project, truncate
 from bnrank.discovery.estimators.counts import Count, LinearFit, Trial, best_linear, linear_map, sample_losses
+from bnrank.discovery.estimators.dependence import CHANCE, misaligned, near
 from bnrank.discovery.estimators.path import MAX_ROWS, Budget, Fit, Path, explore, finished, folds_of, train_members
 from bnrank.discovery.estimators.tables import Data, apart
 from bnrank.networks.mlp import MLP, from_layers
@@ -99,18 +100,20 @@ def investigate(data: Data, plan: Budget, wanted: int | None = None, *, by_input
     """
     rows = rows_of(data, plan.seed)
     some = data.rows(rows)
-    groups = np.unique((data.inputs if by_input else data.groups)[rows], return_inverse=True)[1].reshape(-1)
+    together = data.inputs if by_input else data.groups if data.units is None else data.units
+    groups = np.unique(together[rows], return_inverse=True)[1].reshape(-1)
     plan = replace(plan, folds=min(plan.folds, int(groups.max()) + 1))
     folds = folds_of(groups, plan.folds, plan.seed, some.y if data.classes else None)
+    some = replace(some, gap=_gap(folds, -(-data.gap * len(rows) // len(data.x))))
     plan.tell("linear maps")
-    linear = best_linear(some.x, some.y, folds, data.full, data.classes, groups)
+    linear = best_linear(some.x, some.y, folds, data.full, data.classes, groups, some.gap)
     k = linear.rank if wanted is None else wanted
     if k == wanted == 0:
         return Evidence("constant", 0, linear, None, None, rows, plan)
     if linear.is_exact(k) or not plan.ridges:
         found = k and (wanted is not None or counts.is_better(linear.errors[k], linear.errors[0]))
         return Evidence("linear" if found else "constant", k if found else 0, linear, None, None, rows, plan)
-    enough = len(folds) - int(np.bincount(folds).max()) >= 2
+    enough = len(folds) - max(int(near(folds == fold, some.gap).sum()) for fold in np.unique(folds)) >= 2
     validation.expect(enough, "X", f"{len(folds)} rows", "more: at least 2 for training when a fold is held out")
     path, rival = explore(some, folds, groups, linear.errors[0], plan), None
     if plan.shallow:
@@ -126,6 +129,16 @@ def investigate(data: Data, plan: Budget, wanted: int | None = None, *, by_input
     if k == 0 or (wanted is None and not counts.is_better(errors, linear.errors[0])):
         kind, k = "constant", 0
     return Evidence(kind, k, linear, path, rival, rows, plan)
+
+
+def _gap(folds: np.ndarray, wanted: int) -> int:
+    """Return the wanted gap, or a smaller one with which a third of the rows is left for training."""
+    while (
+        wanted
+        and min(len(folds) - int(near(folds == fold, wanted).sum()) for fold in np.unique(folds)) < len(folds) / 3
+    ):
+        wanted //= 2
+    return wanted
 
 
 def rows_of(data: Data, seed: int) -> np.ndarray:
@@ -229,10 +242,26 @@ def polish(net: MLP, data: Data, layer: int, k: int, ridge: float, steps: int) -
 
 
 def few_rows(count: Count, data: Data) -> Count:
-    """Return the count, marked undetermined below ten distinct rows, where a linear map and the mean both fit."""
-    if data.distinct >= MIN_ROWS:
+    """Return the count, marked undetermined below ten distinct rows or groups, where many functions fit."""
+    if data.distinct < MIN_ROWS:
+        return _doubted(count, (0, data.bound), f"only {data.distinct} rows differ, expected at least {MIN_ROWS}")
+    if data.units is not None and (number := len(np.unique(data.units))) < MIN_ROWS:
+        return _doubted(count, (0, data.bound), f"only {number} groups, expected at least {MIN_ROWS}")
+    return count
+
+
+def by_order(count: Count, data: Data) -> Count:
+    """Return the count, marked undetermined if rows depend on their neighbors and misaligned tables do as well.
+
+    See :func:`~bnrank.discovery.estimators.dependence.misaligned`.
+    """
+    if not count.number or data.units is None or not data.gap:
         return count
-    return _doubted(count, (0, data.bound), f"only {data.distinct} rows differ, expected at least {MIN_ROWS}")
+    share = misaligned(data.x, data.numbers, data.units, 2 * data.gap)
+    if share <= CHANCE:
+        return count
+    why = f"consecutive rows depend on each other, and outputs of other rows are predicted as well (in {share:.0%} of"
+    return _doubted(count, (0, count.interval[1]), f"{why} trials): the count may be due to the order of rows alone")
 
 
 def _doubted(count: Count, interval: tuple[int, int], why: str) -> Count:
@@ -246,7 +275,8 @@ def between_inputs(count: Count, data: Data, plan: Budget) -> Count:
     Where inputs are repeated with different outputs, ``count`` is based on held-out rows whose inputs also occur in the
     training set. A function that memorizes the training rows predicts them, regardless of its values at other inputs. A
     second cross-validation therefore holds out all rows of an input together. It is skipped where fewer than ten inputs
-    are distinct (categories), and where fewer than a tenth of the rows share their inputs.
+    are distinct (categories), where fewer than a tenth of the rows share their inputs, and where groups or blocks of
+    rows are held out.
 
     Parameters
     ----------
@@ -257,7 +287,7 @@ def between_inputs(count: Count, data: Data, plan: Budget) -> Count:
     """
     number = count.number
     there = np.bincount(data.inputs[np.unique(data.groups, return_index=True)[1]])  # distinct rows of each input
-    if not number or len(there) < MIN_ROWS or there[there > 1].sum() < REPEATED * there.sum():
+    if not number or data.units is not None or len(there) < MIN_ROWS or there[there > 1].sum() < REPEATED * there.sum():
         return count
     plan.tell("all rows of an input held out together")
     found = investigate(data, plan, by_input=True)

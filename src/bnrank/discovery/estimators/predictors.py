@@ -131,8 +131,12 @@ class BottleneckRegressor(RegressorMixin, MultiOutputMixin, BottleneckEstimator)
 
     outputs: str = "auto"
 
-    def fit(self, X: Any, y: Any) -> Self:
-        """Fit to inputs (N, d_in) and outputs (N, d_out) or (N,)."""
+    def fit(self, X: Any, y: Any, groups: Any = None) -> Self:
+        """Fit to inputs (N, d_in) and outputs (N, d_out) or (N,).
+
+        ``groups``, (N,), are held out together where rows of a group depend on each other (subjects, plates, batches).
+        Without it, blocks of consecutive rows are, if inputs and outputs both correlate with those of the row before.
+        """
         x = self._begin(X)
         validation.choice(self.outputs, "outputs", ["auto", "jointly", "each"])
         validation.expect(y is not None, "y", "None", f"outputs; {NO_TARGET}")
@@ -147,7 +151,7 @@ class BottleneckRegressor(RegressorMixin, MultiOutputMixin, BottleneckEstimator)
         self.output_columns_ = columns_of(y, "y", table.shape[1])
         wanted = self._wanted(x.shape[1], table.shape[1], f"{table.shape[1]} output(s)")
         scale = scaling_of(x, table, self.outputs)
-        self._learn(x, scale, Data(scale.x(x), scale.y(table)), wanted)
+        self._learn(x, scale, self._dependent(Data(scale.x(x), scale.y(table)), groups), wanted)
         predicted, names = self._shape(self._outputs_of(x)), texts(self.output_columns_, "y")
         self._summarize(x, values, predicted, float(r2_score(values, predicted)), names)
         return self
@@ -200,8 +204,8 @@ class BottleneckClassifier(ClassifierMixin, BottleneckEstimator):
     (1, ['right', 'left'])
     """
 
-    def fit(self, X: Any, y: Any) -> Self:
-        """Fit to inputs (N, d_in) and classes (N,)."""
+    def fit(self, X: Any, y: Any, groups: Any = None) -> Self:
+        """Fit to inputs (N, d_in) and classes (N,); ``groups`` as in :class:`BottleneckRegressor`."""
         x = self._begin(X)
         validation.expect(y is not None, "y", "None", f"classes; {NO_TARGET}")
         y = in_memory(y, "y")
@@ -217,7 +221,7 @@ class BottleneckClassifier(ClassifierMixin, BottleneckEstimator):
         validation.expect(count > 1, "y", f"1 class, {str(self.classes_[0])!r}: y is constant", "at least 2 classes")
         wanted = self._wanted(x.shape[1], count - 1, f"{count} classes")
         scale = scaling_of(x, None, classes=count)
-        self._learn(x, scale, Data(scale.x(x), numbers, count), wanted)
+        self._learn(x, scale, self._dependent(Data(scale.x(x), numbers, count), groups), wanted)
         predicted = self.classes_[self._outputs_of(x).argmax(axis=1)]
         self._summarize(x, labels, predicted, float(np.mean(predicted == labels)), [str(c) for c in self.classes_])
         return self
@@ -282,12 +286,12 @@ class BottleneckAutoencoder(BottleneckEstimator):
     (1, True)
     """
 
-    def fit(self, X: Any, y: Any = None) -> Self:
-        """Fit to rows (N, d); ``y`` is not used."""
+    def fit(self, X: Any, y: Any = None, groups: Any = None) -> Self:
+        """Fit to rows (N, d); ``y`` is not used, ``groups`` as in :class:`BottleneckRegressor`."""
         x = self._begin(X)
         wanted = self._wanted(x.shape[1], x.shape[1], f"{x.shape[1]} columns")
         scale, self.output_columns_ = scaling_of(x, x, "each"), self.input_columns_
-        data, count = Data(scale.x(x), scale.y(x)), None
+        data, count = self._dependent(Data(scale.x(x), scale.y(x)), groups), None
         if wanted is None:
             count = learning.few_rows(self._in_common(data, np.flatnonzero(~constant_columns(x))), data)
             wanted = count.number
@@ -321,10 +325,10 @@ class BottleneckAutoencoder(BottleneckEstimator):
         counts = []
         with voice(self.progress) as tell:
             for known, other in ((mixed[:half], mixed[half:]), (mixed[half:], mixed[:half])):
-                part = Data(data.x[:, known], data.y[:, other])
+                part = replace(data, x=data.x[:, known], y=data.y[:, other])
                 plan = self._plan(part, seed, lambda text: tell(f"half of the columns: {text}"))
                 count = learning.count_from(learning.investigate(part, plan), part.bound)
-                counts.append(learning.between_inputs(count, part, plan))
+                counts.append(learning.by_order(learning.between_inputs(count, part, plan), part))
         largest = max(counts, key=lambda count: count.number)
         low, high = min(c.interval[0] for c in counts), max(c.interval[1] for c in counts)
         if largest.number == 0:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from bnrank._core import validation
 from bnrank.discovery.columns import text_of
+from bnrank.discovery.estimators.dependence import near
 from bnrank.networks.mlp import MLP, from_layers
 from bnrank.tasks import Task
 
@@ -204,12 +205,19 @@ class Data:
         Number of classes; 0 for the squared error.
     max_components : int
         Largest number of components considered.
+    units : ndarray or None
+        What rows are held out together, by number, (N,): given groups, or blocks of consecutive rows. None where only
+        copies of a row are.
+    gap : int
+        Number of rows next to a held-out one that are not used for training, for blocks.
     """
 
     x: np.ndarray
     y: np.ndarray
     classes: int = 0
     max_components: int = MAX_COMPONENTS
+    units: np.ndarray | None = None
+    gap: int = 0
 
     @property
     def outputs(self) -> int:
@@ -237,13 +245,19 @@ class Data:
         return _numbered(self.x)[0]
 
     @property
+    def numbers(self) -> np.ndarray:
+        """The outputs as numbers, (N, d_out): for classes, 1 in the column of the class."""
+        return np.eye(self.classes)[self.y] if self.classes else self.y
+
+    @property
     def distinct(self) -> int:
         """Number of distinct rows."""
         return int(self.groups.max()) + 1
 
     def rows(self, chosen: np.ndarray) -> Data:
         """Return some of the rows."""
-        return replace(self, x=self.x[chosen], y=self.y[chosen])
+        units = None if self.units is None else self.units[chosen]
+        return replace(self, x=self.x[chosen], y=self.y[chosen], units=units)
 
     def task(self) -> Task:
         """Return the table as a task."""
@@ -255,7 +269,7 @@ class Data:
 
 def apart(data: Data, out: np.ndarray) -> tuple[Data, Data]:
     """Return the training rows and the held-out rows, both with the training rows' mean output subtracted."""
-    known, held_out = data.rows(~out), data.rows(out)
+    known, held_out = data.rows(~near(out, data.gap)), data.rows(out)
     mean = 0 if data.classes else known.y.mean(axis=0)
     return replace(known, y=known.y - mean), replace(held_out, y=held_out.y - mean)
 
