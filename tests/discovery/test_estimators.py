@@ -7,6 +7,7 @@ import torch
 
 from bnrank.discovery import BottleneckAutoencoder, BottleneckClassifier, BottleneckRegressor, NothingFoundWarning
 from bnrank.discovery.estimators.counts import best_linear, linear_map
+from bnrank.discovery.estimators.splits import Splits
 from bnrank.tasks import low_rank_map
 from bnrank.training import train
 
@@ -193,7 +194,7 @@ def test_no_components_have_the_loss_of_the_frequencies_where_classes_lie_apart(
     labels = (generator.random(300) < 0.1).astype(int)
     x = generator.normal(size=(300, 3)) + 4 * labels[:, None] * [1, 0, 0]
     folds = np.arange(300) % 3
-    fit = best_linear(x, labels, folds, 1, classes=2)
+    fit = best_linear(x, labels, Splits.of(folds), 1, classes=2)
     for fold in range(3):
         known, out = labels[folds != fold], labels[folds == fold]
         assert np.allclose(fit.errors[0][folds == fold], -np.log(np.bincount(known) / len(known))[out])

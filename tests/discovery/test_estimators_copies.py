@@ -198,9 +198,9 @@ def test_halves_of_the_columns_with_replicates_are_looked_at_twice_and_counts_as
 def test_all_rows_of_an_input_are_in_one_fold_the_second_time(monkeypatch):
     folds = []
 
-    def linear(x, y, fold, *rest):
-        folds.append(fold)
-        return best_linear(x, y, fold, *rest)
+    def linear(x, y, splits, *rest):
+        folds.append(splits.out.argmax(axis=0))
+        return best_linear(x, y, splits, *rest)
 
     monkeypatch.setattr(learning, "best_linear", linear)
     data = Data(np.repeat(np.arange(2.0), 20)[:, None], np.random.default_rng(0).normal(size=(40, 1)))

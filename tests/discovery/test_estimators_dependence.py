@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 import sklearn
-from sklearn.model_selection import GroupKFold, cross_val_score
+from sklearn.model_selection import GroupKFold, RepeatedKFold, ShuffleSplit, TimeSeriesSplit, cross_val_score
 
 from bnrank.discovery import BottleneckAutoencoder, BottleneckClassifier, BottleneckRegressor
 from bnrank.discovery.estimators import dependence, learning
-from bnrank.discovery.estimators.counts import Count, best_linear
+from bnrank.discovery.estimators.counts import Count, best_linear, linear_map
+from bnrank.discovery.estimators.splits import Splits
 from bnrank.discovery.estimators.tables import Data, apart
 
 QUICK = {"depth": 4, "width": 12, "ridges": [1e-2], "steps": 60, "n_networks": 1, "progress": False}
@@ -96,11 +97,12 @@ def test_blocks_are_consecutive_and_about_as_long_as_the_memory():
 def test_rows_next_to_a_held_out_block_are_not_used_for_training():
     x = np.arange(12.0)[:, None]
     folds = np.repeat([0, 1, 2], 4)
-    known, held_out = apart(Data(x, x, gap=2), folds == 1)
+    splits = Splits.of(folds, gap=2)
+    known, held_out = apart(Data(x, x), splits.known[1], splits.out[1])
     assert known.x.ravel().tolist() == [0, 1, 10, 11]
     assert held_out.x.ravel().tolist() == [4, 5, 6, 7]
     spoiled = np.where((np.arange(12) == 3)[:, None], 1e6, x)  # beside the second fold, in the first one
-    errors = [best_linear(x, y, folds, 1, gap=2).errors[1, 4:8] for y in (x, spoiled)]
+    errors = [best_linear(x, y, splits, 1).errors[1, 4:8] for y in (x, spoiled)]
     np.testing.assert_array_equal(*errors)
     assert learning._gap(folds, 2) == 2
     assert learning._gap(np.arange(12) % 3, 2) == 0  # nothing would be left
@@ -117,6 +119,14 @@ def test_a_count_of_unrelated_walks_is_undetermined_and_one_of_related_walks_is_
     assert "order of rows" in doubted.reason
     assert learning.by_order(count, Data(data.x, data.x[:, :2] ** 2, units=found.blocks, gap=found.gap)) is count
     assert learning.by_order(count, Data(data.x, data.y)) is count
+
+
+def test_repeated_inputs_in_a_row_are_no_dependence():
+    rng = np.random.default_rng(9)
+    x = np.repeat(rng.normal(size=(40, 3)), 4, axis=0)
+    y = x[:, :2] + 0.1 * rng.normal(size=(160, 2))
+    assert dependence.consecutive(x, y) is not None
+    assert not any("blocks" in note for note in BottleneckRegressor(**QUICK).fit(x, y).notes_)
 
 
 def test_groups_are_held_out_together():
@@ -183,3 +193,70 @@ def test_cross_validation_of_scikit_learn_passes_groups():
         scores = cross_val_score(estimator, x, y, cv=GroupKFold(3), params={"groups": groups})
     assert scores.min() > 0.9
     assert sorted(len(np.unique(part)) for part in seen) == [10, 10, 10]
+
+
+def test_losses_are_means_over_the_splits_that_hold_a_row_out():
+    """Against a loop: each row's loss by every split that holds it out."""
+    rng = np.random.default_rng(6)
+    x = rng.normal(size=(40, 3))
+    y = x @ rng.normal(size=(3, 2)) + rng.normal(size=(40, 2))
+    pairs = [*RepeatedKFold(n_splits=4, n_repeats=2, random_state=0).split(x), (np.arange(10), np.arange(30, 35))]
+    found = best_linear(x, y, Splits.from_pairs(pairs, 40), 2)
+    expected = np.zeros((3, 40))
+    for row in range(40):
+        losses = []
+        for known, out in pairs:
+            if row in out:
+                map_ = linear_map(x[np.sort(known)], y[np.sort(known)], found.ridge)
+                losses.append(map_.losses(x[[row]], y[[row]], 2)[:, 0])
+        expected[:, row] = np.mean(losses, axis=0)
+    np.testing.assert_allclose(found.errors, expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "cv",
+    [5, RepeatedKFold(n_splits=3, n_repeats=2, random_state=0), ShuffleSplit(4, random_state=0), TimeSeriesSplit(4)],
+)
+def test_any_splitter_decides_what_is_held_out(cv):
+    rng = np.random.default_rng(7)
+    x = rng.normal(size=(120, 4))
+    y = x[:, :2] @ rng.normal(size=(2, 3)) + 0.1 * rng.normal(size=(120, 3))
+    fitted = BottleneckRegressor(**QUICK, cv=cv).fit(x, y)
+    folds = {trial.fold for trial in fitted.stability_} - {None}
+    assert len(folds) == (cv if isinstance(cv, int) else cv.get_n_splits())
+    assert fitted.n_components_ == 2
+    assert BottleneckClassifier(**QUICK, cv=cv).fit(x, y[:, 0] > 0).score(x, y[:, 0] > 0) > 0.9
+
+
+def test_a_splitter_receives_groups():
+    rng = np.random.default_rng(8)
+    x = rng.normal(size=(60, 3))
+    seen = []
+
+    class Watched(GroupKFold):
+        def split(self, X, y=None, groups=None):
+            seen.append(groups)
+            return super().split(X, y, groups)
+
+    BottleneckRegressor(**QUICK, cv=Watched(3)).fit(x, x[:, :2], groups=np.arange(60) // 5)
+    np.testing.assert_array_equal(seen[0], np.arange(60) // 5)
+
+
+@pytest.mark.parametrize(
+    ("cv", "message"),
+    [
+        ("blocks", "cv: got 'blocks', expected 'auto', a number of folds"),
+        (1, "cv: got 1, expected"),
+        (3.5, "cv: "),
+        ([], "cv: got no split, expected at least one"),
+        (
+            [(np.array([0]), np.array([1]))],
+            "cv: got 1 training rows and 1 held-out ones in split 0",
+        ),
+        (GroupKFold(3), "cv: The 'groups' parameter should not be None"),
+    ],
+)
+def test_unfitting_splits_are_refused(cv, message):
+    x = np.random.default_rng(0).normal(size=(40, 2))
+    with pytest.raises(ValueError, match=message):
+        BottleneckRegressor(**QUICK, cv=cv).fit(x, x)

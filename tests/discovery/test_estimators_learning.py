@@ -13,6 +13,7 @@ from bnrank.discovery.estimators.bottleneck import truncate
 from bnrank.discovery.estimators.counts import Count, best_linear, standard_error
 from bnrank.discovery.estimators.learning import Evidence, count_from, investigate, learn, rows_of
 from bnrank.discovery.estimators.path import Fit, Path, budget_for, folds_of
+from bnrank.discovery.estimators.splits import Splits
 from bnrank.discovery.estimators.tables import Data
 from bnrank.networks import MLP
 
@@ -31,9 +32,9 @@ def pretend(monkeypatch, losses):
     """Have networks of each depth these held-out losses at 1 and 2 dimensions; return the depths that were tried."""
     tried = []
 
-    def explore(data, folds, groups, level, plan):
+    def explore(data, splits, groups, level, plan):
         tried.append(plan.depth)
-        path = Path(data, folds, groups)
+        path = Path(data, splits, groups)
         path.errors[0.01] = np.vstack([level, *(loss + NOISE for loss in losses[plan.depth])])
         return path
 
@@ -97,7 +98,7 @@ def test_final_networks_worse_than_those_of_the_folds_by_a_standard_error_are_re
     data = noise_table()
     final = small_fit(data, 1)
     whole = learning.mean_loss(final.network, data)
-    path = Path(data, folds_of(data.groups, 3, 0), data.groups)
+    path = Path(data, Splits.of(folds_of(data.groups, 3, 0)), data.groups)
     path.errors[0.01] = np.vstack([50 + NOISE, *[whole - worse * ERROR + NOISE] * 2])
     path.errors[0.1] = path.errors[0.01] + 9
     best = small_fit(data, 2, fold=1, held_out=2.0)
@@ -110,7 +111,7 @@ def test_final_networks_worse_than_those_of_the_folds_by_a_standard_error_are_re
     monkeypatch.setattr(learning, "_final_fits", lambda *arguments: [final])
     trained, went_on = MLP([3, 8, 8, 2], seed=9, dtype=torch.float64), []
     monkeypatch.setattr(learning, "_on_all_rows", lambda net, rows, ridge: went_on.append((net, ridge)) or trained)
-    linear = best_linear(data.x, data.y, path.folds, 2)
+    linear = best_linear(data.x, data.y, path.splits, 2)
     plan = replace(budget_for(60, 3, 2, 2), steps=2)
     model = learn(data, Evidence("network", 2, linear, path, None, np.arange(120), plan))
     assert went_on == ([(best.network, 0.01)] if replaced else [])
@@ -122,7 +123,7 @@ def weak_component(gain):
     generator = np.random.default_rng(0)
     x = generator.normal(size=(200, 4))
     y = x[:, :2] * [2.0, gain] + 0.5 * generator.normal(size=(200, 2))
-    return best_linear(x, y, np.arange(200) % 3, 2)
+    return best_linear(x, y, Splits.of(np.arange(200) % 3), 2)
 
 
 def test_linear_maps_are_compared_row_by_row():

@@ -21,6 +21,7 @@ from bnrank.discovery.estimators.counts import (
 )
 from bnrank.discovery.estimators.learning import polish
 from bnrank.discovery.estimators.path import Path, budget_for, center_logits, finished, folds_of, train_members
+from bnrank.discovery.estimators.splits import Splits
 from bnrank.discovery.estimators.tables import Data, apart, scaling_of
 from bnrank.networks import MLP
 from bnrank.networks.mlp import from_layers
@@ -141,7 +142,7 @@ def test_classes_are_spread_evenly_over_folds():
 
 def test_held_out_outputs_have_no_say_in_what_they_are_compared_to():
     data = Data(np.zeros((4, 1)), np.array([[1.0], [3.0], [10.0], [20.0]]))
-    known, held_out = apart(data, np.array([False, False, True, True]))
+    known, held_out = apart(data, np.array([True, True, False, False]), np.array([False, False, True, True]))
     assert known.y.ravel().tolist() == [-1, 1]
     assert held_out.y.ravel().tolist() == [8, 18]
 
@@ -172,9 +173,9 @@ def test_a_network_must_be_better_than_a_line_by_one_standard_error_and_than_not
     x = generator.normal(size=(60, 3))
     data = Data(x, rank * x[:, :1] @ np.ones((1, 2)) + 0.1 * generator.normal(size=(60, 2)))
 
-    def explore(some, folds, groups, level, plan):
-        path = Path(some, folds, groups)
-        errors = best_linear(some.x, some.y, folds, 2).errors[rank] - gain + np.tile([1.0, -1.0], 30)
+    def explore(some, splits, groups, level, plan):
+        path = Path(some, splits, groups)
+        errors = best_linear(some.x, some.y, splits, 2).errors[rank] - gain + np.tile([1.0, -1.0], 30)
         path.errors[0.01] = np.vstack([level + 1, errors, errors])  # standard error of the difference: 0.13
         return path
 
@@ -212,7 +213,7 @@ def test_best_linear_map_against_least_squares():
     x = generator.normal(size=(90, 5))
     y = x @ generator.normal(size=(5, 4)) + 0.1 * generator.normal(size=(90, 4))
     folds = np.arange(90) % 3
-    fit = best_linear(x, y, folds, 4)
+    fit = best_linear(x, y, Splits.of(folds), 4)
     slow = np.zeros(90)
     for fold in range(3):
         out = folds == fold

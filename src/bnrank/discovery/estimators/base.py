@@ -1,6 +1,7 @@
 """Parameters, fitting and methods shared by the three estimators."""
 
 import contextlib
+import numbers
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -13,6 +14,7 @@ import pandas as pd
 import torch
 from rich.console import Console
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.model_selection import check_cv
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_array, check_is_fitted
 
@@ -23,6 +25,7 @@ from bnrank.discovery.estimators.bottleneck import InputDirections, coordinates_
 from bnrank.discovery.estimators.counts import Count, is_better, standard_error
 from bnrank.discovery.estimators.dependence import consecutive
 from bnrank.discovery.estimators.path import FEW, Budget, budget_for
+from bnrank.discovery.estimators.splits import Splits
 from bnrank.discovery.estimators.tables import (
     Data,
     Scaling,
@@ -35,6 +38,7 @@ from bnrank.networks.mlp import MLP, from_layers
 
 CHUNK_SIZE = 8192  # rows
 MAX_ROWS = 1000  # in the data of the figures
+CV = "'auto', a number of folds, a splitter of scikit-learn, or pairs of indices of training and held-out rows"
 DEAD = 1e-9  # influence, relative to the largest, below which a component does not vary
 
 
@@ -56,6 +60,7 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
     rtol: float = 0.01
     random_state: int | np.random.RandomState | None = 0
     progress: bool | str = "auto"
+    cv: Any = "auto"
 
     def transform(self, X: Any) -> np.ndarray:
         """Return the bottleneck coordinates, (N, n_components_), of mean 0 and covariance 1 on the rows of the fit."""
@@ -126,10 +131,24 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         return x
 
     def _dependent(self, data: Data, groups: Any) -> Data:
-        """Return the data with the rows that are held out together: given groups, or blocks of dependent rows."""
-        if groups is None:
+        """Return the data with given splits, and what is held out together: groups, or blocks of dependent rows."""
+        if groups is not None:
+            data = replace(data, units=self._units(data, groups))
+        if not isinstance(self.cv, str | numbers.Integral) or isinstance(self.cv, bool):
+            with checked_by_scikit("cv"):
+                splitter = check_cv(self.cv, data.y, classifier=bool(data.classes))
+                pairs = list(splitter.split(data.x, data.y, groups))
+            return replace(data, splits=Splits.from_pairs(pairs, len(data.x)))
+        validation.expect(not isinstance(self.cv, str) or self.cv == "auto", "cv", repr(self.cv), CV)
+        once = np.sort(np.unique(data.inputs, return_index=True)[1])  # repeats resemble each other in any case
+        if groups is None and consecutive(data.x[once], data.numbers[once]) is not None:
             found = consecutive(data.x, data.numbers)
-            return data if found is None else replace(data, units=found.blocks, gap=found.gap)
+            data = data if found is None else replace(data, units=found.blocks, gap=found.gap)
+        return data
+
+    @staticmethod
+    def _units(data: Data, groups: Any) -> np.ndarray:
+        """Return the number of the group of every row."""
         with checked_by_scikit("groups"):
             values = np.asarray(in_memory(groups, "groups"))
             validation.expect(values.shape == (len(data.x),), "groups", f"shape {values.shape}", f"({len(data.x)},)")
@@ -137,13 +156,15 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
             validation.expect(not missing, "groups", f"missing values ({missing} of {len(values)})", "one for each row")
             units = pd.factorize(values)[0]
         validation.expect(units.max() > 0, "groups", "1 group", "at least 2")
-        return replace(data, units=units)
+        return units
 
     def _plan(self, data: Data, seed: int, tell: Callable[[str], None], wanted: int = 0) -> Budget:
         """Return the settings of a fit: the given ones, and defaults for the table otherwise."""
         validation.expect(np.ptp(data.x, axis=0).any(), "X", "1 row(s) that differ", "at least 2")
         plan = budget_for(data.distinct, data.x.shape[1], data.outputs, data.bound)
         changes: dict[str, Any] = {"rtol": validation.number(self.rtol, "rtol", 0.0), "seed": seed, "tell": tell}
+        if isinstance(self.cv, numbers.Integral) and not isinstance(self.cv, bool):
+            changes["folds"] = validation.integer(self.cv, "cv", 2)
         for name, minimum in [("depth", 2), ("width", 1), ("n_networks", 1), ("steps", 1)]:
             value = getattr(self, name)
             expected = f"an integer of at least {minimum}, or 'auto'"

@@ -12,7 +12,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 
 from bnrank._core.shared import Shared
-from bnrank.discovery.estimators.dependence import near
+from bnrank.discovery.estimators.splits import Splits
 from bnrank.networks.mlp import MLP, from_layers
 
 SURE = 2.0  # standard errors by which a function must improve on the mean
@@ -283,11 +283,10 @@ class LinearFit:
 def best_linear(
     x: np.ndarray,
     y: np.ndarray,
-    folds: np.ndarray,
+    splits: Splits,
     max_rank: int,
     classes: int = 0,
     groups: np.ndarray | None = None,
-    gap: int = 0,
 ) -> LinearFit:
     """Return the linear map of lowest held-out loss over ridges and ranks, and the supported rank.
 
@@ -295,34 +294,31 @@ def best_linear(
     ----------
     x, y : ndarray
         (N, d_in); (N, d_out), or class indices (N,).
-    folds : ndarray
-        The fold in which each row is held out, (N,).
+    splits : Splits
+        Training rows and held-out rows.
     max_rank : int
         Largest rank.
     classes : int
         Number of classes, 0 for the squared error.
     groups : ndarray, optional
         The group of each row, (N,), where some are copies of others or depend on them.
-    gap : int
-        Number of rows next to a held-out one that are not used.
 
     Examples
     --------
     >>> x = np.random.default_rng(0).normal(size=(60, 4))
-    >>> best_linear(x, x[:, :2] @ np.ones((2, 3)), np.arange(60) % 3, 3).rank
+    >>> best_linear(x, x[:, :2] @ np.ones((2, 3)), Splits.of(np.arange(60) % 3), 3).rank
     1
     """
     x = x.astype(np.float64)
     y = y if classes else y.astype(np.float64)
     ridges = 1 / (np.array(INVERSE_RIDGES) * len(x)) if classes else RIDGES
-    errors = np.zeros((len(ridges), max_rank + 1, len(x)))
-    for fold in np.unique(folds):
-        out = folds == fold
-        known = ~near(out, gap)
+    sums = np.zeros((len(ridges), max_rank + 1, len(x)))
+    for known, out in zip(splits.known, splits.out, strict=True):
         for i, map_ in enumerate(_maps(x[known], y[known], ridges, classes)):
-            errors[i][:, out] = map_.losses(x[out], y[out], max_rank, classes)
+            sums[i][:, out] += map_.losses(x[out], y[out], max_rank, classes)
+    errors = splits.mean(sums)
     best = int(errors.mean(axis=2).min(axis=1).argmin())
-    kept = errors[best] if groups is None else by_group(errors[best], groups)
+    kept = errors[best] if groups is None else by_group(errors[best], splits.units(groups))
     rank, ridge = smallest_within_error(kept, paired=True), float(ridges[best])
     return LinearFit(rank, ridge, kept, linear_map(x, y, ridge, classes))
 

@@ -12,6 +12,7 @@ from bnrank.discovery.estimators.bottleneck import InputDirections, coordinates_
 from bnrank.discovery.estimators.counts import Count, LinearFit, Trial, best_linear, linear_map, sample_losses
 from bnrank.discovery.estimators.dependence import CHANCE, misaligned, near
 from bnrank.discovery.estimators.path import MAX_ROWS, Budget, Fit, Path, explore, finished, folds_of, train_members
+from bnrank.discovery.estimators.splits import Splits
 from bnrank.discovery.estimators.tables import Data, apart
 from bnrank.networks.mlp import MLP, from_layers
 from bnrank.training import Record, train
@@ -103,23 +104,24 @@ def investigate(data: Data, plan: Budget, wanted: int | None = None, *, by_input
     together = data.inputs if by_input else data.groups if data.units is None else data.units
     groups = np.unique(together[rows], return_inverse=True)[1].reshape(-1)
     plan = replace(plan, folds=min(plan.folds, int(groups.max()) + 1))
-    folds = folds_of(groups, plan.folds, plan.seed, some.y if data.classes else None)
-    some = replace(some, gap=_gap(folds, -(-data.gap * len(rows) // len(data.x))))
+    if by_input or (splits := some.splits) is None:
+        folds = folds_of(groups, plan.folds, plan.seed, some.y if data.classes else None)
+        splits = Splits.of(folds, _gap(folds, -(-data.gap * len(rows) // len(data.x))))
     plan.tell("linear maps")
-    linear = best_linear(some.x, some.y, folds, data.full, data.classes, groups, some.gap)
+    linear = best_linear(some.x, some.y, splits, data.full, data.classes, groups)
     k = linear.rank if wanted is None else wanted
     if k == wanted == 0:
         return Evidence("constant", 0, linear, None, None, rows, plan)
     if linear.is_exact(k) or not plan.ridges:
         found = k and (wanted is not None or counts.is_better(linear.errors[k], linear.errors[0]))
         return Evidence("linear" if found else "constant", k if found else 0, linear, None, None, rows, plan)
-    enough = len(folds) - max(int(near(folds == fold, some.gap).sum()) for fold in np.unique(folds)) >= 2
-    validation.expect(enough, "X", f"{len(folds)} rows", "more: at least 2 for training when a fold is held out")
-    path, rival = explore(some, folds, groups, linear.errors[0], plan), None
+    enough = splits.known.sum(axis=1).min() >= 2
+    validation.expect(enough, "X", f"{len(rows)} rows", "more: at least 2 for training when a fold is held out")
+    path, rival = explore(some, splits, groups, linear.errors[0], plan), None
     if plan.shallow:
         plan.tell(f"depth {plan.shallow}")
         other_plan = replace(plan, depth=plan.shallow, shallow=0)
-        rival = explore(some, folds, groups, linear.errors[0], other_plan)
+        rival = explore(some, splits, groups, linear.errors[0], other_plan)
         deep, shallow = (p.by_number[p.supported if wanted is None else wanted] for p in (path, rival))
         if _is_worse(deep, shallow, counts.SURE):
             path, rival, plan = rival, path, other_plan
@@ -275,8 +277,8 @@ def between_inputs(count: Count, data: Data, plan: Budget) -> Count:
     Where inputs are repeated with different outputs, ``count`` is based on held-out rows whose inputs also occur in the
     training set. A function that memorizes the training rows predicts them, regardless of its values at other inputs. A
     second cross-validation therefore holds out all rows of an input together. It is skipped where fewer than ten inputs
-    are distinct (categories), where fewer than a tenth of the rows share their inputs, and where groups or blocks of
-    rows are held out.
+    are distinct (categories), where fewer than a tenth of the rows share their inputs, and where groups, blocks or
+    given splits are held out.
 
     Parameters
     ----------
@@ -287,7 +289,8 @@ def between_inputs(count: Count, data: Data, plan: Budget) -> Count:
     """
     number = count.number
     there = np.bincount(data.inputs[np.unique(data.groups, return_index=True)[1]])  # distinct rows of each input
-    if not number or data.units is not None or len(there) < MIN_ROWS or there[there > 1].sum() < REPEATED * there.sum():
+    chosen = data.units is not None or data.splits is not None
+    if not number or chosen or len(there) < MIN_ROWS or there[there > 1].sum() < REPEATED * there.sum():
         return count
     plan.tell("all rows of an input held out together")
     found = investigate(data, plan, by_input=True)
@@ -346,11 +349,12 @@ def number_of_directions(path: Path, ridge: float) -> int:
     for fit in path.fits:
         if fit.fold is None or fit.ridge != ridge:
             continue
-        out = path.folds == fit.fold
-        known, held_out = apart(data, out)
+        out = path.splits.out[fit.fold]
+        known, held_out = apart(data, path.splits.known[fit.fold], out)
         net, x = fit.network.double(), torch.from_numpy(held_out.x).double()
         found = InputDirections(net, torch.from_numpy(known.x))
         with torch.no_grad():
             for j in range(len(errors)):
-                errors[j, out] = sample_losses(net(found.project(x, j)).numpy(), held_out.y, data.classes)
-    return max(counts.smallest_within_error(counts.by_group(errors, path.groups), paired=False, rtol=path.rtol), 1)
+                errors[j, out] += sample_losses(net(found.project(x, j)).numpy(), held_out.y, data.classes)
+    held_out_errors = counts.by_group(path.splits.mean(errors), path.splits.units(path.groups))
+    return max(counts.smallest_within_error(held_out_errors, paired=False, rtol=path.rtol), 1)

@@ -10,6 +10,7 @@ import torch
 from bnrank._core import validation
 from bnrank.discovery.estimators.bottleneck import Truncation, truncate
 from bnrank.discovery.estimators.counts import Trial, by_group, is_better, smallest_within_error, standard_error
+from bnrank.discovery.estimators.splits import Splits
 from bnrank.discovery.estimators.tables import Data, apart
 from bnrank.measures import bottlenecks
 from bnrank.measures.spectra import weight_singular_values
@@ -147,8 +148,10 @@ class Path:
     ----------
     data : Data
         The rows.
-    folds, groups : ndarray
-        The fold of every row, and its group of copies, (N,).
+    splits : Splits
+        Training rows and held-out rows.
+    groups : ndarray
+        The group of every row, (N,).
     fits : list of Fit
         All networks.
     errors : dict
@@ -159,7 +162,7 @@ class Path:
     """
 
     data: Data
-    folds: np.ndarray
+    splits: Splits
     groups: np.ndarray
     fits: list[Fit] = field(default_factory=list)
     errors: dict[float, np.ndarray] = field(default_factory=dict)
@@ -219,7 +222,7 @@ class Path:
         )
 
 
-def explore(data: Data, folds: np.ndarray, groups: np.ndarray, level: np.ndarray, plan: Budget) -> Path:
+def explore(data: Data, splits: Splits, groups: np.ndarray, level: np.ndarray, plan: Budget) -> Path:
     """Return networks trained on every fold at a few ridges; ridges are added while the best is the first or last.
 
     All ridges of a fold are one ensemble. A larger ridge shrinks the function (and finally collapses the network to a
@@ -229,28 +232,30 @@ def explore(data: Data, folds: np.ndarray, groups: np.ndarray, level: np.ndarray
     ----------
     data : Data
         The table.
-    folds, groups : ndarray
-        The fold of every row, and its group of copies, (N,).
+    splits : Splits
+        Training rows and held-out rows.
+    groups : ndarray
+        The group of every row, (N,).
     level : ndarray
         Held-out loss of the mean (for classes, of their frequencies), by group: the loss at 0 dimensions.
     plan : Budget
         Sizes, steps, and the seed of the first fold.
     """
-    path = Path(data, folds, groups, rtol=plan.rtol)
+    path = Path(data, splits, groups, rtol=plan.rtol)
     wanted: Sequence[float] = plan.ridges
     while wanted:
         collected = {ridge: np.zeros((data.bound + 1, len(data.x))) for ridge in wanted}
-        for number in np.unique(folds):
-            out = folds == number
+        for number, (training, out) in enumerate(zip(splits.known, splits.out, strict=True)):
             shown = ", ".join(f"{ridge:.2g}" for ridge in wanted)
-            plan.tell(f"fold {number + 1} of {len(np.unique(folds))}, ridges {shown}")
-            known, held_out = apart(data, out)
-            members = [(ridge, plan.seed + int(number)) for ridge in wanted]
-            for fit in train_members(known, members, plan, held_out, int(number)):
-                collected[fit.ridge][:, out] = fit.truncation.errors
+            plan.tell(f"fold {number + 1} of {len(splits)}, ridges {shown}")
+            known, held_out = apart(data, training, out)
+            members = [(ridge, plan.seed + number) for ridge in wanted]
+            for fit in train_members(known, members, plan, held_out, number):
+                collected[fit.ridge][:, out] += fit.truncation.errors
                 path.fits.append(fit)
-        for ridge, errors in collected.items():
-            path.errors[ridge] = np.vstack([level, by_group(errors[1:], groups)])
+        for ridge, sums in collected.items():
+            errors = by_group(splits.mean(sums[1:]), splits.units(groups))
+            path.errors[ridge] = np.vstack([level, errors])
         wanted = _next(path, plan)
     return path
 

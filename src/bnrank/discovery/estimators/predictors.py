@@ -62,6 +62,9 @@ class BottleneckRegressor(RegressorMixin, MultiOutputMixin, BottleneckEstimator)
         Random seed of folds and initial weights. The same seed gives bitwise identical results.
     progress : bool or "auto"
         Whether to show progress on stderr; "auto": where that is a terminal.
+    cv : "auto", int, splitter or pairs of indices
+        Rows that are held out: the number of folds ("auto": 2 or 3), or a splitter of scikit-learn, which receives the
+        ``groups`` of ``fit``, or its splits. A splitter decides alone: no blocks are formed.
 
     Attributes
     ----------
@@ -176,7 +179,7 @@ class BottleneckClassifier(ClassifierMixin, BottleneckEstimator):
 
     Parameters
     ----------
-    n_components, ridges, depth, width, n_networks, steps, rtol, random_state, progress
+    n_components, ridges, depth, width, n_networks, steps, rtol, random_state, progress, cv
         As in :class:`BottleneckRegressor`.
 
     Attributes
@@ -257,7 +260,7 @@ class BottleneckAutoencoder(BottleneckEstimator):
 
     Parameters
     ----------
-    n_components, ridges, depth, width, n_networks, steps, rtol, random_state, progress
+    n_components, ridges, depth, width, n_networks, steps, rtol, random_state, progress, cv
         As in :class:`BottleneckRegressor`; a given number of components makes the split unnecessary.
 
     Attributes

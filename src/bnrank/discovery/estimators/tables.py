@@ -18,6 +18,7 @@ from torch import Tensor
 from bnrank._core import validation
 from bnrank.discovery.columns import text_of
 from bnrank.discovery.estimators.dependence import near
+from bnrank.discovery.estimators.splits import Splits
 from bnrank.networks.mlp import MLP, from_layers
 from bnrank.tasks import Task
 
@@ -210,6 +211,8 @@ class Data:
         copies of a row are.
     gap : int
         Number of rows next to a held-out one that are not used for training, for blocks.
+    splits : Splits or None
+        Given splits of a cross-validation.
     """
 
     x: np.ndarray
@@ -218,6 +221,7 @@ class Data:
     max_components: int = MAX_COMPONENTS
     units: np.ndarray | None = None
     gap: int = 0
+    splits: Splits | None = None
 
     @property
     def outputs(self) -> int:
@@ -257,7 +261,8 @@ class Data:
     def rows(self, chosen: np.ndarray) -> Data:
         """Return some of the rows."""
         units = None if self.units is None else self.units[chosen]
-        return replace(self, x=self.x[chosen], y=self.y[chosen], units=units)
+        splits = None if self.splits is None else self.splits.rows(chosen)
+        return replace(self, x=self.x[chosen], y=self.y[chosen], units=units, splits=splits)
 
     def task(self) -> Task:
         """Return the table as a task."""
@@ -267,9 +272,10 @@ class Data:
         return Task(x, y, name="table")
 
 
-def apart(data: Data, out: np.ndarray) -> tuple[Data, Data]:
+def apart(data: Data, training: np.ndarray, out: np.ndarray) -> tuple[Data, Data]:
     """Return the training rows and the held-out rows, both with the training rows' mean output subtracted."""
-    known, held_out = data.rows(~near(out, data.gap)), data.rows(out)
+    data = replace(data, splits=None)
+    known, held_out = data.rows(training), data.rows(out)
     mean = 0 if data.classes else known.y.mean(axis=0)
     return replace(known, y=known.y - mean), replace(held_out, y=held_out.y - mean)
 
