@@ -17,7 +17,6 @@ from torch import Tensor
 
 from bnrank._core import validation
 from bnrank.discovery.columns import text_of
-from bnrank.discovery.estimators.dependence import near
 from bnrank.discovery.estimators.splits import Splits
 from bnrank.networks.mlp import MLP, from_layers
 from bnrank.tasks import Task
