@@ -253,6 +253,8 @@ def test_a_splitter_receives_groups():
             [(np.array([0]), np.array([1]))],
             "cv: got 1 training rows and 1 held-out ones in split 0",
         ),
+        ([(np.arange(30), np.arange(29, 40))], "cv: got 1 rows that train and are held out in split 0"),
+        ([(np.arange(30), np.arange(30, 41))], "cv: index 40 is out of bounds"),
         (GroupKFold(3), "cv: The 'groups' parameter should not be None"),
     ],
 )

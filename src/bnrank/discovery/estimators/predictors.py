@@ -76,8 +76,9 @@ class BottleneckRegressor(RegressorMixin, MultiOutputMixin, BottleneckEstimator)
     undetermined_ : bool
         Whether fewer than half of the networks within one standard error of the best (over folds, seeds and depths)
         have the count, or a linear map and a network predict equally well with different counts, or fewer than ten rows
-        differ, or (where inputs are repeated with different outputs) the count is smaller when all rows of an input are
-        held out together.
+        differ or fewer than ten groups are given, or (where inputs are repeated with different outputs) the count is
+        smaller when all rows of an input are held out together, or (where consecutive rows depend on each other) the
+        outputs of other rows are predicted as well.
     reason_ : str
         The evidence for the count.
     stability_ : tuple of Trial

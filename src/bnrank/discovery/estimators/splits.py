@@ -43,7 +43,8 @@ class Splits:
         Raises
         ------
         ValueError
-            If there are none, or one trains on fewer than two rows or holds out none.
+            If there are none, or one trains on fewer than two rows, holds out none, or trains on a row that it holds
+            out, or an index is no row.
 
         Examples
         --------
@@ -54,6 +55,8 @@ class Splits:
         made = [(_mask(known, rows), _mask(out, rows)) for known, out in pairs]
         validation.expect(made, "cv", "no split", "at least one")
         for number, (known, out) in enumerate(made):
+            both = int((known & out).sum())
+            validation.expect(not both, "cv", f"{both} rows that train and are held out in split {number}", "none")
             sizes = f"{known.sum()} training rows and {out.sum()} held-out ones in split {number}"
             validation.expect(known.sum() >= 2 and out.any(), "cv", sizes, "at least 2 and 1")
         known, out = (np.array(part) for part in zip(*made, strict=True))
@@ -85,5 +88,8 @@ class Splits:
 
 def _mask(indices: Array, rows: int) -> Array:
     mask = np.zeros(rows, dtype=bool)
-    mask[np.asarray(indices)] = True
+    try:
+        mask[np.asarray(indices)] = True
+    except IndexError as error:
+        raise ValueError(f"cv: {error}; expected indices of {rows} rows") from None
     return mask
