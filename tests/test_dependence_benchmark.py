@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.against.counting import explained
 from benchmarks.dependence import __main__ as program
-from benchmarks.dependence import flows, judging, related, tables, unrelated
+from benchmarks.dependence import flows, judging, related, tables, unrelated, workers
 from benchmarks.dependence.table import Table
 
 SERIES = ["random walks", "AR(1)", "seasons", "drifts"]
@@ -307,6 +307,14 @@ def test_a_run_resumes_and_reports(monkeypatch, tmp_path, capsys):
     assert [kind for kind, _ in calls] == list(unrelated.KINDS)
     with pytest.raises(SystemExit):
         program.main(["--kinds", "planets"])
+
+
+def test_several_processes_measure_each_cell_once():
+    cells = [{"number": i} for i in range(5)]
+    found = list(workers.measured(cells, 2, 60.0, dict))
+    assert sorted(cell["number"] for cell, _ in found) == list(range(5))
+    assert all(cell == result for cell, result in found)
+    assert not list(workers.measured(cells, 2, -1.0, dict))
 
 
 def test_without_dysts_its_tables_are_skipped(monkeypatch):

@@ -7,23 +7,13 @@ command resumes. To measure another state of the library, give another file.
 from __future__ import annotations
 
 import argparse
-import os
-import time
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
-
-import torch
-from threadpoolctl import threadpool_limits
 
 from benchmarks.__main__ import machine
 from benchmarks.against.trials import append, key, stored
 from benchmarks.dependence import judging
 from benchmarks.dependence.tables import KINDS, SUITES, listed
-
-Cell = dict[str, Any]
+from benchmarks.dependence.workers import measured
 
 
 def main(words: list[str] | None = None) -> None:
@@ -48,7 +38,7 @@ def main(words: list[str] | None = None) -> None:
     done = stored(chosen.out)
     todo = [cell for cell in cells if key(cell) not in done]
     skipped = set()
-    for cell, result in _measured(todo, chosen.workers, 60 * chosen.minutes):
+    for cell, result in measured(todo, chosen.workers, 60 * chosen.minutes, judging.measure):
         if "skipped" in result:
             skipped.add(f"{cell['kind']}: {result['skipped']}")
             continue
@@ -61,38 +51,6 @@ def main(words: list[str] | None = None) -> None:
     print(judging.report([line["cell"] | line["result"] for line in there]))
     for reason in sorted(skipped):
         print(f"\nSkipped: {reason}.")
-
-
-def _measured(cells: list[Cell], workers: int, seconds: float) -> Iterator[tuple[Cell, dict[str, Any]]]:
-    """Yield cells and results as they are ready."""
-    ends = time.monotonic() + seconds
-    if workers == 1:
-        torch.set_num_threads(1)
-        with threadpool_limits(1):
-            for cell in cells:
-                if time.monotonic() >= ends:
-                    return
-                yield cell, judging.measure(cell)
-        return
-    pool = ProcessPoolExecutor(workers, get_context("spawn"), _one_thread)
-    try:
-        running = {pool.submit(_within, cell, time.time() + seconds): cell for cell in cells}
-        for future in as_completed(running):
-            if (result := future.result()) is not None:
-                yield running[future], result
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _one_thread() -> None:
-    os.environ["OMP_NUM_THREADS"] = "1"
-    torch.set_num_threads(1)
-
-
-def _within(cell: Cell, ends: float) -> dict[str, Any] | None:
-    """Return the result of a cell, or None after the time is over."""
-    with threadpool_limits(1):
-        return judging.measure(cell) if time.time() < ends else None
 
 
 if __name__ == "__main__":
