@@ -1,0 +1,174 @@
+"""The local dimension of a cloud of points."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bnrank._core import validation
+from bnrank._core.results import Printed
+from bnrank._core.validation import Data
+
+__all__ = ["LocalDimension", "local_dimension"]
+
+Array = NDArray[np.float64]
+
+SCALES = (10, 20, 40, 80, 160, 320)  # neighbors
+SHARE = 6  # neighborhoods hold at most this fraction, 1/6, of the points
+PER_DIRECTION = 2.5  # neighbors needed to judge a direction
+DOUBT = 1.5  # factor by which the limits are raised and lowered for the interval
+FEW = 100  # with fewer distinct points, dimensions are undetermined
+DRAWS = 400  # of balls, for their typical ratios
+FLAT = 1e-9  # standard deviation, relative to the largest, up to which a direction does not vary
+
+
+@dataclass(frozen=True)
+class LocalDimension(Printed):
+    """The local dimension of a cloud of points; see :func:`local_dimension`.
+
+    Attributes
+    ----------
+    dimension : int
+        The number of directions in which neighborhoods of every size extend.
+    interval : tuple of int
+        The dimensions with limits 1.5 times higher and lower; from 0 where undetermined.
+    undetermined : bool
+        Whether the points do not settle the dimension.
+    reason : str
+        The evidence, or why it is undetermined.
+    neighbors : tuple of int
+        The sizes of neighborhoods.
+    spectrum : ndarray
+        Median local variances in units of the largest, (sizes, m), descending in every row.
+    """
+
+    dimension: int
+    interval: tuple[int, int]
+    undetermined: bool
+    reason: str
+    neighbors: tuple[int, ...]
+    spectrum: Array
+
+    def __str__(self) -> str:
+        low, high = self.interval
+        sure = "undetermined" if self.undetermined else f"interval {low} to {high}"
+        return f"local dimension: {self.dimension} ({sure})\n  {self.reason}"
+
+
+def local_dimension(
+    points: Data,
+    *,
+    neighbors: Sequence[int] | None = None,
+    rtol: float = 0.1,
+    max_samples: int = 500,
+    seed: int = 0,
+) -> LocalDimension:
+    """Return the dimension of the set near which points lie, from the variances of small neighborhoods.
+
+    Points are whitened. At each of ``max_samples`` points, the nearest neighbors have a covariance with eigenvalues
+    lambda_1 >= lambda_2 >= ...; the medians of lambda_j / lambda_1 are compared with a limit: the smaller of ``rtol``
+    and half of what uniform points in a ball of dimension j give. This is done for neighborhoods of 10, 20, 40, ...
+    points, up to a sixth of all, and a direction counts only if it exceeds the limit at every size. Curvature
+    contributes to large neighborhoods (its share vanishes with their size), noise to small ones, the tangent space to
+    all. A direction j is judged by neighborhoods of at least 2.5 j points.
+
+    A closed curve has local dimension 1, although no single continuous coordinate describes it: the number of
+    coordinates needed is larger.
+
+    Parameters
+    ----------
+    points : Tensor or ndarray
+        (N, m). Copies of a point are used once.
+    neighbors : sequence of int, optional
+        The sizes of neighborhoods. Default: 10, 20, 40, 80, 160 and 320, up to N / 6.
+    rtol : float
+        Local variance, relative to the largest, above which a direction counts.
+    max_samples : int
+        Number of points at which neighborhoods are taken.
+    seed : int
+        Random seed of the choice of these points.
+
+    Returns
+    -------
+    LocalDimension
+        Undetermined, with an interval from 0, where fewer than 100 points differ or all neighborhoods are too small to
+        judge the last direction that counts.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If ``points`` are not a finite matrix, or a parameter is out of range.
+
+    Examples
+    --------
+    >>> angle = np.random.default_rng(0).uniform(0, 2 * np.pi, 500)
+    >>> local_dimension(np.column_stack([np.cos(angle), np.sin(angle), np.cos(2 * angle)])).dimension
+    1
+    """
+    table = validation.samples(points, "points").detach().double().numpy()
+    rtol = validation.number(rtol, "rtol", 0.0, strict=True)
+    max_samples = validation.integer(max_samples, "max_samples", 1)
+    values = _whitened(np.unique(table, axis=0))
+    count, columns = values.shape
+    if neighbors is None:
+        sizes = tuple(size for size in SCALES if size <= max(count / SHARE, SCALES[0]) and size < count)
+    else:
+        sizes = tuple(sorted(set(validation.integers(neighbors, "neighbors", 2))))
+        validation.expect(sizes, "neighbors", "none", "at least one")
+        validation.expect(sizes[-1] < count, "neighbors", f"{sizes[-1]}", f"fewer than the {count} points that differ")
+    if not columns:
+        return LocalDimension(0, (0, 0), False, "all points are equal", sizes, np.zeros((len(sizes), 0)))
+    if not sizes:
+        reason = f"undetermined: only {count} points differ, expected at least {FEW}"
+        return LocalDimension(min(columns, count - 1), (0, columns), True, reason, sizes, np.zeros((0, columns)))
+    centers = np.random.default_rng(seed).permutation(count)[:max_samples]
+    spectrum = _spectra(values, values[centers], sizes)
+    limits = np.array([[min(rtol, _ratio_in_ball(j, size) / 2) for j in range(1, columns + 1)] for size in sizes])
+    judged = np.array([[size >= PER_DIRECTION * j for j in range(1, columns + 1)] for size in sizes])
+    low, dimension, high = (_extent(spectrum, factor * limits, judged) for factor in (DOUBT, 1.0, 1 / DOUBT))
+    reason = f"neighborhoods of {', '.join(map(str, sizes))} points extend in {dimension} direction(s)"
+    if count < FEW:
+        reason = f"undetermined: only {count} points differ, expected at least {FEW}; {reason}"
+    elif dimension and not judged[:, dimension - 1].any():
+        reason = f"undetermined: {sizes[-1]} neighbors are too few for {dimension} directions"
+    else:
+        return LocalDimension(dimension, (low, high), False, reason, sizes, spectrum)
+    return LocalDimension(dimension, (0, high), True, reason, sizes, spectrum)
+
+
+def _whitened(values: Array) -> Array:
+    """Return the points in coordinates of covariance 1, without directions that do not vary, (N, m)."""
+    u, s, _ = np.linalg.svd(values - values.mean(axis=0), full_matrices=False)
+    scale = max(float(s[0]) if len(s) else 0.0, np.finfo(np.float64).eps * float(np.abs(values).max(initial=0)))
+    return np.array(u[:, s > FLAT * scale] * np.sqrt(len(values)))
+
+
+def _spectra(values: Array, centers: Array, sizes: Sequence[int]) -> Array:
+    """Return the medians of local variances in units of the largest, (sizes, m)."""
+    from scipy.spatial import cKDTree
+
+    near = cKDTree(values).query(centers, sizes[-1] + 1)[1]
+    return np.array([_relative_variances(values[near[:, : size + 1]]) for size in sizes])
+
+
+def _relative_variances(clouds: Array) -> Array:
+    """Return the median over clouds, (clouds, points, m), of their variances along principal axes, (m,)."""
+    centered = clouds - clouds.mean(axis=1, keepdims=True)
+    values = np.linalg.eigvalsh(np.swapaxes(centered, 1, 2) @ centered)[:, ::-1].clip(0)
+    return np.array(np.median(values / np.maximum(values[:, :1], 1e-300), axis=0))
+
+
+@cache
+def _ratio_in_ball(dimension: int, neighbors: int) -> float:
+    """Return the median ratio of the smallest to the largest variance of uniform points in a ball."""
+    draws = np.random.default_rng(0).normal(size=(DRAWS, neighbors + 1, dimension))
+    radii = np.random.default_rng(1).uniform(size=(DRAWS, neighbors + 1, 1)) ** (1 / dimension)
+    return float(_relative_variances(draws / np.linalg.norm(draws, axis=2, keepdims=True) * radii)[-1])
+
+
+def _extent(spectrum: Array, limits: Array, judged: NDArray[np.bool_]) -> int:
+    """Return the number of leading directions above the limit at all sizes that judge them."""
+    counts = np.atleast_1d(((spectrum >= limits) | ~judged).all(axis=0))
+    return len(counts) if counts.all() else int(np.argmin(counts))

@@ -1,0 +1,100 @@
+"""The local dimension of clouds of points whose dimension is known."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bnrank.measures.dimension import local_dimension
+
+
+def _angles(rows: int, number: int, seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).uniform(0, 2 * np.pi, size=(rows, number))
+
+
+def _cube(rows: int, number: int, seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).uniform(-1, 1, size=(rows, number))
+
+
+def _clouds(seed: int) -> list[tuple[str, int, np.ndarray]]:
+    a, u = _angles(600, 2, seed), _cube(600, 6, seed)
+    circles = np.column_stack([np.cos(a), np.sin(a)])
+    return [
+        ("interval", 1, u[:, :1]),
+        ("square", 2, u[:, :2]),
+        ("cube", 3, u[:, :3]),
+        ("six dimensions", 6, u),
+        ("Gaussian", 4, np.random.default_rng(seed).normal(size=(600, 4))),
+        (
+            "closed curve of three harmonics",
+            1,
+            np.column_stack([circles[:, [0, 2]], np.cos(2 * a[:, 0]), np.sin(3 * a[:, 0])]),
+        ),
+        ("torus", 2, circles),
+        ("cylinder", 2, np.column_stack([circles[:, [0, 2]], u[:, 0]])),
+        ("two angles and two velocities", 4, np.column_stack([circles, u[:, :2]])),
+        ("folded surface", 2, np.column_stack([u[:, :2], u[:, 0] * u[:, 1], u[:, 0] ** 2])),
+        ("noise in all directions of a circle", 1, circles[:, [0, 2]] + 0.03 * u[:, :2]),
+    ]
+
+
+@pytest.mark.parametrize("seed", [300, 301])
+def test_the_dimension_of_known_sets_is_found(seed: int) -> None:
+    found = {name: local_dimension(points) for name, _, points in _clouds(seed)}
+    assert {name: result.dimension for name, result in found.items()} == {name: d for name, d, _ in _clouds(seed)}
+    assert not any(result.undetermined for result in found.values())
+
+
+def test_spectra_equal_those_of_sorted_distances() -> None:
+    points = _cube(200, 3, 0) * [1.0, 2.0, 0.1]
+    found = local_dimension(points, neighbors=[12, 30])
+    u = np.linalg.svd(points - points.mean(0), full_matrices=False)[0]
+    for size, spectrum in zip((12, 30), found.spectrum, strict=True):
+        ratios = []
+        for center in u:
+            near = u[np.argsort(np.linalg.norm(u - center, axis=1))[: size + 1]]
+            variances = np.sort(np.linalg.eigvalsh(np.cov(near.T)))[::-1]
+            ratios.append(variances / variances[0])
+        assert np.allclose(spectrum, np.median(ratios, axis=0))
+
+
+@settings(max_examples=10, deadline=None)
+@given(seed=st.integers(0, 1000))
+def test_linear_coordinates_do_not_matter(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    angle = rng.uniform(0, 2 * np.pi, 300)
+    circle = np.column_stack([np.cos(angle), np.sin(angle)])
+    mixed = circle @ rng.normal(size=(2, 5)) * 1e3 + rng.normal(size=5)
+    assert local_dimension(mixed).dimension == local_dimension(circle).dimension == 1
+    assert np.allclose(local_dimension(mixed).spectrum[:, :2], local_dimension(circle).spectrum, atol=1e-6)
+
+
+def test_copies_are_used_once() -> None:
+    points = _cube(300, 2, 1)
+    assert np.allclose(local_dimension(np.repeat(points, 30, axis=0)).spectrum, local_dimension(points).spectrum)
+    few = np.repeat(_cube(40, 2, 1), 30, axis=0)
+    assert local_dimension(few).undetermined
+    assert local_dimension(few).interval[0] == 0
+
+
+def test_points_that_are_equal_have_dimension_0() -> None:
+    assert local_dimension(np.ones((50, 3))).dimension == 0
+    assert local_dimension(np.ones((1, 3))).dimension == 0
+
+
+def test_more_directions_than_neighborhoods_can_judge_are_undetermined() -> None:
+    found = local_dimension(np.random.default_rng(0).normal(size=(150, 40)))
+    assert found.undetermined
+    assert "too few" in found.reason
+    assert str(found).startswith("local dimension: 40 (undetermined)")
+
+
+def test_bad_arguments_are_named() -> None:
+    with pytest.raises(ValueError, match=r"points: got .*nan|points: .*NaN"):
+        local_dimension(np.array([[np.nan, 1.0], [0.0, 1.0]]))
+    with pytest.raises(ValueError, match="neighbors: got 9, expected fewer than the 5 points that differ"):
+        local_dimension(_cube(5, 2, 0), neighbors=[9])
+    with pytest.raises(ValueError, match="neighbors: got none"):
+        local_dimension(_cube(5, 2, 0), neighbors=[])
+    with pytest.raises(ValueError, match="rtol: got 0"):
+        local_dimension(_cube(50, 2, 0), rtol=0)
