@@ -98,3 +98,42 @@ def test_bad_arguments_are_named() -> None:
         local_dimension(_cube(5, 2, 0), neighbors=[])
     with pytest.raises(ValueError, match="rtol: got 0"):
         local_dimension(_cube(50, 2, 0), rtol=0)
+
+
+def test_without_whitening_directions_of_little_extent_do_not_count() -> None:
+    flat = _cube(500, 3, 0) * [1.0, 1.0, 1e-3]
+    assert local_dimension(flat).dimension == 3
+    assert local_dimension(flat, whiten=False).dimension == 2
+
+
+def _trajectories() -> tuple[np.ndarray, np.ndarray]:
+    """100 lines of 20 points each in a square, near each other along a line, and the number of each point's line."""
+    start, step = _cube(100, 2, 0), 0.002 * _cube(100, 2, 1)
+    return (start[:, None] + step[:, None] * np.arange(20)[:, None]).reshape(-1, 2), np.repeat(np.arange(100), 20)
+
+
+def test_neighbors_of_other_groups_show_the_dimension_of_the_set_that_trajectories_fill() -> None:
+    points, lines = _trajectories()
+    assert local_dimension(points, neighbors=[10, 15]).dimension == 1
+    assert local_dimension(points, neighbors=[10, 15], groups=lines).dimension == 2
+
+
+def test_neighbors_of_other_groups_equal_those_of_sorted_distances() -> None:
+    points, lines = _trajectories()
+    found = local_dimension(points, neighbors=[12], groups=lines, whiten=False, max_samples=2000)
+    ratios = []
+    for center, line in zip(points, lines, strict=True):
+        others = [points[lines == other] for other in range(100) if other != line]
+        nearest = np.array([p[np.linalg.norm(p - center, axis=1).argmin()] for p in others])
+        near = nearest[np.argsort(np.linalg.norm(nearest - center, axis=1))[:12]]
+        variances = np.sort(np.linalg.eigvalsh(np.cov(np.vstack([near, center]).T)))[::-1]
+        ratios.append(variances / variances[0])
+    assert np.allclose(found.spectrum[0], np.median(ratios, axis=0))
+
+
+def test_groups_that_leave_no_neighbors_are_refused() -> None:
+    points = _cube(200, 2, 0)
+    with pytest.raises(ValueError, match="groups: got 20 different, expected more than 30"):
+        local_dimension(points, neighbors=[30], groups=list(range(20)) * 10)
+    with pytest.raises(ValueError, match="groups: got 3 numbers, expected 200"):
+        local_dimension(points, groups=[0, 1, 2])

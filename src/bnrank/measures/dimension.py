@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,12 +63,14 @@ def local_dimension(
     *,
     neighbors: Sequence[int] | None = None,
     rtol: float = 0.1,
+    whiten: bool = True,
+    groups: Sequence[int] | NDArray[np.int64] | None = None,
     max_samples: int = 500,
     seed: int = 0,
 ) -> LocalDimension:
     """Return the dimension of the set near which points lie, from the variances of small neighborhoods.
 
-    Points are whitened. At each of ``max_samples`` points, the nearest neighbors have a covariance with eigenvalues
+    Points are whitened unless ``whiten`` is False. At each of ``max_samples`` points, the nearest neighbors have a covariance with eigenvalues
     lambda_1 >= lambda_2 >= ...; the medians of lambda_j / lambda_1 are compared with a limit: the smaller of ``rtol``
     and half of what uniform points in a ball of dimension j give. This is done for neighborhoods of 10, 20, 40, ...
     points, up to a sixth of all, and a direction counts only if it exceeds the limit at every size. Curvature
@@ -85,6 +88,12 @@ def local_dimension(
         The sizes of neighborhoods. Default: 10, 20, 40, 80, 160 and 320, up to N / 6.
     rtol : float
         Local variance, relative to the largest, above which a direction counts.
+    whiten : bool
+        Whether distances are measured after whitening; otherwise as given, for points whose units are comparable.
+        Whitening makes directions of little extent visible, those of noise and of curvature, too.
+    groups : sequence of int, optional
+        A number for each point. The neighbors of a point are then the nearest points of other groups, one of each:
+        points of one trajectory follow each other on a line, of dimension 1 whatever the dimension of the set.
     max_samples : int
         Number of points at which neighborhoods are taken.
     seed : int
@@ -110,10 +119,17 @@ def local_dimension(
     table = validation.samples(points, "points").detach().double().numpy()
     rtol = validation.number(rtol, "rtol", 0.0, strict=True)
     max_samples = validation.integer(max_samples, "max_samples", 1)
-    values = _whitened(np.unique(table, axis=0))
+    whiten = validation.flag(whiten, "whiten")
+    units = None if groups is None else np.asarray(validation.integers(groups, "groups", 0))
+    given = f"{0 if units is None else len(units)} numbers"
+    validation.expect(units is None or len(units) == len(table), "groups", given, f"{len(table)}, one for each point")
+    distinct, first = np.unique(table, axis=0, return_index=True)
+    values = _principal(distinct, whiten)
+    units = None if units is None else units[first]
     count, columns = values.shape
+    most = count if units is None else len(np.unique(units))
     if neighbors is None:
-        sizes = tuple(size for size in SCALES if size <= max(count / SHARE, SCALES[0]) and size < count)
+        sizes = tuple(size for size in SCALES if size <= max(count / SHARE, SCALES[0]) and size < most)
     else:
         sizes = tuple(sorted(set(validation.integers(neighbors, "neighbors", 2))))
         validation.expect(sizes, "neighbors", "none", "at least one")
@@ -124,7 +140,7 @@ def local_dimension(
         reason = f"undetermined: only {count} points differ, expected at least {FEW}"
         return LocalDimension(min(columns, count - 1), (0, columns), True, reason, sizes, np.zeros((0, columns)))
     centers = np.random.default_rng(seed).permutation(count)[:max_samples]
-    spectrum = _spectra(values, values[centers], sizes)
+    spectrum = _spectra(values, centers, sizes, units)
     limits = np.array([[min(rtol, _ratio_in_ball(j, size) / 2) for j in range(1, columns + 1)] for size in sizes])
     judged = np.array([[size >= PER_DIRECTION * j for j in range(1, columns + 1)] for size in sizes])
     low, dimension, high = (_extent(spectrum, factor * limits, judged) for factor in (DOUBT, 1.0, 1 / DOUBT))
@@ -138,19 +154,38 @@ def local_dimension(
     return LocalDimension(dimension, (0, high), True, reason, sizes, spectrum)
 
 
-def _whitened(values: Array) -> Array:
-    """Return the points in coordinates of covariance 1, without directions that do not vary, (N, m)."""
+def _principal(values: Array, whiten: bool) -> Array:
+    """Return the points along their principal axes, (N, m), without axes along which they do not vary.
+
+    Whitened, all axes have variance 1.
+    """
     u, s, _ = np.linalg.svd(values - values.mean(axis=0), full_matrices=False)
     scale = max(float(s[0]) if len(s) else 0.0, np.finfo(np.float64).eps * float(np.abs(values).max(initial=0)))
-    return np.array(u[:, s > FLAT * scale] * np.sqrt(len(values)))
+    kept = s > FLAT * scale
+    return np.array(u[:, kept] * (np.sqrt(len(values)) if whiten else s[kept]))
 
 
-def _spectra(values: Array, centers: Array, sizes: Sequence[int]) -> Array:
+def _spectra(values: Array, centers: NDArray[np.int64], sizes: Sequence[int], units: Any = None) -> Array:
     """Return the medians of local variances in units of the largest, (sizes, m)."""
+    near = _neighbors(values, centers, sizes[-1], units)
+    return np.array([_relative_variances(values[near[:, : size + 1]]) for size in sizes])
+
+
+def _neighbors(values: Array, centers: NDArray[np.int64], count: int, units: Any) -> NDArray[np.int64]:
+    """Return each center and its nearest points, (centers, 1 + count); with groups, the nearest of each other group."""
     from scipy.spatial import cKDTree
 
-    near = cKDTree(values).query(centers, sizes[-1] + 1)[1]
-    return np.array([_relative_variances(values[near[:, : size + 1]]) for size in sizes])
+    if units is None:
+        return np.array(cKDTree(values).query(values[centers], count + 1)[1])
+    number = len(np.unique(units))
+    validation.expect(count < number, "groups", f"{number} different", f"more than {count}, the number of neighbors")
+    near = []
+    for center in centers:
+        order = np.argsort(np.square(values - values[center]).sum(axis=1), kind="stable")
+        order = order[units[order] != units[center]]
+        first = np.unique(units[order], return_index=True)[1]
+        near.append(order[np.sort(first)[:count]])
+    return np.column_stack([centers, np.array(near)])
 
 
 def _relative_variances(clouds: Array) -> Array:
