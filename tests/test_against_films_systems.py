@@ -1,13 +1,12 @@
-"""The films of ``benchmarks.against.films_systems``: motions against their Lagrangians, waves against their equation."""
+"""Films of physical systems: motions against their Lagrangians, waves against their equation."""
 
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
-
 from benchmarks.against import films_systems as systems
+from torch import Tensor
 
 RNG = np.random.default_rng(0)
 

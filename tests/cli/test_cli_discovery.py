@@ -117,6 +117,30 @@ def test_discover_reads_arrays_and_says_where_nothing_was_found(tmp_path, comman
     assert not (tmp_path / "z.csv").exists()
 
 
+def test_german_tables_with_texts_and_groups(tmp_path, command):
+    rng = np.random.default_rng(0)
+    subject = rng.permutation(np.repeat(np.arange(15), 4))
+    x, y = (rng.normal(size=(15, d))[subject] + 0.02 * rng.normal(size=(ROWS, d)) for d in (3, 2))  # unrelated
+    kinds = rng.choice(["Eiche", "Ulme", "Buche"], ROWS)
+    rows = [[f"Tier {s}", *x[i].round(5), kinds[i], *y[i].round(5)] for i, s in enumerate(subject)]
+    with (tmp_path / "tiere.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, delimiter=";")
+        writer.writerows(
+            [["Tier", "a", "b", "c", "Art", "p", "q"], *([str(v).replace(".", ",") for v in row] for row in rows)]
+        )
+    ask = ("discover", "tiere.csv", "--decimal", ",", "--targets", "p,q", "--one-hot", *QUICK)
+    done = command(*ask, "--groups", "Tier")
+    assert done.code == 0, done.error
+    assert f"BottleneckRegressor: {ROWS} rows, 6 inputs, 2 outputs" in done.out
+    assert "nothing was found" in done.out
+    assert "rows of a group were held out together: 15 groups" in done.out
+    assert "rows of a group" not in command(*ask, "--sep", ";", "--ignore", "Tier").out
+    assert "--groups: got 'Tir', expected columns" in flat(command(*ask, "--groups", "Tir").error)
+    assert "DATA tiere.csv: got text in column Art" in flat(
+        command(*(word for word in ask if word != "--one-hot"), "--groups", "Tier").error
+    )
+
+
 @pytest.mark.slow
 def test_the_example_of_help_finds_the_planted_count(command):
     examples = re.findall(r"Example: bnrank (discover low-rank.*)", command("discover", "--help").out)

@@ -149,7 +149,7 @@ def test_one_output_has_one_component_and_the_inputs_directions_are_told():
     found = BottleneckRegressor(ridges=[0.003]).fit(x, np.abs(x[:, 0]) + np.abs(x[:, 1]))
     assert found.n_components_ == 1
     assert found.n_input_directions_ == 2
-    assert any("bounded by the number of outputs" in note for note in found.notes_)
+    assert "y depends on 2 linear combinations of the inputs" in str(found.summary())
     assert found.predict(x).shape == (150,)
 
 

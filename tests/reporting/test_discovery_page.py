@@ -81,7 +81,22 @@ def symmetric():
     ("summary", "said", "how"),
     [
         (make_summary(), "2 numbers carry x (5 columns) to y (3 columns)", "interval 2 to 2: 5 of 5 networks"),
-        (make_summary(1, d_out=1), "1 number carries x (5 columns) to y (1 column)", "interval 1 to 1"),
+        (
+            make_summary(1, d_out=1),
+            "y depends on 1 linear combination of the inputs (out of 5 inputs)",
+            "interval 1 to 1",
+        ),
+        (
+            make_summary(1, d_out=1, n_input_directions=2, n_input_directions_interval=(2, 3)),
+            "y depends on 2 linear combinations of the inputs (out of 5 inputs)",
+            "interval 2 to 3: 5 of 5 networks have 1",
+        ),
+        (
+            make_summary(1, classes=("a", "b"), input_directions_undetermined=True, input_directions_reason="of noise"),
+            "y depends on 1 linear combination of the inputs (out of 5 inputs)",
+            "undetermined because of noise (interval 1 to 1)",
+        ),
+        (make_summary(0, d_out=1), "No linear combination of the inputs was found", "no better"),
         (make_summary(classes=("a", "b", "c")), "2 numbers carry x (5 columns) to 3 classes", "interval 2 to 2"),
         (make_summary(estimator="BottleneckAutoencoder"), "2 numbers describe x (5 columns)", "interval 2 to 2"),
         (make_summary(0), "Nothing was found that carries x (5 columns) to y (3 columns)", "no better than the mean"),
@@ -179,7 +194,11 @@ def test_classes_give_colors_and_a_confusion_matrix(tmp_path):
 
 
 def test_one_output_shows_the_combinations_of_inputs_first(tmp_path):
-    page, _ = read(make_summary(1, d_out=1), tmp_path)
+    summary = make_summary(1, d_in=30, d_out=1, n_input_directions=25)
+    page, shown = read(summary, tmp_path)
+    curve, used = shown["Held-out loss by number of combinations of the inputs"]["figure"]["data"]
+    np.testing.assert_allclose(curve["y"], summary.input_held_out[:28], rtol=1e-4)
+    assert used["x"] == [25]
     options = '<option value="0" selected>of input combinations</option><option value="1">at the bottleneck</option>'
     assert options in page.source
 

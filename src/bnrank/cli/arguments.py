@@ -48,6 +48,14 @@ class TableColumns:
     drop_missing: Annotated[bool, typer.Option("--drop-missing", help="Drop rows with missing or infinite values.")] = (
         False
     )
+    sep: Annotated[
+        str | None,
+        typer.Option(help='Cell separator: "," or ";", "|" or tab. Default: ";" with --decimal ",", else ",".'),
+    ] = None
+    decimal: Annotated[str, typer.Option(help='Decimal mark, "." or ",".')] = "."
+    one_hot: Annotated[
+        bool, typer.Option("--one-hot", help="Turn inputs with text into columns of 0 and 1, one for each text.")
+    ] = False
 
     def task(self, data: str) -> bnrank.Task:
         """Return the task of a file, or a built-in one."""
@@ -65,7 +73,9 @@ class TableColumns:
 
     @property
     def _arguments(self) -> dict[str, Any]:
-        return {"targets": words(self.targets), "ignore": words(self.ignore), "drop_missing": self.drop_missing}
+        sep = "\t" if self.sep in ("tab", "\\t") else self.sep
+        names = {"targets": words(self.targets), "ignore": words(self.ignore), "drop_missing": self.drop_missing}
+        return {**names, "sep": sep, "decimal": self.decimal, "one_hot": self.one_hot}
 
 
 @dataclass(frozen=True)

@@ -67,6 +67,14 @@ def discover_command(
             f"or of at most {MAX_CLASSES} different whole numbers, else regressor."
         ),
     ] = None,
+    groups: Annotated[
+        str | None,
+        typer.Option(
+            help="Column of subjects, plates or batches, whose rows depend on each other: held out together, and no "
+            "input.",
+            metavar="COLUMN",
+        ),
+    ] = None,
     symmetry: Annotated[
         bool, typer.Option("--symmetries", help="Search for transformations of x that leave the fitted map unchanged.")
     ] = False,
@@ -82,6 +90,8 @@ def discover_command(
     Example: [bold]bnrank discover low-rank[/]
 
     Example: [bold]bnrank discover table.csv --targets price,quality --ignore id --coordinates z.csv[/]
+
+    Example: [bold]bnrank discover messung.csv --decimal , --targets Ertrag,Reinheit --one-hot --groups Charge[/]
     """
     page_path(out, data)
     if save is not None:
@@ -89,10 +99,10 @@ def discover_command(
     if coordinates is not None:
         output_path(coordinates, "coordinates", data, out, suffix=".csv")
     validation.optional(validation.choice, kind, "kind", KINDS)
-    table = columns.table(data, outputs=kind != "autoencoder", min_rows=2)
+    table = columns.table(data, outputs=kind != "autoencoder", min_rows=2, groups=groups)
     x, y = table.inputs, table.outputs
     _say_counters(x, words(columns.ignore), named=Path(data).suffix.lower() == ".csv")
-    found = _fitted(search.estimator(kind or _kind(y), False if quiet else "auto"), x, y)
+    found = _fitted(search.estimator(kind or _kind(y), False if quiet else "auto"), x, y, table.groups)
     if table.dropped:
         say(f"{table.dropped} of {len(x) + table.dropped} rows with missing values are dropped")
     say(str(found.summary()))
@@ -136,16 +146,16 @@ def _kind(y: pd.DataFrame | None) -> str:
     return guess
 
 
-def _fitted(estimator: Any, x: pd.DataFrame, y: pd.DataFrame | None) -> Any:
+def _fitted(estimator: Any, x: pd.DataFrame, y: pd.DataFrame | None, groups: np.ndarray | None) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", bnrank.discovery.NothingFoundWarning)  # the summary says it
         if not isinstance(estimator, bnrank.discovery.BottleneckClassifier):
-            return estimator.fit(x, y)
+            return estimator.fit(x, y, groups)
         assert y is not None
         validation.expect(y.shape[1] <= 1, "targets", f"{y.shape[1]} columns", "one column of classes")
         column = y.iloc[:, 0]
         text = column.dtype.kind not in "biuf"
-        return estimator.fit(x, column.to_numpy(dtype=np.str_ if text else None))
+        return estimator.fit(x, column.to_numpy(dtype=np.str_ if text else None), groups)
 
 
 def _symmetries(found: Any, inputs: pd.DataFrame) -> dict[str, Any]:

@@ -70,12 +70,12 @@ def local_dimension(
 ) -> LocalDimension:
     """Return the dimension of the set near which points lie, from the variances of small neighborhoods.
 
-    Points are whitened unless ``whiten`` is False. At each of ``max_samples`` points, the nearest neighbors have a covariance with eigenvalues
-    lambda_1 >= lambda_2 >= ...; the medians of lambda_j / lambda_1 are compared with a limit: the smaller of ``rtol``
-    and half of what uniform points in a ball of dimension j give. This is done for neighborhoods of 10, 20, 40, ...
-    points, up to a sixth of all, and a direction counts only if it exceeds the limit at every size. Curvature
-    contributes to large neighborhoods (its share vanishes with their size), noise to small ones, the tangent space to
-    all. A direction j is judged by neighborhoods of at least 2.5 j points.
+    Points are whitened unless ``whiten`` is False. At each of ``max_samples`` points, the nearest neighbors have a
+    covariance with eigenvalues lambda_1 >= lambda_2 >= ...; the medians of lambda_j / lambda_1 are compared with a
+    limit: the smaller of ``rtol`` and half of what uniform points in a ball of dimension j give. This is done for
+    neighborhoods of 10, 20, 40, ... points, up to a sixth of all, and a direction counts only if it exceeds the limit
+    at every size. Curvature contributes to large neighborhoods (its share vanishes with their size), noise to small
+    ones, the tangent space to all. A direction j is judged by neighborhoods of at least 2.5 j points.
 
     A closed curve has local dimension 1, although no single continuous coordinate describes it: the number of
     coordinates needed is larger.

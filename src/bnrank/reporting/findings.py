@@ -41,6 +41,8 @@ def _fit(summary: Summary) -> tuple[str, str, str]:
     if not summary.estimator.endswith("Autoencoder"):  # its outputs are its inputs
         outputs = f"y ({_count(summary.outputs, 'column')})" if labels is None else f"{len(labels)} classes"
         what = f"{'carry' if k > 1 else 'carries'} x ({_count(len(summary.inputs), 'column')}) to {outputs}"
+    if summary.scalar:
+        return _fit_of_one(summary)
     low, high = summary.interval
     if k:
         said = f"{_count(k, 'number')} {what}"
@@ -54,6 +56,17 @@ def _fit(summary: Summary) -> tuple[str, str, str]:
     return said, _mark("good" if k else "warn", low, high), f"interval {low} to {high}: {reason}"
 
 
+def _fit_of_one(summary: Summary) -> tuple[str, str, str]:
+    """Return the same for one output or two classes, where the number of combinations of the inputs counts."""
+    n, (low, high) = summary.n_input_directions, summary.n_input_directions_interval
+    said = f"{summary.dependence} (out of {_count(len(summary.inputs), 'input')})"
+    said = f"{said[0].upper() if not n else said[0]}{said[1:]}"
+    reason = summary.input_directions_reason.removeprefix("undetermined: ").removeprefix("nothing was found: ")
+    if summary.input_directions_undetermined:
+        return said, "warn", f"undetermined because {reason} (interval {low} to {high})"
+    return said, _mark("good" if n else "warn", low, high), f"interval {low} to {high}: {reason}"
+
+
 def _fit_tables(summary: Summary) -> list[Block]:
     labels = classes(summary)
     facts: dict[str, object] = {
@@ -64,14 +77,20 @@ def _fit_tables(summary: Summary) -> list[Block]:
         "R² on these rows" if labels is None else "accuracy on these rows": score(summary.score),
         "largest detectable rank": summary.bound,
         "input combinations": summary.n_input_directions,
+        "interval of these": "{} to {}".format(*summary.n_input_directions_interval),
         "ridge": summary.ridge,
     }
     coordinates: list[dict[str, object]] = []
     for j, (influence, row) in enumerate(zip(summary.influence, summary.sensitivity, strict=True), 1):
         most = [f"{summary.inputs[i]} ({row[i]:.2g})" for i in np.argsort(-row, kind="stable")[:6]]
         coordinates.append({"coordinate": f"z{j}", "influence": influence, "moves most with": ", ".join(most)})
+    weights: list[dict[str, object]] = []
+    for j, (strength, row) in enumerate(zip(summary.input_spectrum, summary.input_weights, strict=False), 1):
+        most = [f"{summary.inputs[i]} ({row[i]:+.2g})" for i in np.argsort(-np.abs(row), kind="stable")[:6]]
+        weights.append({"combination": j, "strength": strength, "inputs (weight per spread)": ", ".join(most)})
     return [
         *table([facts], "The fit"),
+        *table(weights, "Linear combinations of the inputs that y depends on"),
         *table(coordinates, "Coordinates, most influential first"),
         *table(_stability_rows(summary.stability), "Count of every trained network", whole=True),
         *(Text(note, "note") for note in summary.notes),

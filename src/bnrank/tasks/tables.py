@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import csv
-import math
-import tokenize
-import zipfile
-import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from bnrank._core import sources, validation
+from bnrank.tasks.archives import ARRAYS, read_arrays
+from bnrank.tasks.cells import Cells, read_cells, shown
 from bnrank.tasks.images import digits, mnist
 from bnrank.tasks.latent_maps import bottleneck_spectra_map, low_rank_map
 from bnrank.tasks.shapes import s_shapes
@@ -31,18 +28,6 @@ NAMED: dict[str, Callable[..., Task]] = {
     "mnist": mnist,
 }
 """Tasks that are available by name on the command line."""
-
-_UNREADABLE = (
-    *(ValueError, KeyError, EOFError, OSError, NotImplementedError, RuntimeError, MemoryError, OverflowError),
-    *(zipfile.BadZipFile, zlib.error, SyntaxError, tokenize.TokenError),
-)
-MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "?")
-ARRAYS = ("x", "y", "x_test", "y_test")
-MAX_COLUMNS = 100_000
-"""Columns of a .csv file."""
-MAX_LINE = 1 << 21
-"""Characters of a row of a .csv file."""
-MAX_SHOWN = 8  # columns named in an error
 
 
 @dataclass(frozen=True)
@@ -65,6 +50,10 @@ class Table:
         Number of rows dropped because of missing values.
     x_test, y_test : ndarray or None
         Test data, for arrays.
+    groups : ndarray or None
+        The group of each row as text, (N,), which is no input.
+    group : str or None
+        The name of its column.
     """
 
     name: str
@@ -76,6 +65,8 @@ class Table:
     dropped: int = 0
     x_test: np.ndarray | None = None
     y_test: np.ndarray | None = None
+    groups: np.ndarray | None = None
+    group: str | None = None
 
     @property
     def inputs(self) -> pd.DataFrame:
@@ -99,6 +90,10 @@ def load_table(
     ignore: str | Sequence[str] = (),
     drop_missing: bool = False,
     loss: str | None = None,
+    *,
+    sep: str | None = None,
+    decimal: str = ".",
+    one_hot: bool = False,
 ) -> Task:
     r"""Return a task from a file: .npz with arrays x and y, or .csv with a header and the names of the target columns.
 
@@ -106,8 +101,10 @@ def load_table(
     ----------
     path : str or Path
         An .npz file with arrays ``x`` (N, ...) and ``y`` (N, d_out), and optionally ``x_test`` and ``y_test`` (other
-        arrays are ignored, pickled objects are refused); or a .csv file, UTF-8, separated by commas, with one row of
-        column names; or a name in ``bnrank.tasks.NAMED``. An array of shape (N,) is read as (N, 1).
+        arrays are ignored, pickled objects are refused);
+        or a .csv file, UTF-8, with one row of column names, whose first column is left out if it has no name (the names
+        of the rows, as R and pandas write them); or a name in ``bnrank.tasks.NAMED``. An array of shape (N,) is read as
+        (N, 1).
     targets : str or sequence of str, optional
         The columns of a .csv that make up y, in this order; all others but ``ignore`` make up x.
     ignore : str or sequence of str
@@ -118,6 +115,13 @@ def load_table(
         By default "cross_entropy" if y is one column or a one-dimensional array of classes, as text (in a .csv also
         True and False, in any case) or as integers counted from 0, else "mse". Pass "mse" for counts and other integer
         quantities, and "logistic" for labels -1 and 1.
+    sep : ",", ";", "|" or "\t", optional
+        What separates the cells of a .csv; by default a comma, or a semicolon where ``decimal`` is a comma.
+    decimal : "." or ","
+        The decimal mark of the numbers of a .csv.
+    one_hot : bool
+        Replace columns of x with text by a column of 0 and 1 for each different text, "column=text"; one column for
+        two texts.
 
     Returns
     -------
@@ -151,7 +155,7 @@ def load_table(
         validation.choice(loss, "loss", LOSSES)
     if str(path) in NAMED and not (targets or ignore or loss):
         return NAMED[str(path)]()
-    table = read_table(path, targets, ignore, drop_missing=drop_missing)
+    table = read_table(path, targets, ignore, drop_missing=drop_missing, sep=sep, decimal=decimal, one_hot=one_hot)
     arrays: dict[str, Any] = {name: getattr(table, name) for name in ARRAYS if getattr(table, name) is not None}
     outputs, y = [name for name in ("y", "y_test") if name in arrays], arrays["y"]
     names = classes = None
@@ -180,17 +184,23 @@ def read_table(
     outputs: bool = True,
     drop_missing: bool = False,
     min_rows: int = 1,
+    sep: str | None = None,
+    decimal: str = ".",
+    one_hot: bool = False,
+    groups: str | None = None,
 ) -> Table:
     """Return the contents of a .csv, an .npz or a named task, with names of columns.
 
     Parameters
     ----------
-    path, targets, ignore, drop_missing
+    path, targets, ignore, drop_missing, sep, decimal, one_hot
         As in `load_table`.
     outputs : bool
         Whether y is required; if not, targets are still excluded from x.
     min_rows : int
         Minimum number of complete rows.
+    groups : str, optional
+        The column of a .csv that says which rows depend on each other (subjects, plates, batches). It is no input.
 
     Raises
     ------
@@ -199,7 +209,8 @@ def read_table(
     """
     targets, ignore = _listed(targets, "targets"), _listed(ignore, "ignore")
     outputs, drop_missing = validation.flag(outputs, "outputs"), validation.flag(drop_missing, "drop_missing")
-    min_rows = validation.integer(min_rows, "min_rows", 0)
+    one_hot, min_rows = validation.flag(one_hot, "one_hot"), validation.integer(min_rows, "min_rows", 0)
+    groups = validation.optional(validation.text, groups, "groups")
     path = sources.as_path(path, "path")
     named = str(path) in NAMED
     if not named:
@@ -210,15 +221,21 @@ def read_table(
         if not path.is_file():  # folders, pipes and devices included
             raise MissingDataError(f"path: got {str(path)!r}, expected an existing file")
         if kind == ".csv":
-            return _complete(_read_csv(path, targets, ignore, outputs), path.name, drop_missing, min_rows)
+            cells = read_cells(path, sep, decimal)
+            table, levels = _from_cells(cells, path.stem, targets, ignore, groups, outputs, one_hot)
+            return _one_hot(_complete(table, path.name, drop_missing, min_rows), levels)
     expected = f"none for {path}, whose arrays are x and y"
-    validation.expect(not (targets or ignore), "targets, ignore", ", ".join([*targets, *ignore]), expected)
+    given = [*targets, *ignore]
+    validation.expect(not given, "targets, ignore", ", ".join(given), expected)
+    for option, value in (("sep", sep), ("decimal", decimal if decimal != "." else None), ("groups", groups)):
+        validation.expect(value is None, option, repr(value), expected)
+    validation.expect(not one_hot, "one_hot", "True", expected)
     if named:
         task = NAMED[str(path)]()
         parts = {name: getattr(task, name) for name in ARRAYS}
         name, arrays = task.name, {name: part.numpy() for name, part in parts.items() if part is not None}
     else:
-        name, arrays = path.stem, _read_npz(path, outputs)
+        name, arrays = path.stem, read_arrays(path, outputs)
     x, y = arrays["x"], arrays["y"] if outputs else None
     if y is not None and len(x) != len(y):
         raise ValueError(f"x, y: got {len(x)} and {len(y)} samples, expected the same number in both")
@@ -229,172 +246,76 @@ def read_table(
     return _complete(table, name if named else str(path), drop_missing, min_rows)
 
 
-def _read_npz(path: Path, outputs: bool) -> dict[str, np.ndarray]:
-    if not zipfile.is_zipfile(path):
-        raise ValueError(f"path: got {path.name!r}, which is no .npz archive or a damaged one")
-    try:
-        archive = np.load(path, allow_pickle=False)
-    except _UNREADABLE as error:
-        raise ValueError(f"path: got {path.name!r}, which is no .npz archive or a damaged one ({error})") from error
-    arrays: dict[str, np.ndarray] = {}
-    with archive:
-        room = sources.may_expand_to(path.stat().st_size)
-        for required in ("x", "y") if outputs else ("x",):
-            found = f"arrays {', '.join(archive.files) or 'nothing'}"
-            validation.expect(required in archive.files, path.name, found, f"x and y; {required} is missing")
-        for name in (name for name in ARRAYS if name in archive.files):
-            try:
-                room = _room(archive, name, room)
-                array = archive[name]
-            except _UNREADABLE as error:
-                raise ValueError(
-                    f"{name}: got unreadable data in {path.name} ({error}), expected plain numbers; "
-                    "arrays of Python objects are refused"
-                ) from error
-            found = f"dtype {array.dtype} in {path.name}"
-            kinds = "biufUS" if name.startswith("y") else "biuf"
-            validation.expect(array.dtype.kind in kinds, name, found, "real numbers", TypeError)
-            validation.expect(array.ndim != 0, name, f"one number in {path.name}", "one row per sample")
-            arrays[name] = array.astype(np.str_) if array.dtype.kind == "S" else array
-    return arrays
-
-
-def _room(archive: np.lib.npyio.NpzFile, name: str, room: int) -> int:
-    """Return how many more bytes an archive may expand to after an array, which is checked before it is read."""
-    assert archive.zip is not None
-    stored = archive.zip.getinfo(f"{name}.npy")  # no more bytes than it says are ever read
-    validation.expect(stored.file_size <= room, "size", f"{stored.file_size:,} bytes", f"at most {room:,}")
-    known = stored.compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-    validation.expect(known, "compression", f"{stored.compress_type}", "none or deflate")
-    with archive.zip.open(stored) as file:
-        version = np.lib.format.read_magic(file)
-        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, _, dtype = read(file)
-        size = stored.file_size - file.tell()
-    found = dtype.itemsize * math.prod(shape)
-    validation.expect(dtype.hasobject or found == size, "shape", f"{shape} of {dtype}", f"{size:,} bytes of data")
-    return room - stored.file_size
-
-
-def _read_csv(path: Path, targets: list[str], ignore: list[str], outputs: bool) -> Table:
-    import pandas as pd
-
-    header, lines = _check_rows(path)
-    for option, names in (("targets", targets), ("ignore", ignore)):
-        for name in names:
-            if name not in header:
-                there = f"{path.name}, which has {_shown(header)}{validation.suggest(name, header)}"
-                raise ValueError(f"{option}: got {name!r}, expected columns of {there}")
-    expected = f"the columns of {path.name} that make up y, among {_shown(header)}; only an autoencoder needs none"
-    validation.expect(targets or not outputs, "targets", "none", expected)
+def _from_cells(
+    cells: Cells, name: str, targets: list[str], ignore: list[str], groups: str | None, outputs: bool, one_hot: bool
+) -> tuple[Table, dict[str, list[str]]]:
+    """Return the table of a .csv file, and the texts of its columns of categories, of which x has the places."""
+    cells.check_names("targets", targets)
+    cells.check_names("ignore", ignore)
     taken = [*targets, *ignore]
-    left_out = set(taken)
-    validation.expect(len(left_out) == len(taken), "targets, ignore", _shown(taken), "each column once")
-    columns = [name for name in header if name not in left_out]
-    validation.expect(columns, "targets", f"every column of {path.name}", "at least one to be left for x")
-    frame = pd.read_csv(
-        path,
-        encoding="utf-8-sig",
-        skipinitialspace=True,
-        keep_default_na=False,
-        na_values=list(MISSING),
-        low_memory=False,
+    if groups is not None:
+        cells.check_names("groups", [groups])
+        taken.append(groups)
+    expected = (
+        f"the columns of {cells.name} that make up y, among {shown(cells.header)}; only an autoencoder needs none"
     )
-    frame.columns = pd.Index(header)
-    for name in columns + (targets if len(targets) > 1 else []):
-        if frame[name].dtype == object and frame[name].dropna().map(type).eq(bool).all():
-            frame[name] = frame[name].astype(np.float64)  # True and False with gaps
-    kinds = {name: frame[name].dtype.kind for name in header}
-    classes = outputs and len(targets) == 1 and kinds[targets[0]] not in "iuf"
-    numeric = columns + (targets if outputs and not classes else [])
-    wrong = [name for name in header if kinds[name] not in "biuf" and name in numeric]
-    if wrong:
-        row, cell = _first_text(frame[wrong[0]])
-        raise ValueError(
-            f"{path.name}: got text in column {_shown(wrong)}, expected numbers (line {lines[row]}: {cell!r}); leave "
-            "columns out with ignore, or write categories as columns of 0 and 1"
-        )
-    x, y = frame[columns].to_numpy(np.float64), None
+    validation.expect(targets or not outputs, "targets", "none", expected)
+    left_out = set(taken)
+    of_which = "targets, ignore" if groups is None else "targets, ignore, groups"
+    validation.expect(len(left_out) == len(taken), of_which, shown(taken), "each column once")
+    columns = [name for name in cells.header if name not in left_out]
+    validation.expect(columns, "targets", f"every column of {cells.name}", "at least one to be left for x")
+    levels = {column: cells.levels(column) for column in columns if one_hot and cells.is_text(column)}
+    classes = outputs and len(targets) == 1 and not cells.is_number(targets[0])
+    plain = [column for column in columns if column not in levels]
+    numbers = dict(zip(plain, cells.numbers(plain + (targets if outputs and not classes else [])).T, strict=False))
+    places = {column: _places(cells.texts(column), known) for column, known in levels.items()}
+    x, y = np.stack([(numbers | places)[column] for column in columns], axis=1), None
     if classes:
-        column = frame[targets[0]].map(str, na_action="ignore")  # True and False are text, not 1 and 0
-        if pd.to_numeric(column, errors="coerce").notna().any():
-            row, cell = _first_text(column)
-            where = f"{path.name}, line {lines[row]}, column {targets[0]!r}"
-            raise ValueError(f"{where}: got {cell!r} among numbers, expected numbers only, or text only for classes")
-        y = column.fillna("").to_numpy(np.str_)
+        y = cells.texts(targets[0])
     elif outputs:
-        whole = len(targets) == 1 and kinds[targets[0]] in "iu"
-        y = frame[targets[0]].to_numpy() if whole else frame[targets].to_numpy(np.float64)
-    return Table(path.stem, x, y, tuple(columns), tuple(targets) if outputs else (), np.arange(len(x)))
+        whole = len(targets) == 1 and cells.frame[targets[0]].dtype.kind in "iu"
+        y = cells.frame[targets[0]].to_numpy() if whole else cells.numbers(targets)
+    units = None if groups is None else cells.texts(groups)
+    outs = tuple(targets) if outputs else ()
+    return Table(name, x, y, tuple(columns), outs, np.arange(len(x)), groups=units, group=groups), levels
 
 
-def _first_text(column: pd.Series) -> tuple[int, str]:
-    """Return row and text of the first cell that is not a number."""
-    import pandas as pd
-
-    wrong = pd.to_numeric(column, errors="coerce").isna() & column.notna()
-    row = int(wrong.to_numpy().argmax())
-    return row, str(column.iloc[row])
+def _places(texts: np.ndarray, levels: list[str]) -> np.ndarray:
+    """Return the place of every text among sorted ones, NaN for ""."""
+    return np.where(texts == "", np.nan, np.searchsorted(levels, texts))
 
 
-def _check_rows(path: Path) -> tuple[list[str], list[int]]:
-    """Return the names of the columns and the line on which each row ends; refuse rows of other lengths."""
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            rows = _Lines(file, path.name)
-            reader = csv.reader(rows, strict=True, skipinitialspace=True)
-            header = [name.strip() for name in next(reader, [])]
-            expected = f"at most {MAX_COLUMNS:,}"
-            validation.expect(len(header) <= MAX_COLUMNS, path.name, f"{len(header):,} columns", expected)
-            lines = []
-            rows.length = 0
-            for row in reader:
-                rows.length = 0
-                if not row:
-                    continue
-                lines.append(reader.line_num)
-                if len(row) != len(header):
-                    where = f"{path.name}, line {reader.line_num}"
-                    raise ValueError(f"{where}: got {len(row)} cells, expected {len(header)} as in the header")
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise ValueError(f"path: got {path.name!r}, which is no CSV file in UTF-8 ({error})") from error
-    expected = "column names and at least one row"
-    validation.expect(lines, path.name, f"{int(bool(header))} rows", expected)
-    named = len(set(header)) == len(header) and all(header)
-    validation.expect(named, path.name, f"columns {_shown(header)}", "different names for all")
-    return header, lines
-
-
-class _Lines:
-    """Iterator over the lines of a file; ``length`` counts the characters of the current row, which may span lines."""
-
-    def __init__(self, file: TextIO, name: str) -> None:
-        self.file, self.name, self.length = file, name, 0
-
-    def __iter__(self) -> Iterator[str]:
-        return self
-
-    def __next__(self) -> str:
-        line = self.file.readline(MAX_LINE + 1)
-        self.length += len(line)
-        if self.length > MAX_LINE:  # texts for every line take longer than reading it
-            expected = f"at most {MAX_LINE:,} characters"
-            validation.expect(False, self.name, f"a row of more than {MAX_LINE:,} characters", expected)
-        if not line:
-            raise StopIteration
-        return line
+def _one_hot(table: Table, levels: dict[str, list[str]]) -> Table:
+    """Return a table with columns of 0 and 1 for the categories that occur; one column for two categories."""
+    if not levels:
+        return table
+    names: list[str] = []
+    parts: list[np.ndarray] = []
+    for column, values in zip(table.columns, table.x.T, strict=True):
+        if column not in levels:
+            names.append(column)
+            parts.append(values)
+            continue
+        there = np.unique(values).astype(int)
+        for place in there[1:] if len(there) == 2 else there:
+            names.append(f"{column}={levels[column][place]}")
+            parts.append((values == place).astype(np.float64))
+    validation.expect(len(set(names)) == len(names), table.name, f"columns {shown(names)}", "different names for all")
+    return replace(table, x=np.stack(parts, axis=1), columns=tuple(names))
 
 
 def _complete(table: Table, file: str, drop_missing: bool, min_rows: int) -> Table:
     """Return a table without missing entries, or name the columns that have some."""
-    y, names = table.y, [*table.columns, *table.targets]
-    gaps = np.hstack([_gaps(values) for values in (table.x, y) if values is not None])
+    y, groups = table.y, table.groups
+    names = [*table.columns, *table.targets, *([table.group] if table.group is not None else [])]
+    gaps = np.hstack([_gaps(values) for values in (table.x, y, groups) if values is not None])
     gone = np.asarray(gaps.any(axis=1))
     if gone.any() and not drop_missing:
         counts = zip(names, gaps.sum(0), strict=True)
         found = [f"{name} ({count} of {len(gone)} rows)" for name, count in counts if count]
         raise ValueError(
-            f"{file}: got missing or infinite values in column {_shown(found)}, expected none; "
+            f"{file}: got missing or infinite values in column {shown(found)}, expected none; "
             "drop_missing leaves these rows out, ignore leaves columns out"
         )
     kept = ~gone
@@ -404,10 +325,11 @@ def _complete(table: Table, file: str, drop_missing: bool, min_rows: int) -> Tab
         return table
     if y is not None:
         y = y[kept]
-        if gaps[:, len(table.columns) :].any() and y.dtype.kind == "f" and (y % 1 == 0).all():
+        if gaps[:, len(table.columns) :][:, : len(table.targets)].any() and y.dtype.kind == "f" and (y % 1 == 0).all():
             y = y.astype(np.int64)  # missing values had made them floating point
             y = y[:, 0] if len(table.targets) == 1 else y
-    return replace(table, x=table.x[kept], y=y, rows=table.rows[kept], dropped=int(gone.sum()))
+    groups = None if groups is None else groups[kept]
+    return replace(table, x=table.x[kept], y=y, groups=groups, rows=table.rows[kept], dropped=int(gone.sum()))
 
 
 def _gaps(values: np.ndarray) -> np.ndarray:
@@ -435,8 +357,3 @@ def _listed(names: str | Sequence[str] | None, name: str) -> list[str]:
     if names is None or isinstance(names, str):
         return [names] if names else []
     return [validation.text(entry, f"{name}[{i}]") for i, entry in enumerate(validation.sequence(names, name))]
-
-
-def _shown(names: Sequence[str]) -> str:
-    more = f" and {len(names) - MAX_SHOWN} more" if len(names) > MAX_SHOWN else ""
-    return ", ".join(names[:MAX_SHOWN]) + more

@@ -406,7 +406,8 @@ class _Search:
         if known:
             y = self.y[known[-1]]
             scaled = y if self.metric is None else self.metric.solve(y)
-            q.mul_(1 / (float(self.rho[known[-1]]) * _dot(y, scaled)))
+            if size := float(self.rho[known[-1]]) * _dot(y, scaled):  # 0 if y underflows
+                q.mul_(1 / size)
         for k in known:
             q.add_(self.s[k], alpha=alphas[k] - float(self.rho[k]) * _dot(self.y[k], q))
         self.slope = _dot(q, self.g)

@@ -21,9 +21,10 @@ from sklearn.utils.validation import check_array, check_is_fitted
 from bnrank._core import identity, store, validation
 from bnrank.discovery.columns import columns_of, expect_columns, framed, texts
 from bnrank.discovery.estimators import learning, summary
-from bnrank.discovery.estimators.bottleneck import InputDirections, coordinates_of, sensitivity
+from bnrank.discovery.estimators.bottleneck import coordinates_of, sensitivity
 from bnrank.discovery.estimators.counts import Count, is_better, standard_error
 from bnrank.discovery.estimators.dependence import consecutive
+from bnrank.discovery.estimators.directions import directions_of
 from bnrank.discovery.estimators.path import FEW, Budget, budget_for
 from bnrank.discovery.estimators.splits import Splits
 from bnrank.discovery.estimators.tables import (
@@ -236,7 +237,6 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         self.n_components_interval_ = count.interval
         self.undetermined_ = count.undetermined
         self.reason_ = count.reason
-        self.stability_ = evidence.trials()
         self.network_ = model.network
         self.bottleneck_layer_ = model.layer
         self.ridge_ = model.ridge
@@ -255,10 +255,15 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
             self.sensitivity_ = np.zeros((0, data.x.shape[1]))
         self.held_out_ = evidence.errors.mean(axis=1)
         self.held_out_error_ = np.array([standard_error(rows) for rows in evidence.errors])
-        self.n_input_directions_ = k  # of a linear map
-        if evidence.kind == "network" and evidence.path is not None:
-            self.n_input_directions_ = learning.number_of_directions(evidence.path, model.ridge)
-        self.input_spectrum_ = InputDirections(model.network, inputs).spectrum
+        found = directions_of(evidence, model, data, count)
+        self.n_input_directions_ = found.count.number
+        self.n_input_directions_interval_ = found.count.interval
+        self.input_directions_undetermined_ = found.count.undetermined
+        self.input_directions_reason_ = found.count.reason
+        self.input_directions_ = found.vectors * scaling.x_factor
+        self.input_spectrum_ = found.spectrum
+        self.input_held_out_, self.input_held_out_error_ = found.held_out, found.held_out_error
+        self.stability_ = found.trials
         self.notes_ = tuple(self._notes(x, data))
         if evidence.kind == "constant":
             warnings.warn(f"{type(self).__name__}: {count.reason}", NothingFoundWarning, stacklevel=3)
@@ -290,9 +295,6 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
             yield f"spreads of the outputs differ by a factor of {ratio:.2g}: each was divided by its spread"
         if idle := int((self.influence_ < DEAD * self.influence_.max(initial=0)).sum()):
             yield f"{idle} of the {self.n_components_} components do not vary on these rows: fewer suffice"
-        if data.bound == 1 and self.n_components_:
-            directions = f"y depends on {self.n_input_directions_} combination(s) of the inputs"
-            yield f"one output or two classes: the count, bounded by the number of outputs, is 1; {directions}"
 
     def _inputs(self, X: Any) -> np.ndarray:
         check_is_fitted(self)
@@ -331,6 +333,7 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
             "bound": len(self.held_out_) - 1,
             "rows": len(x),
             "inputs": tuple(texts(self.input_columns_, "x")),
+            "input_weights": self.input_directions_ * x.std(axis=0),
             "outputs": observed.shape[1] if observed.ndim > 1 else 1,
             "output_names": tuple(outputs),
             "score": score,

@@ -46,6 +46,9 @@ class Trial:
         Mean loss on the held-out rows of its fold; NaN without a fold.
     considered : bool
         Whether its ridge has a held-out loss within one standard error of the best, and its depth is the selected one.
+    directions : int or None
+        Smallest number of linear combinations of the inputs that leaves the outputs unchanged to the same accuracy;
+        None where it was not counted.
     """
 
     ridge: float
@@ -57,6 +60,7 @@ class Trial:
     loss: float
     held_out: float
     considered: bool
+    directions: int | None = None
 
 
 @dataclass(frozen=True)
@@ -139,6 +143,17 @@ def is_better(errors: np.ndarray, than: np.ndarray, sure: float = SURE) -> bool:
     """
     gain = than - errors
     return bool(gain.mean() > max(sure * standard_error(gain), NEGLIGIBLE * than.mean()))
+
+
+def is_worse(errors: np.ndarray, than: np.ndarray, sure: float = 1.0) -> bool:
+    """Return whether a held-out loss, (N,), exceeds another by more than ``sure`` of the other's standard errors.
+
+    Examples
+    --------
+    >>> is_worse(np.array([3.0, 3.0]), np.array([1.0, 2.0]))
+    True
+    """
+    return bool(errors.mean() > than.mean() + sure * standard_error(than))
 
 
 def by_group(errors: np.ndarray, groups: np.ndarray) -> np.ndarray:

@@ -8,12 +8,12 @@ from torch import nn
 
 from bnrank._core import validation
 from bnrank.discovery.estimators import counts
-from bnrank.discovery.estimators.bottleneck import InputDirections, coordinates_of, project, truncate
+from bnrank.discovery.estimators.bottleneck import coordinates_of, project, truncate
 from bnrank.discovery.estimators.counts import Count, LinearFit, Trial, best_linear, linear_map, sample_losses
 from bnrank.discovery.estimators.dependence import CHANCE, misaligned, near
 from bnrank.discovery.estimators.path import MAX_ROWS, Budget, Fit, Path, explore, finished, folds_of, train_members
 from bnrank.discovery.estimators.splits import Splits
-from bnrank.discovery.estimators.tables import Data, apart
+from bnrank.discovery.estimators.tables import Data
 from bnrank.networks.mlp import MLP, from_layers
 from bnrank.training import Record, train
 
@@ -123,7 +123,7 @@ def investigate(data: Data, plan: Budget, wanted: int | None = None, *, by_input
         other_plan = replace(plan, depth=plan.shallow, shallow=0)
         rival = explore(some, splits, groups, linear.errors[0], other_plan)
         deep, shallow = (p.by_number[p.supported if wanted is None else wanted] for p in (path, rival))
-        if _is_worse(deep, shallow, counts.SURE):
+        if counts.is_worse(deep, shallow, counts.SURE):
             path, rival, plan = rival, path, other_plan
     kind, errors, bent = "linear", linear.errors[k], path.supported if wanted is None else wanted
     if counts.is_better(path.by_number[bent], errors, sure=1.0):
@@ -320,7 +320,7 @@ def count_from(found: Evidence, bound: int) -> Count:
     interval = (min(number, low), max(number, high))
     if path is not None and not linear.is_exact(number):
         other = path.supported
-        if other != number and not _is_worse(path.by_number[other], linear.errors[number]):
+        if other != number and not counts.is_worse(path.by_number[other], linear.errors[number]):
             interval = (min(other, interval[0]), max(other, interval[1]))
             reason = f"a linear map of rank {number} and a network of {other} dimensions predict equally well"
             return Count(number, interval, NAN, True, f"undetermined: {reason}")
@@ -331,30 +331,3 @@ def count_from(found: Evidence, bound: int) -> Count:
     else:
         reason = "only linear maps were tried: none of higher rank predicts better"
     return Count(number, interval, NAN, False, reason)
-
-
-def _is_worse(errors: np.ndarray, than: np.ndarray, sure: float = 1.0) -> bool:
-    """Return whether a held-out loss, (N,), exceeds another by more than ``sure`` of the other's standard errors."""
-    return bool(errors.mean() > than.mean() + sure * counts.standard_error(than))
-
-
-def number_of_directions(path: Path, ridge: float) -> int:
-    """Return the smallest number of input directions that suffice to predict held-out rows, at a given ridge.
-
-    On every fold the network receives only its first j directions; j is the smallest whose held-out loss is within one
-    standard error of the best, and at least 1.
-    """
-    data = path.data
-    errors = np.zeros((data.x.shape[1] + 1, len(data.x)))
-    for fit in path.fits:
-        if fit.fold is None or fit.ridge != ridge:
-            continue
-        out = path.splits.out[fit.fold]
-        known, held_out = apart(data, path.splits.known[fit.fold], out)
-        net, x = fit.network.double(), torch.from_numpy(held_out.x).double()
-        found = InputDirections(net, torch.from_numpy(known.x))
-        with torch.no_grad():
-            for j in range(len(errors)):
-                errors[j, out] += sample_losses(net(found.project(x, j)).numpy(), held_out.y, data.classes)
-    held_out_errors = counts.by_group(path.splits.mean(errors), path.splits.units(path.groups))
-    return max(counts.smallest_within_error(held_out_errors, paired=False, rtol=path.rtol), 1)

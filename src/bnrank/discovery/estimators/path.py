@@ -184,6 +184,12 @@ class Path:
         return standard_error(self.errors[self.best][-1])
 
     @property
+    def negligible(self) -> float:
+        """The change of the loss that does not count: the standard error, or ``rtol`` of what is explained."""
+        errors = self.errors[self.best].mean(axis=1)
+        return max(self.error, self.rtol * float(errors[0] - errors[-1]))
+
+    @property
     def running(self) -> list[float]:
         """Ridges whose held-out loss is within one standard error of the lowest."""
         limit = self.errors[self.best][-1].mean() + self.error
@@ -209,9 +215,8 @@ class Path:
 
     def _trial(self, fit: Fit) -> Trial:
         change = fit.truncation.change
-        errors = self.errors[self.best].mean(axis=1)
         held_out = fit.truncation.errors
-        negligible = max(self.error, self.rtol * (errors[0] - errors[-1]), change.min())
+        negligible = max(self.negligible, change.min())
         nominal = fit.ridge * fit.depth / self.fits[0].depth  # a dimension costs lambda L
         own = {name: getattr(fit, name) for name in ("ridge", "depth", "seed", "fold", "weight_rank", "loss")}
         return Trial(

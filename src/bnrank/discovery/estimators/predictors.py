@@ -97,9 +97,17 @@ class BottleneckRegressor(RegressorMixin, MultiOutputMixin, BottleneckEstimator)
         (k, d_in), rms of dz_j/dx_i times the standard deviation of x_i.
     influence_ : ndarray
         (k,), rms derivative of the outputs in each coordinate.
-    n_input_directions_, input_spectrum_
-        Number of linear combinations of the inputs that y depends on, by the same rule (informative where y is scalar),
-        and the rms derivative along each, for inputs of covariance 1.
+    n_input_directions_, n_input_directions_interval_, input_directions_undetermined_, input_directions_reason_
+        Number of linear combinations of the inputs that y depends on, by the same rule, with its uncertainty: the
+        result where y is one output or two classes.
+    input_directions_ : ndarray
+        (n_input_directions_, d_in): the combinations w . x, one per row, in units of the inputs; uncorrelated and of
+        variance 1 on the rows of the fit, most important first, the largest weight (per standard deviation of its
+        input) positive. Only their span is determined by the data.
+    input_spectrum_ : ndarray
+        (d_in,), rms derivative of y along every direction, for inputs of covariance 1.
+    input_held_out_, input_held_out_error_ : ndarray
+        Held-out loss with 0, 1, ... combinations of the inputs, and its standard error.
     notes_ : tuple of str
         Remarks on the table and on the limits of what can be concluded.
     input_columns_, output_columns_ : pandas.Index
@@ -191,7 +199,9 @@ class BottleneckClassifier(ClassifierMixin, BottleneckEstimator):
         As in :class:`BottleneckRegressor`; under ``set_output``, ``predict`` returns a DataFrame, and probabilities and
         logits remain arrays, which the scorers of scikit-learn index.
     n_components_, n_components_interval_, undetermined_, reason_, stability_, held_out_, held_out_error_, model_
-    encoder_, decoder_, network_, module_, spectrum_, sensitivity_, influence_, n_input_directions_, notes_
+    encoder_, decoder_, network_, module_, spectrum_, sensitivity_, influence_, notes_
+    n_input_directions_, n_input_directions_interval_, input_directions_undetermined_, input_directions_reason_
+    input_directions_, input_spectrum_, input_held_out_, input_held_out_error_
         As in :class:`BottleneckRegressor`; losses are cross-entropies, ``decoder_`` and ``module_`` give logits.
 
     Raises

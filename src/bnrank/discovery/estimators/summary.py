@@ -19,6 +19,7 @@ from bnrank.discovery.storage import pack, unpack
 T = TypeVar("T")
 
 MAX_INPUTS = 4  # shown per coordinate
+MAX_WEIGHTS = 6  # inputs shown per combination
 MAX_VALUES = 8  # shown of the spectrum
 PRIVATE = ("_n_features_out", "_one_dimensional")  # set by fit, without a name ending in _
 
@@ -61,8 +62,14 @@ class Summary(Printed):
         Root mean square derivative of the outputs in each coordinate (scale of training).
     sensitivity : ndarray
         (k, d_in): root mean square of dz_j/dx_i times the standard deviation of x_i.
-    n_input_directions, input_spectrum
-        Number of linear combinations of the inputs that y depends on, and the strength of each.
+    n_input_directions, n_input_directions_interval, input_directions_undetermined, input_directions_reason
+        Number of linear combinations of the inputs that y depends on, with its uncertainty.
+    input_directions, input_spectrum
+        These combinations, (n, d_in), in units of the inputs, and the strength of every direction, (d_in,).
+    input_weights : ndarray
+        (n, d_in): the combinations times the standard deviations of the inputs.
+    input_held_out, input_held_out_error : ndarray
+        Held-out loss with 0, 1, ... combinations of the inputs and its standard error.
     coordinates, observed, predicted : ndarray
         For at most 1,000 rows: z (rows, k), the outputs in the table, and those of the model.
     data : tuple of str
@@ -92,7 +99,14 @@ class Summary(Printed):
     influence: np.ndarray
     sensitivity: np.ndarray
     n_input_directions: int
+    n_input_directions_interval: tuple[int, int]
+    input_directions_undetermined: bool
+    input_directions_reason: str
+    input_directions: np.ndarray
+    input_weights: np.ndarray
     input_spectrum: np.ndarray
+    input_held_out: np.ndarray
+    input_held_out_error: np.ndarray
     coordinates: np.ndarray
     observed: np.ndarray
     predicted: np.ndarray
@@ -114,10 +128,11 @@ class Summary(Printed):
         ----------
         rows : {"fit", "components"}
             "fit": one row, with a column for each number, so that ``pandas.concat`` joins several fits. ``inputs`` and
-            ``outputs`` are their numbers, ``low`` and ``high`` the ends of the interval, ``held_out`` and
-            ``held_out_error`` the loss at ``n_components``, ``held_out_of_mean`` that without components, ``notes`` one
-            text. "components": indexed by component, from 1; columns ``influence`` and ``spectrum``, then the
-            sensitivity to each input under the input's name, all below a first level "component" or "sensitivity".
+            ``outputs`` are their numbers, ``low`` and ``high`` the ends of the interval, ``directions_low`` and
+            ``directions_high`` those of ``n_input_directions``, ``held_out`` and ``held_out_error`` the loss at
+            ``n_components``, ``held_out_of_mean`` that without components, ``notes`` one text. "components": indexed by
+            component, from 1; columns ``influence`` and ``spectrum``, then the sensitivity to each input under the
+            input's name, all below a first level "component" or "sensitivity".
 
         Raises
         ------
@@ -140,6 +155,7 @@ class Summary(Printed):
         k, (low, high) = self.n_components, self.interval
         row = {name: value for name, value in vars(self).items() if isinstance(value, bool | int | float | str)}
         row |= {"inputs": len(self.inputs), "low": low, "high": high, "gap": self.gap, "notes": "; ".join(self.notes)}
+        row |= dict(zip(("directions_low", "directions_high"), self.n_input_directions_interval, strict=True))
         losses = {"held_out": self.held_out[k], "held_out_error": self.held_out_error[k]}
         return pd.DataFrame([row | losses | {"held_out_of_mean": self.held_out[0]}])
 
@@ -155,25 +171,49 @@ class Summary(Printed):
     def __str__(self) -> str:
         return "\n".join(self._lines())
 
-    def _lines(self) -> Iterator[str]:
-        low, high = self.interval
-        sure = "undetermined" if self.undetermined else f"interval {low} to {high}"
+    @property
+    def scalar(self) -> bool:
+        """Whether y is one output or two classes, so that the count of components says little."""
         classes = len(self.output_names) > self.outputs
-        out = f"{len(self.output_names)} classes" if classes else f"{self.outputs} outputs"
-        yield f"{self.estimator}: {self.rows} rows, {len(self.inputs)} inputs, {out}"
-        yield f"components: {self.n_components} ({sure}; at most {self.bound} detectable), model: {self.model}"
-        yield f"  {self.reason}"
+        return len(self.output_names) == 1 + classes and not self.estimator.endswith("Autoencoder")
+
+    @property
+    def dependence(self) -> str:
+        """The number of combinations of the inputs, in words."""
+        n = self.n_input_directions
+        if not n:
+            return "no linear combination of the inputs was found that y depends on"
+        return f"y depends on {_count(n, 'linear combination')} of the inputs"
+
+    def _lines(self) -> Iterator[str]:
+        classes = len(self.output_names) > self.outputs
+        out = f"{len(self.output_names)} classes" if classes else _count(self.outputs, "output")
+        yield f"{self.estimator}: {self.rows} rows, {_count(len(self.inputs), 'input')}, {out}"
+        low, high = self.n_input_directions_interval
+        sure = "undetermined, " if self.input_directions_undetermined else ""
+        combinations = f"{self.dependence} ({sure}interval {low} to {high})"
+        if self.scalar:
+            yield f"{combinations}, model: {self.model}"
+            yield f"  {self.input_directions_reason}"
+        else:
+            low, high = self.interval
+            sure = "undetermined" if self.undetermined else f"interval {low} to {high}"
+            yield f"components: {self.n_components} ({sure}; at most {self.bound} detectable), model: {self.model}"
+            yield f"  {self.reason}"
         yield f"score on these rows: {round(self.score, 6) + 0.0:.3g}"
-        yield f"y depends on {self.n_input_directions} linear combination(s) of the inputs"
-        yield "held-out loss by number of components"
-        shown = min(len(self.held_out), max(self.n_components, high) + 3)
-        for k, (loss, error) in enumerate(zip(self.held_out[:shown], self.held_out_error, strict=False)):
-            yield f"  {k:3d}  {loss:.4g} +- {error:.2g}{' <-' if k == self.n_components else ''}"
-        if self.n_components:
+        if self.scalar:
+            used = self.n_input_directions, high, self.input_held_out, self.input_held_out_error
+            yield from _losses("combinations of the inputs", *used)
+        else:
+            yield combinations
+            yield from _losses("components", self.n_components, high, self.held_out, self.held_out_error)
+        if self.n_components and not self.scalar:
             values = ", ".join(f"{value:.3g}" for value in self.spectrum[:MAX_VALUES])
             more = " ..." if len(self.spectrum) > MAX_VALUES else ""
             yield f"spectrum at the bottleneck: {values}{more}, gap {self.gap:.3g}"
             yield text.render(list(self._coordinates()))
+        elif self.n_input_directions:
+            yield text.render(list(self._combinations()))
         if self.stability:
             yield f"networks (* within one standard error of the best{self._depth_kept()})"
             yield text.render(list(self._networks()))
@@ -184,12 +224,19 @@ class Summary(Printed):
             named = ", ".join(f"{self.inputs[i]} ({row[i]:.2g})" for i in np.argsort(-row)[:MAX_INPUTS])
             yield {"coordinate": j, "influence": f"{influence:.3g}", "most sensitive to": named}
 
+    def _combinations(self) -> Iterator[dict[str, object]]:
+        for j, (strength, row) in enumerate(zip(self.input_spectrum, self.input_weights, strict=False), 1):
+            named = ", ".join(f"{self.inputs[i]} ({row[i]:+.2g})" for i in np.argsort(-np.abs(row))[:MAX_WEIGHTS])
+            yield {"combination": j, "strength": f"{strength:.3g}", "inputs (weight per standard deviation)": named}
+
     def _networks(self) -> Iterator[dict[str, object]]:
         ordered = sorted(self.stability, key=lambda t: (t.depth, -t.ridge))
         for (mark, ridge, depth), trials in itertools.groupby(
             ordered, lambda t: ("*" if t.considered else "", t.ridge, t.depth)
         ):
-            counts = " ".join(str(trial.count) for trial in trials)
+            of_inputs = self.scalar and self.model == "network"
+            given = [trial.directions if of_inputs else trial.count for trial in trials]
+            counts = " ".join("-" if number is None else str(number) for number in given)
             yield {"": mark, "ridge": f"{ridge:.1e}", "depth": depth, "counts, one per fold or seed": counts}
 
     def _depth_kept(self) -> str:
@@ -198,6 +245,17 @@ class Summary(Printed):
             return ""
         several = len({trial.depth for trial in self.stability if trial.fold is not None}) > 1
         return f"; depth {min(kept)} kept{', chosen by held-out rows' if several else ''}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _losses(of: str, used: int, high: int, losses: np.ndarray, errors: np.ndarray) -> Iterator[str]:
+    yield f"held-out loss by number of {of}"
+    shown = min(len(losses), max(used, high) + 3)
+    for k, (loss, error) in enumerate(zip(losses[:shown], errors, strict=False)):
+        yield f"  {k:3d}  {loss:.4g} +- {error:.2g}{' <-' if k == used else ''}"
 
 
 def is_fitted(name: str) -> bool:

@@ -84,9 +84,17 @@ def _summary(summary: Summary) -> View:
 
 
 def _held_out(summary: Summary) -> Chart:
-    loss, error = np.asarray(summary.held_out, dtype=float), np.asarray(summary.held_out_error, dtype=float)
+    """Return the held-out loss by number of components, or of combinations of the inputs where y is scalar."""
+    k, ends, undetermined, what = summary.n_components, summary.interval, summary.undetermined, "components"
+    given = summary.held_out, summary.held_out_error
+    if summary.scalar:
+        k, ends = summary.n_input_directions, summary.n_input_directions_interval
+        undetermined, what = summary.input_directions_undetermined, "combinations of the inputs"
+        shown = max(MAX_VALUES, k + 3)
+        given = summary.input_held_out[:shown], summary.input_held_out_error[:shown]
+    loss, error = (np.asarray(values, dtype=float) for values in given)
     log = bool((loss > 0).all()) and loss.max() > 15 * loss.min()
-    x, y, k = list(range(len(loss))), parts.numbers(loss), summary.n_components
+    x, y = list(range(len(loss))), parts.numbers(loss)
     said = [f"{parts.short(a)} ± {parts.short(b)}" for a, b in zip(loss, error, strict=True)]
     bars = {"type": "data", "array": parts.numbers(error), "color": parts.MUTED, "thickness": 1.2, "width": 4}
     curve = parts.line(x, y, parts.member_color(0), "k = %{x}<br>%{customdata}", customdata=said, error_y=bars)
@@ -94,11 +102,11 @@ def _held_out(summary: Summary) -> Chart:
     used = parts.dots([k], [y[k]], size=15, color="rgba(0,0,0,0)", line=ring)
     tops = np.concatenate([loss, loss + np.nan_to_num(error)])
     axis = (parts.log_axis if log else parts.value_axis)("held-out loss", tops)
-    low, high = summary.interval
-    shapes = [] if summary.undetermined else [parts.band(low - 0.5, high + 0.5)]
-    figure = parts.figure([curve, used], parts.count_axis("components k", len(x), first=0), axis, shapes=shapes)
+    low, high = ends
+    shapes = [] if undetermined else [parts.band(low - 0.5, high + 0.5)]
+    figure = parts.figure([curve, used], parts.count_axis(f"{what} k", len(x), first=0), axis, shapes=shapes)
     note = "Bars: one standard error. Ring: the number used." + (" Shaded: the interval." if shapes else "")
-    return Chart("Held-out loss by number of components", figure, note=note)
+    return Chart(f"Held-out loss by number of {what}", figure, note=note)
 
 
 def _spectrum(summary: Summary) -> Chart | None:
