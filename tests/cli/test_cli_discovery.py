@@ -73,7 +73,7 @@ def test_discover_finds_the_count_and_writes_page_estimator_and_coordinates(tmp_
     assert abs(np.corrcoef(z, y[:, 0])[0, 1]) == pytest.approx(1)
     page = (tmp_path / "found.html").read_text()
     assert "girth" in page
-    assert "What trees depends on" in page
+    assert "What p, q, r depend on" in page
 
 
 def test_discover_looks_for_symmetries_where_asked(tmp_path, command, table):

@@ -132,7 +132,9 @@ def make_summary(k=2, d_in=5, d_out=3, rows=60, classes=(), seed=0, **changes):
         "n_components": k,
         "interval": (k, k),
         "undetermined": False,
-        "reason": f"5 of 5 networks in the running have {k}" if k else "nothing was found: no better than the mean",
+        "reason": f"5 of 5 networks within one standard error of the best have {k}"
+        if k
+        else "nothing was found: no better than the mean",
         "bound": most,
         "rows": rows,
         "inputs": tuple(f"x{i}" for i in range(d_in)),

@@ -15,6 +15,7 @@ from torch import nn
 from bnrank._core.text import cell
 from bnrank.discovery import BottleneckAutoencoder, BottleneckClassifier, BottleneckRegressor, compress, symmetries
 from bnrank.discovery.compression.certificate import Accuracy
+from bnrank.discovery.estimators.terms import TERMS, explained
 from bnrank.reporting import Section, plots, report
 from bnrank.reporting.charts import discovery as charts
 from bnrank.reporting.charts.parts import MUTED
@@ -43,8 +44,9 @@ def titled(page):
     ]
 
 
-LOSS, SPECTRUM, COORDINATES = "Held-out loss by number of components", "Spectrum", "Coordinates"
-AGAINST, DEPENDS = "Predicted vs. observed", "What each coordinate depends on"
+LOSS, SPECTRUM = "Held-out loss by number of components", "Directions, by size"
+COORDINATES = "Components of the rows"
+AGAINST, DEPENDS = "Predicted vs. observed", "What each component depends on"
 
 
 def narrow_net(rank=2, seed=0):
@@ -80,7 +82,11 @@ def symmetric():
 @pytest.mark.parametrize(
     ("summary", "said", "how"),
     [
-        (make_summary(), "2 numbers carry x (5 columns) to y (3 columns)", "interval 2 to 2: 5 of 5 networks"),
+        (
+            make_summary(),
+            "2 variables computed from the 5 inputs suffice to predict the 3 outputs",
+            "interval 2 to 2: 5 of 5 networks",
+        ),
         (
             make_summary(1, d_out=1),
             "y depends on 1 linear combination of the inputs (out of 5 inputs)",
@@ -97,17 +103,25 @@ def symmetric():
             "undetermined because of noise (interval 1 to 1)",
         ),
         (make_summary(0, d_out=1), "No linear combination of the inputs was found", "no better"),
-        (make_summary(classes=("a", "b", "c")), "2 numbers carry x (5 columns) to 3 classes", "interval 2 to 2"),
-        (make_summary(estimator="BottleneckAutoencoder"), "2 numbers describe x (5 columns)", "interval 2 to 2"),
-        (make_summary(0), "Nothing was found that carries x (5 columns) to y (3 columns)", "no better than the mean"),
+        (
+            make_summary(classes=("a", "b", "c")),
+            "2 variables computed from the 5 inputs suffice to predict the 3 classes",
+            "interval 2 to 2",
+        ),
+        (
+            make_summary(estimator="BottleneckAutoencoder"),
+            "2 variables suffice to describe the 5 inputs",
+            "interval 2 to 2",
+        ),
+        (make_summary(0), "Nothing in the 5 inputs was found to predict the 3 outputs", "no better than the mean"),
         (
             make_summary(undetermined=True, interval=(1, 3), reason="undetermined: they differ"),
-            "2 numbers carry x (5 columns) to y (3 columns)",
-            "undetermined because they differ (interval 1 to 3)",
+            "It is undetermined how many variables computed from the 5 inputs predict the 3 outputs: 1 to 3",
+            "undetermined because they differ (interval 1 to 3); 2 used here",
         ),
         (
             make_summary(0, undetermined=True, reason="undetermined: they differ"),
-            "No latent variable that carries x (5 columns) to y (3 columns) was established",
+            "It is undetermined how many variables computed from the 5 inputs predict the 3 outputs",
             "undetermined because they differ",
         ),
     ],
@@ -173,7 +187,7 @@ def test_a_fit_shows_the_numbers_of_its_summary(tmp_path):
         assert said.startswith(f"Fitted rows; dotted: equality. R² of y{i}: ")
         r2 = float(said.rpartition(": ")[2].rstrip("."))
         assert r2 == pytest.approx(r2_score(summary.observed[:, i], summary.predicted[:, i]), abs=1e-3)
-    for words in ("all folds but one", "0 1 2 3 3 3", "0 1 2 4 4 4", "1000 3", "Coordinates, most influential first"):
+    for words in ("all folds but one", "0 1 2 3 3 3", "0 1 2 4 4 4", "1000 3", "Components, most influential first"):
         assert words in page.text
     assert not {title for title in shown if "class" in title}
 
@@ -182,7 +196,7 @@ def test_classes_give_colors_and_a_confusion_matrix(tmp_path):
     for labels in (("b", "a", "c"), (0.0, 1.0, 2.0), (False, True)):
         summary = make_summary(1, classes=labels)
         _, shown = read(summary, tmp_path)
-        traces = shown["Coordinate by class"]["figure"]["data"]
+        traces = shown["Component by class"]["figure"]["data"]
         assert [trace["hovertemplate"].split("<")[0] for trace in traces] == list(map(str, labels))
         assert len({trace["marker"]["color"] for trace in traces}) == len(labels)
         for trace, label in zip(traces, labels, strict=True):
@@ -199,14 +213,14 @@ def test_one_output_shows_the_combinations_of_inputs_first(tmp_path):
     curve, used = shown["Held-out loss by number of combinations of the inputs"]["figure"]["data"]
     np.testing.assert_allclose(curve["y"], summary.input_held_out[:28], rtol=1e-4)
     assert used["x"] == [25]
-    options = '<option value="0" selected>of input combinations</option><option value="1">at the bottleneck</option>'
+    options = '<option value="0" selected>of combinations of inputs</option><option value="1">inside the model</option>'
     assert options in page.source
 
 
 def test_nothing_found_has_neither_coordinates_nor_sensitivities(tmp_path):
     page, shown = read(make_summary(0), tmp_path)
     assert set(shown) == {"kind", LOSS, AGAINST}
-    assert "Coordinates, most influential first" not in page.text
+    assert "Components, most influential first" not in page.text
 
 
 def test_what_is_too_much_is_left_out_and_said(tmp_path):
@@ -241,7 +255,7 @@ def test_fitted_estimators_are_taken_and_unfitted_ones_are_refused(tmp_path):
     fitted = BottleneckRegressor(1, ridges=[0.01], n_networks=1, steps=10).fit(x, x[:, :1] @ np.array([[1.0, -2.0]]))
     page, shown = read(fitted, tmp_path)
     assert "What BottleneckRegressor found" in page.text
-    dots = shown["Coordinate against output"]["figure"]["data"][0]
+    dots = shown["Component against output"]["figure"]["data"][0]
     np.testing.assert_allclose(dots["x"], fitted.transform(x)[:, 0], rtol=1e-3, atol=1e-6)
     for source in ({"first": fitted}, [fitted.summary()], Section("s", found=fitted), [Section("s", found=fitted)]):
         assert read(source, tmp_path)[1] == shown
@@ -453,3 +467,12 @@ def test_the_pages_in_a_browser(tmp_path, compressed, symmetric):
             inside = "every((s) => s.getBoundingClientRect().right <= s.closest('.card').getBoundingClientRect().right)"
             wait_for(driver, f"return [...document.querySelectorAll('{PLOTS} .main-svg')].{inside}")
         assert driver.get_log("browser") == []
+
+
+def test_the_terms_on_the_page_are_explained_there(tmp_path):
+    page, _ = read(make_summary(), tmp_path)
+    for term in ("component", "held-out loss", "standard error", "ridge", "fold", "influence", "sensitivity", "gap"):
+        assert f" {term} {TERMS[term]} " in page.text
+    assert TERMS["undetermined"] not in page.text
+    assert TERMS["undetermined"] in read(make_summary(undetermined=True), tmp_path)[0].text
+    assert set(TERMS) == set(explained(" ".join(TERMS)))

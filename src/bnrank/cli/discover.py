@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 KINDS = ("regressor", "classifier", "autoencoder")
 MAX_CLASSES = 20  # different whole numbers in one column that are read as classes rather than quantities
+MAX_NAMED = 3  # outputs named in the title
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ def discover_command(
         say(f"  in Python: bnrank.load({str(save)!r})")
     if coordinates is not None:
         _write_coordinates(found, x, coordinates)
-    page: dict[str, Any] = {f"What {table.name} depends on": found}
+    page: dict[str, Any] = {_title(table): found}
     try:
         if symmetry:
             page |= _symmetries(found, x)
@@ -169,6 +170,13 @@ def _symmetries(found: Any, inputs: pd.DataFrame) -> dict[str, Any]:
     symmetric = bnrank.discovery.symmetries(found, x, rtol=error, names=inputs.columns.tolist())
     say(str(symmetric))
     return {"Transformations of x that leave the fitted map unchanged": symmetric}
+
+
+def _title(table: bnrank.tasks.Table) -> str:
+    if table.y is None:
+        return "What the columns have in common"
+    of = f"the {len(table.targets)} outputs" if len(table.targets) > MAX_NAMED else ", ".join(table.targets)
+    return f"What {of} depend{'s' if len(table.targets) == 1 else ''} on"
 
 
 def _write_coordinates(found: Any, x: pd.DataFrame, path: Path) -> None:

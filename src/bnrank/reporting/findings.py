@@ -12,6 +12,7 @@ from bnrank.discovery.compression.certificate import Accuracy, Change
 from bnrank.discovery.compression.search import Compressed
 from bnrank.discovery.estimators.counts import Trial
 from bnrank.discovery.estimators.summary import Summary
+from bnrank.discovery.estimators.terms import explained
 from bnrank.discovery.symmetry_search.pieces import field_text
 from bnrank.discovery.symmetry_search.result import Symmetries
 from bnrank.reporting.blocks import Block, Plot, Said, Text, details, table
@@ -36,23 +37,26 @@ def found_blocks(found: Summary | Compressed | Symmetries, key: str) -> list[Blo
 
 def _fit(summary: Summary) -> tuple[str, str, str]:
     """Return the result in one sentence, its mark, and the evidence."""
-    k, labels = summary.n_components, classes(summary)
-    what = f"{'describe' if k > 1 else 'describes'} x ({_count(len(summary.inputs), 'column')})"
-    if not summary.estimator.endswith("Autoencoder"):  # its outputs are its inputs
-        outputs = f"y ({_count(summary.outputs, 'column')})" if labels is None else f"{len(labels)} classes"
-        what = f"{'carry' if k > 1 else 'carries'} x ({_count(len(summary.inputs), 'column')}) to {outputs}"
     if summary.scalar:
         return _fit_of_one(summary)
+    k, labels, inputs = summary.n_components, classes(summary), _count(len(summary.inputs), "input")
+    outputs = _count(summary.outputs, "output") if labels is None else f"{len(labels)} classes"
+    suffice = f"{'suffice' if k > 1 else 'suffices'} to predict the {outputs}"
+    said = f"{_count(k, 'variable')} computed from the {inputs} {suffice}"
+    doubt = f"It is undetermined how many variables computed from the {inputs} predict the {outputs}"
+    nothing = f"Nothing in the {inputs} was found to predict the {outputs}"
+    if summary.estimator.endswith("Autoencoder"):  # its outputs are its inputs
+        said = f"{_count(k, 'variable')} {'suffice' if k > 1 else 'suffices'} to describe the {inputs}"
+        doubt = f"It is undetermined how many variables describe the {inputs}"
+        nothing = f"Nothing was found that the {inputs} have in common"
     low, high = summary.interval
-    if k:
-        said = f"{_count(k, 'number')} {what}"
-    elif summary.undetermined:
-        said = f"No latent variable that {what} was established"
-    else:
-        said = f"Nothing was found that {what}"
+    if summary.undetermined:
+        said = f"{doubt}: {low} to {high}" if high > low else doubt
+    elif not k:
+        said = nothing
     reason = summary.reason.removeprefix("undetermined: ").removeprefix("nothing was found: ")
     if summary.undetermined:
-        return said, "warn", f"undetermined because {reason} (interval {low} to {high})"
+        return said, "warn", f"undetermined because {reason} (interval {low} to {high}); {k} used here"
     return said, _mark("good" if k else "warn", low, high), f"interval {low} to {high}: {reason}"
 
 
@@ -75,25 +79,33 @@ def _fit_tables(summary: Summary) -> list[Block]:
         "inputs": len(summary.inputs),
         "outputs" if labels is None else "classes": summary.outputs if labels is None else len(labels),
         "R² on these rows" if labels is None else "accuracy on these rows": score(summary.score),
-        "largest detectable rank": summary.bound,
-        "input combinations": summary.n_input_directions,
+        "largest detectable number": summary.bound,
+        "combinations of inputs": summary.n_input_directions,
         "interval of these": "{} to {}".format(*summary.n_input_directions_interval),
         "ridge": summary.ridge,
     }
     coordinates: list[dict[str, object]] = []
     for j, (influence, row) in enumerate(zip(summary.influence, summary.sensitivity, strict=True), 1):
         most = [f"{summary.inputs[i]} ({row[i]:.2g})" for i in np.argsort(-row, kind="stable")[:6]]
-        coordinates.append({"coordinate": f"z{j}", "influence": influence, "moves most with": ", ".join(most)})
+        coordinates.append({"component": f"z{j}", "influence": influence, "moves most with": ", ".join(most)})
     weights: list[dict[str, object]] = []
     for j, (strength, row) in enumerate(zip(summary.input_spectrum, summary.input_weights, strict=False), 1):
         most = [f"{summary.inputs[i]} ({row[i]:+.2g})" for i in np.argsort(-np.abs(row), kind="stable")[:6]]
-        weights.append({"combination": j, "strength": strength, "inputs (weight per spread)": ", ".join(most)})
+        weights.append(
+            {"combination": j, "strength": strength, "inputs (weight per standard deviation)": ", ".join(most)}
+        )
+    networks = table(_stability_rows(summary.stability), "Count of every trained network", whole=True)
+    shown = explained(
+        " ".join([str(summary), *facts]), ["sensitivity", "fold", "seed"] if networks else ["sensitivity"]
+    )
+    terms = [{"term": term, "meaning": meaning} for term, meaning in shown.items()]
     return [
         *table([facts], "The fit"),
         *table(weights, "Linear combinations of the inputs that y depends on"),
-        *table(coordinates, "Coordinates, most influential first"),
-        *table(_stability_rows(summary.stability), "Count of every trained network", whole=True),
+        *table(coordinates, "Components, most influential first"),
         *(Text(note, "note") for note in summary.notes),
+        *details(f"Every trained network ({len(summary.stability)})", networks),
+        *details("Terms", table(terms, "Terms on this page")),
     ]
 
 

@@ -226,7 +226,7 @@ def count_of(number: int, trials: Sequence[Trial], bound: int, resamples: tuple[
     agree = running.count(number)
     reason = f"{agree} of {len(running)} networks within one standard error of the best have {number}"
     if undetermined := agree < AGREE * len(running):
-        reason = f"undetermined: only {reason}, others {interval}"
+        reason = f"undetermined: only {reason}, others {interval[0]} to {interval[1]}"
     elif number == bound:
         reason += f"; more than {bound} cannot be detected"
     return Count(number, interval, agree / len(running), undetermined, reason)

@@ -135,6 +135,6 @@ def _beside_a_network(count: Count, path: Path, errors: np.ndarray) -> Count:
     )
     if count.undetermined or other <= count.number or counts.is_worse(held[other], errors[count.number]):
         return count
-    reason = f"a linear map of {count.number} and a network of {other} combinations predict equally well"
+    reason = f"a linear model of {count.number} and a network of {other} combinations predict equally well"
     interval = (count.interval[0], max(count.interval[1], other))
     return Count(count.number, interval, count.agreement, True, f"undetermined: {reason}")

@@ -310,7 +310,7 @@ def count_from(found: Evidence, bound: int) -> Count:
         return counts.count_of(number, found.trials(), bound, counts.resampled(found.errors, path.rtol))
     low, high = counts.resampled(linear.errors, 0.0, paired=True)
     if found.kind == "constant":
-        tried = "function" if path else "linear map"
+        tried = "function" if path else "linear model"
         reason = f"nothing was found: on held-out rows no {tried} predicts better than the mean"
         if not linear.errors[0].any():
             used = f" on the {MAX_ROWS:,} rows used" if len(found.rows) == MAX_ROWS else ""
@@ -322,12 +322,14 @@ def count_from(found: Evidence, bound: int) -> Count:
         other = path.supported
         if other != number and not counts.is_worse(path.by_number[other], linear.errors[number]):
             interval = (min(other, interval[0]), max(other, interval[1]))
-            reason = f"a linear map of rank {number} and a network of {other} dimensions predict equally well"
+            reason = f"a linear model with {number} component(s) and a network with {other} predict equally well"
             return Count(number, interval, NAN, True, f"undetermined: {reason}")
     if path is not None:
-        reason = "the table is linear: no network predicts held-out rows better than a linear map of this rank"
+        reason = "the relation is linear: no network predicts held-out rows better than weighted sums of the inputs do"
     elif linear.is_exact(number):
-        reason = "the table is linear: a map of this rank explains everything (curved maps of fewer numbers not tried)"
+        reason = (
+            "the relation is linear: weighted sums of the inputs explain everything (curved maps of fewer not tried)"
+        )
     else:
-        reason = "only linear maps were tried: none of higher rank predicts better"
+        reason = "only linear models were tried: none with more components predicts better"
     return Count(number, interval, NAN, False, reason)

@@ -14,6 +14,7 @@ from torch import Tensor
 from bnrank._core import identity, store, text, validation
 from bnrank._core.results import Printed
 from bnrank.discovery.estimators.counts import Trial
+from bnrank.discovery.estimators.terms import explained
 from bnrank.discovery.storage import pack, unpack
 
 T = TypeVar("T")
@@ -169,7 +170,9 @@ class Summary(Printed):
         return pd.DataFrame(values, index, pd.MultiIndex.from_tuples(columns, names=[None, *self.input_columns.names]))
 
     def __str__(self) -> str:
-        return "\n".join(self._lines())
+        lines = list(self._lines())
+        terms = explained("\n".join(lines)).items()
+        return "\n".join([*lines, "terms", *(f"  {term}: {meaning}" for term, meaning in terms)])
 
     @property
     def scalar(self) -> bool:
@@ -200,7 +203,7 @@ class Summary(Printed):
             sure = "undetermined" if self.undetermined else f"interval {low} to {high}"
             yield f"components: {self.n_components} ({sure}; at most {self.bound} detectable), model: {self.model}"
             yield f"  {self.reason}"
-        yield f"score on these rows: {round(self.score, 6) + 0.0:.3g}"
+        yield f"{'accuracy' if classes else 'R^2'} on these rows: {round(self.score, 6) + 0.0:.3g}"
         if self.scalar:
             used = self.n_input_directions, high, self.input_held_out, self.input_held_out_error
             yield from _losses("combinations of the inputs", *used)
@@ -210,7 +213,7 @@ class Summary(Printed):
         if self.n_components and not self.scalar:
             values = ", ".join(f"{value:.3g}" for value in self.spectrum[:MAX_VALUES])
             more = " ..." if len(self.spectrum) > MAX_VALUES else ""
-            yield f"spectrum at the bottleneck: {values}{more}, gap {self.gap:.3g}"
+            yield f"spread of the directions inside the model: {values}{more}, gap {self.gap:.3g}"
             yield text.render(list(self._coordinates()))
         elif self.n_input_directions:
             yield text.render(list(self._combinations()))
@@ -222,7 +225,7 @@ class Summary(Printed):
     def _coordinates(self) -> Iterator[dict[str, object]]:
         for j, (influence, row) in enumerate(zip(self.influence, self.sensitivity, strict=True), 1):
             named = ", ".join(f"{self.inputs[i]} ({row[i]:.2g})" for i in np.argsort(-row)[:MAX_INPUTS])
-            yield {"coordinate": j, "influence": f"{influence:.3g}", "most sensitive to": named}
+            yield {"component": j, "influence": f"{influence:.3g}", "most sensitive to": named}
 
     def _combinations(self) -> Iterator[dict[str, object]]:
         for j, (strength, row) in enumerate(zip(self.input_spectrum, self.input_weights, strict=False), 1):

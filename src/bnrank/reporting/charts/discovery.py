@@ -67,7 +67,7 @@ def _summary(summary: Summary) -> View:
     shown = min(summary.n_components, MAX_COORDINATES)
     notes: list[str] = []
     if shown < summary.n_components:
-        notes.append(f"the {shown} most influential of {summary.n_components} coordinates are shown")
+        notes.append(f"the {shown} most influential of {summary.n_components} components are shown")
     if summary.rows > len(summary.coordinates):
         notes.append(f"{len(summary.coordinates)} of {summary.rows} rows are shown")
     z = parts.numbers(summary.coordinates[:, :shown].T, 4)
@@ -104,16 +104,18 @@ def _held_out(summary: Summary) -> Chart:
     axis = (parts.log_axis if log else parts.value_axis)("held-out loss", tops)
     low, high = ends
     shapes = [] if undetermined else [parts.band(low - 0.5, high + 0.5)]
-    figure = parts.figure([curve, used], parts.count_axis(f"{what} k", len(x), first=0), axis, shapes=shapes)
-    note = "Bars: one standard error. Ring: the number used." + (" Shaded: the interval." if shapes else "")
+    figure = parts.figure([curve, used], parts.count_axis(f"number of {what}", len(x), first=0), axis, shapes=shapes)
+    note = "Error on rows not used for training. Bars: one standard error. Ring: the number used." + (
+        " Shaded: the interval." if shapes else ""
+    )
     return Chart(f"Held-out loss by number of {what}", figure, note=note)
 
 
 def _spectrum(summary: Summary) -> Chart | None:
-    """Return the spectra at the bottleneck and of the inputs, the most informative first; None without either."""
+    """Return the spreads of the directions inside the model and of the inputs, the most informative first, or None."""
     spectra = [
-        ("at the bottleneck", "standard deviation", summary.spectrum, summary.n_components),
-        ("of input combinations", "how much y depends on it", summary.input_spectrum, summary.n_input_directions),
+        ("inside the model", "spread (standard deviation)", summary.spectrum, summary.n_components),
+        ("of combinations of inputs", "how much y depends on it", summary.input_spectrum, summary.n_input_directions),
     ]
     spectra = [entry for entry in spectra if len(entry[2]) and entry[3]]
     if summary.bound == 1:
@@ -127,21 +129,23 @@ def _spectrum(summary: Summary) -> Chart | None:
         y = np.maximum(values, 1e-6 * top) if wide else values
         x = list(range(1, len(values) + 1))
         said = [parts.short(value) for value in values]
-        dots = parts.line(x, parts.numbers(y), parts.LINE, "index %{x}<br>%{customdata}", width=1.2, customdata=said)
+        dots = parts.line(
+            x, parts.numbers(y), parts.LINE, "direction %{x}<br>%{customdata}", width=1.2, customdata=said
+        )
         dots.marker = {"size": 9, "color": [parts.member_color(0) if i < count else parts.MUTED for i in range(len(x))]}
         axis = (parts.log_axis if wide else parts.value_axis)(title, y)
         more = {} if gap is None else _gap(gap, count, len(x), 0.98)
-        figures.append(parts.figure(dots, parts.count_axis("index", len(x)), axis, **more))
-        said = ["Nothing is left beyond the values kept."]
+        figures.append(parts.figure(dots, parts.count_axis("direction", len(x)), axis, **more))
+        said = ["Blue: directions kept, which are all."]
         if gap is not None:
-            said = ["Dotted: the gap, the last value kept over the first left out."]
+            said = ["Blue: directions kept. Gap: the last value kept divided by the next."]
         if len(every) > len(values):
             said.append(f"The {len(values)} largest of {len(every)} values.")
         if wide and last < 1e-6 * top:
             said.append("Values below 1e-6 of the largest are drawn there.")
         notes.append(" ".join(said))
     control = Control("spectrum", "", [label for label, *_ in spectra])
-    return _chosen("Spectrum", figures, notes, [control]) if spectra else None
+    return _chosen("Directions, by size", figures, notes, [control]) if spectra else None
 
 
 def _chosen(
@@ -200,7 +204,7 @@ def _dots(z: Sequence[Any], outputs: Sequence[dict[str, Any]]) -> Chart:
         figure = parts.figure(dots, {"title": "z<sub>1</sub>"}, {"title": labels[0]})
         controls = _output_control(outputs, "output")
         changes = changes if controls else []
-        return Chart("Coordinate against output", figure, size="tall", controls=controls, changes=changes)
+        return Chart("Component against output", figure, size="tall", controls=controls, changes=changes)
     scale = {"colorscale": parts.heat_scale(light=False), "colorbar": parts.color_bar(labels[0])}
     hover = "%{x:.3g}, %{y:.3g}<br>%{marker.color:.4g}"
     dots = parts.dots(z[0], z[1], hover, size=6.5, color=observed[0][0], **scale)
@@ -227,7 +231,7 @@ def _class_dots(summary: Summary, z: Sequence[Any], labels: list[str]) -> Chart:
     if len(z) > 1:
         return _coordinates(traces, points, key=key)
     axis = parts.named_axis("class", list(map(_label, labels)), zeroline=False)
-    return Chart("Coordinate by class", parts.figure(traces, {"title": "z<sub>1</sub>"}, axis), size="tall")
+    return Chart("Component by class", parts.figure(traces, {"title": "z<sub>1</sub>"}, axis), size="tall")
 
 
 def _coordinates(
@@ -246,7 +250,7 @@ def _coordinates(
         moves = [Change(f"layout.{end}axis.title.text", (name,), titles) for end, name in ends]
         changes = [*moves, *(Change(end, (name,), points) for end, name in ends), *changes]
     figure = parts.figure(traces, {"title": titles[0]}, {"title": titles[1]})
-    return Chart("Coordinates", figure, size="tall", key=key, controls=controls, changes=changes)
+    return Chart("Components of the rows", figure, size="tall", key=key, controls=controls, changes=changes)
 
 
 def _predicted(outputs: Sequence[dict[str, Any]]) -> Chart:
@@ -288,15 +292,15 @@ def _sensitivity(summary: Summary, shown: int, notes: list[str]) -> Chart:
     rows = summary.sensitivity[:shown]
     kept = np.sort(np.argsort(-rows.max(axis=0), kind="stable")[:MAX_INPUTS])
     if len(kept) < rows.shape[1]:
-        notes.append(f"the {len(kept)} of {rows.shape[1]} inputs that coordinates move most with are shown")
+        notes.append(f"the {len(kept)} of {rows.shape[1]} inputs that components move most with are shown")
     inputs = [_label(summary.inputs[i]) for i in kept]
     coordinates = [f"z<sub>{j + 1}</sub>" for j in range(shown)]
     return Chart(
-        "What each coordinate depends on",
+        "What each component depends on",
         _map(rows[:, kept], coordinates, inputs, across=True),
         narrow=_map(rows[:, kept].T, inputs, coordinates, across=False),
         size="wide",
-        note="Root mean square derivative of the coordinate in the input, times the standard deviation of the input.",
+        note="Sensitivity: how much the component changes if the input changes by its standard deviation.",
     )
 
 
@@ -308,7 +312,7 @@ def _map(values: np.ndarray, down: list[str], along: list[str], *, across: bool)
     heat = parts.heat_map(parts.numbers(values, 3), "%{hovertext}<br>%{z:.3g}", bar, zmax=float(values.max()) or 1)
     heat.hovertext = [[f"{a}, {b}" for b in along] for a in down]
     heat.texttemplate = "%{z:.2f}" if len(along) <= (24 if across else 6) else ""
-    titles = ("input", "coordinate") if across else ("coordinate", "input")
+    titles = ("input", "component") if across else ("component", "input")
     x = parts.named_axis(titles[0], along, tickangle=-60 if slanted else 0, showgrid=False, zeroline=False)
     y = parts.named_axis(titles[1], down, autorange="reversed", showgrid=False, zeroline=False)
     if not across:

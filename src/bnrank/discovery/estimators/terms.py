@@ -1,0 +1,40 @@
+"""The words of a summary and of its page, each in one sentence."""
+
+from collections.abc import Sequence
+
+TERMS = {
+    "component": "a variable computed from all inputs; the outputs are predicted from the components alone",
+    "combination": "a weighted sum of the inputs",
+    "interval": "the smallest and the largest number found with other networks and with resampled rows",
+    "undetermined": "the rows do not decide the number; more rows, other inputs or less noise can",
+    "held-out loss": "the error on rows that were not used for training, after scaling; the smaller the better",
+    "standard error": "how much a mean loss would vary between tables of this size",
+    "influence": "how strongly the outputs change with the component",
+    "sensitivity": "how much the component changes if the input changes by its standard deviation",
+    "spread": "how much each direction inside the network varies over the rows; those kept come first",
+    "gap": "the spread of the last direction kept divided by that of the next",
+    "model": "network: curved; linear: weighted sums of the inputs; constant: the mean",
+    "ridge": "the strength of the penalty on the weights of a network; the larger, the simpler the function",
+    "depth": "the number of layers of weights of a network",
+    "fold": "a part of the rows that is held out while a network is trained on the others",
+    "seed": "a number that fixes the random initial weights of a network",
+    "count": "how many of these a single network needs to predict about as well as with all of its own",
+}
+
+
+def explained(text: str, also: Sequence[str] = ()) -> dict[str, str]:
+    """Return the terms that occur in a text, with their meaning.
+
+    Parameters
+    ----------
+    text : str
+        The text.
+    also : sequence of str
+        Terms to explain in any case.
+
+    Examples
+    --------
+    >>> list(explained("held-out loss by number of components"))
+    ['component', 'held-out loss']
+    """
+    return {term: meaning for term, meaning in TERMS.items() if term in text or term in also}
