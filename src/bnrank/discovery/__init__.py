@@ -9,6 +9,7 @@ from bnrank.discovery.estimators import (
     Summary,
     Trial,
 )
+from bnrank.discovery.power_products import DimensionlessGroups, PowerProduct, dimensionless_groups
 from bnrank.discovery.symmetry_search import symmetries
 
 __all__ = [
@@ -17,9 +18,12 @@ __all__ = [
     "BottleneckRegressor",
     "Certificate",
     "Compressed",
+    "DimensionlessGroups",
     "NothingFoundWarning",
+    "PowerProduct",
     "Summary",
     "Trial",
     "compress",
+    "dimensionless_groups",
     "symmetries",
 ]

@@ -1,0 +1,204 @@
+"""The search for power products: fits with logarithms of the inputs beside fits with the inputs as they are."""
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from sklearn.base import clone
+from sklearn.utils import check_array, column_or_1d
+from sklearn.utils.validation import check_consistent_length
+
+from bnrank._core import validation
+from bnrank.discovery.columns import columns_of, texts
+from bnrank.discovery.estimators import BottleneckRegressor, NothingFoundWarning
+from bnrank.discovery.estimators.tables import (
+    checked_by_scikit,
+    constant_columns,
+    groups_of_rows,
+    in_memory,
+    read_samples,
+    refuse_tables_by_name,
+)
+from bnrank.discovery.power_products.exponents import Exponents, Table, exponents, power_law
+from bnrank.discovery.power_products.result import DimensionlessGroups, Factor, PowerProduct, products_of
+
+SAME = 1.1  # ratio of the scaled spreads of y and log y up to which the logarithm is preferred
+CLEARLY = 2.0  # standard errors by which one fit must predict better than the other
+ALIKE = 0.7  # correlation above which inputs are left out one by one
+
+
+def dimensionless_groups(
+    X: Any, y: Any, *, groups: Any = None, estimator: BottleneckRegressor | None = None
+) -> DimensionlessGroups:
+    """Find the power products of positive inputs, such as rho v L / mu, that one output depends on.
+
+    Two models are fitted: with the inputs as they are, and with the logarithms of those that are positive, in which
+    power products are linear combinations. Power products are found if the logarithms need fewer combinations and
+    predict held-out rows no worse (by one standard error), or need no more and predict better by two standard errors.
+    Their exponents and 99 percent intervals are those of least squares for power laws, and otherwise of a Gaussian
+    process on the combinations, with half-samples of the rows; an exponent becomes a fraction with a denominator of at
+    most 4 if exactly one lies in its interval. Inputs whose exponents cannot be told from 0 are left out.
+
+    A positive y is replaced by its logarithm unless y itself is closer to normal (if std(log y) exp(mean(log y)) >
+    1.1 std(y), the profile likelihood of Box and Cox 1964); the number of combinations does not depend on this.
+
+    Parameters
+    ----------
+    X : array-like or DataFrame
+        Inputs, (N, d_in).
+    y : array-like
+        One output, (N,) or (N, 1).
+    groups : array-like, optional
+        What is held out together, (N,), as in :meth:`BottleneckRegressor.fit`.
+    estimator : BottleneckRegressor, optional
+        Settings of the two fits; it is not changed.
+
+    Returns
+    -------
+    DimensionlessGroups
+        The result, which prints itself.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If X or y is refused by :class:`BottleneckRegressor`, y has several columns, or ``estimator`` is another object.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> x = pd.DataFrame(np.exp(rng.normal(size=(80, 3))), columns=["L", "g", "m"])
+    >>> y = 6.28 * np.sqrt(x.L / x.g) * (1 + 0.02 * rng.normal(size=80))
+    >>> found = dimensionless_groups(x, y)
+    >>> print(*found.groups)
+    L^(1/2) / g^(1/2)
+    """
+    model = validation.kind(estimator, "estimator", BottleneckRegressor) if estimator is not None else None
+    model = BottleneckRegressor() if model is None else clone(model)
+    x = read_samples(model, X, reset=True)
+    output = _output(y, len(x))
+    names = texts(columns_of(X, "x", x.shape[1]), "x")
+    validation.expect(len(set(names)) == len(names), "X", f"columns {names}", "different names")
+    use_log = bool((output > 0).all()) and _log_is_closer_to_normal(output)
+    target = np.log(output) if use_log else output
+    varies = ~constant_columns(x)
+    positive = varies & (x > 0).all(axis=0)
+    given = _fitted(model, pd.DataFrame(x, columns=names), target, groups)
+    if not positive.any():
+        return _without_logarithms(given, "no input that varies is positive")
+    z = np.where(positive, np.log(np.where(positive, x, 1.0)), x)[:, varies]
+    used = [name for name, kept in zip(names, varies, strict=True) if kept]
+    logs = _fitted(model, pd.DataFrame(z, columns=used), target, groups)
+    logarithms = tuple(name for name, kept in zip(names, positive, strict=True) if kept)
+    verdict, reason = _compared(given, logs, len(used))
+    about = (logs.n_input_directions_interval_, logarithms, given, logs)
+    if verdict not in ("power products", "undetermined number"):
+        return _result(verdict, reason, (), None, (), *about)
+    drawn = groups_of_rows(x, output[:, None]) if groups is None else pd.factorize(np.asarray(groups))[0]
+    seed = model.random_state if isinstance(model.random_state, int) else 0
+    law = logs.model_ == "linear" and use_log
+    table = Table(z, target, drawn, seed)
+    found, kept, left = _exponents(table, logs, law, used, positive[varies])
+    made = products_of(found, [used[i] for i in kept], list(positive[varies][kept]))
+    coefficient = None
+    if law:
+        frame = pd.DataFrame(x, columns=names)
+        coefficient = float(np.exp((target - made[0].logarithm(frame)).mean()))
+    verdict = "undetermined" if verdict == "undetermined number" else verdict
+    return _result(verdict, reason, made, coefficient, left, *about)
+
+
+def _result(
+    verdict: str,
+    reason: str,
+    made: tuple[PowerProduct, ...],
+    coefficient: float | None,
+    left: tuple[Factor, ...],
+    interval: tuple[int, int],
+    logarithms: tuple[str, ...],
+    given: BottleneckRegressor,
+    logs: BottleneckRegressor,
+) -> DimensionlessGroups:
+    fits = given.summary(), logs.summary()
+    return DimensionlessGroups(verdict, reason, made, interval, coefficient, logarithms, left, *fits)
+
+
+def _without_logarithms(given: BottleneckRegressor, reason: str) -> DimensionlessGroups:
+    verdict = "linear combinations" if given.n_input_directions_ else "nothing found"
+    return DimensionlessGroups(verdict, reason, (), (0, 0), None, (), (), given.summary(), None)
+
+
+def _output(y: Any, rows: int) -> np.ndarray:
+    validation.expect(y is not None, "y", "None", "one output, (N,)")
+    y = in_memory(y, "y")
+    with checked_by_scikit("y"):
+        refuse_tables_by_name(y, "y")
+        values = column_or_1d(check_array(y, ensure_2d=False, dtype=np.float64, input_name="y"))
+        check_consistent_length(np.zeros(rows), values)
+    return np.asarray(values)
+
+
+def _log_is_closer_to_normal(y: np.ndarray) -> bool:
+    logarithms = np.log(y)
+    return bool(logarithms.std() * np.exp(logarithms.mean()) <= SAME * y.std())
+
+
+def _fitted(model: BottleneckRegressor, x: pd.DataFrame, y: np.ndarray, groups: Any) -> BottleneckRegressor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NothingFoundWarning)
+        return clone(model).fit(x, y, groups)
+
+
+def _compared(given: BottleneckRegressor, logs: BottleneckRegressor, inputs: int) -> tuple[str, str]:
+    """Return the verdict, and the evidence in words."""
+    (n, loss, error), (m, other, spread) = (_held_out(fit) for fit in (logs, given))
+    said = f"held-out loss {loss:.3g} +- {error:.2g} with {n} combination(s) of logarithms, {other:.3g} +- {spread:.2g}"
+    said += f" with {m} of the inputs as they are"
+    if not n and not m:
+        return "nothing found", given.reason_.removeprefix("nothing was found: ")
+    clear = CLEARLY * np.hypot(error, spread)
+    fewer = n < given.n_input_directions_interval_[0] and loss <= other + spread
+    if n and (fewer or (n <= max(m, 1) and loss < other - clear)):
+        if n == inputs > 1:
+            return "linear combinations", f"each input counts by itself: {said}"
+        if logs.input_directions_undetermined_:
+            return "undetermined number", f"{logs.input_directions_reason_.removeprefix('undetermined: ')}; {said}"
+        return "power products", said
+    if n > m or other < loss - clear or not n:
+        return "linear combinations", said
+    return "undetermined", f"neither power products nor linear combinations are excluded: {said}"
+
+
+def _held_out(fit: BottleneckRegressor) -> tuple[int, float, float]:
+    n = fit.n_input_directions_
+    return n, float(fit.input_held_out_[n]), float(fit.input_held_out_error_[n])
+
+
+def _exponents(
+    table: Table, logs: BottleneckRegressor, law: bool, names: Sequence[str], positive: np.ndarray
+) -> tuple[Exponents, np.ndarray, tuple[Factor, ...]]:
+    """Return the exponents, the inputs that they belong to, and those left out."""
+    kept, left = np.arange(len(names)), list[Factor]()
+    directions, linear = logs.input_directions_, logs.model_ == "linear"
+    while True:
+        some = Table(table.z[:, kept], table.y, table.units, table.seed)
+        found = power_law(some) if law else exponents(some, directions[:, kept], linear)
+        if not found.absent.any() or len(kept) - 1 < max(len(directions), 1):
+            return found, kept, tuple(left)
+        drop = _weakest(found, some.z)[: len(kept) - len(directions)]
+        for i in drop:
+            j = np.abs(found.values[:, i]).argmax()
+            ends = float(found.low[j, i]), float(found.high[j, i])
+            place = kept[i]
+            left.append(Factor(names[place], float(found.values[j, i]), *ends, None, bool(positive[place])))
+        kept = np.delete(kept, drop)
+
+
+def _weakest(found: Exponents, z: np.ndarray) -> np.ndarray:
+    """Return the inputs not told from 0, the weakest first; only the weakest where one is like another input."""
+    strength = (np.abs(found.values) * z.std(axis=0)).max(axis=0)
+    absent = np.flatnonzero(found.absent)
+    absent = absent[np.argsort(strength[absent], kind="stable")]
+    alike = np.abs(np.corrcoef(z.T).reshape(z.shape[1], -1) - np.eye(z.shape[1]))[absent]
+    return absent[:1] if alike.max(initial=0) > ALIKE else absent
