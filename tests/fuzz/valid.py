@@ -348,6 +348,10 @@ OWN: dict[str, Values] = {
         "y": lambda: torch.tensor([[0.0], [1.0], [0.0], [1.0], [0.0]]),
     },
     "bnrank.discovery.compress": {"x": lambda: normal(40, 3), "y": lambda: None, "tol": lambda: 0.05},
+    "bnrank.discovery.dimensionless_groups": {
+        "X": lambda: normal(20, 3).double().exp().numpy(),
+        "y": lambda: normal(20, 3).double().exp().numpy()[:, 0] ** 2,
+    },
     "bnrank.discovery.symmetries": {"net": lambda: Radius(), "x": lambda: normal(40, 3), "y": lambda: None},
     "bnrank.escape.Steps": {"count": lambda: 5},
     "bnrank.escape.blow_up_time": _LAW,

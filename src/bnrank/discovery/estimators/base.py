@@ -293,6 +293,9 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         used = self.output_scale_[self.output_scale_ > 0]
         if getattr(self, "outputs", None) == "auto" and len(used) and (ratio := used.max() / used.min()) > 1 + 1e-9:
             yield f"spreads of the outputs differ by a factor of {ratio:.2g}: each was divided by its spread"
+        positive = int((~constant_columns(x) & (x > 0).all(axis=0)).sum())
+        if data.outputs == 1 and positive > 1 and self.n_input_directions_ > 1:
+            yield f"{positive} inputs are positive: bnrank.discovery.dimensionless_groups tries their power products"
         if idle := int((self.influence_ < DEAD * self.influence_.max(initial=0)).sum()):
             yield f"{idle} of the {self.n_components_} components do not vary on these rows: fewer suffice"
 

@@ -136,7 +136,9 @@ def normal_form(directions: np.ndarray, pivots: tuple[int, ...]) -> np.ndarray:
     >>> normal_form(np.array([[2.0, 2.0, -2.0], [0.0, 3.0, 6.0]]), (0, 1)).tolist()
     [[1.0, 0.0, -3.0], [0.0, 1.0, 2.0]]
     """
-    return np.linalg.solve(directions[..., list(pivots)], directions)
+    made = np.linalg.solve(directions[..., list(pivots)], directions)
+    made[..., list(pivots)] = np.eye(len(pivots))  # without rounding
+    return made
 
 
 def _best_form(whole: np.ndarray, draws: np.ndarray, spread: np.ndarray) -> Exponents:
@@ -157,7 +159,6 @@ def _best_form(whole: np.ndarray, draws: np.ndarray, spread: np.ndarray) -> Expo
 
 def _ends(values: np.ndarray, draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     width = t.ppf((1 + CONFIDENCE) / 2, len(draws)) * np.sqrt(np.square(draws - values).mean(axis=0))
-    width = np.where(width < 1e-9, 0.0, width)  # fixed by convention
     return values - width, values + width
 
 
