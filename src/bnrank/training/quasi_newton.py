@@ -1,7 +1,9 @@
 """L-BFGS for ensembles, with one history and line search per member and a Kronecker-factored preconditioner."""
 
 import functools
+import itertools
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -59,6 +61,7 @@ class KroneckerCurvature:
         part = x if x.shape[0] <= SAMPLES else x[chosen.to(x.device)]
         self.net, self.x, self.loss, self.ridge, self.seed = net, part, loss, ridge, seed
         self.shapes = [tuple(p.shape) for p in net.parameters()]
+        self.runs = list(self._runs())
         self.bases: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def refresh(self, row: Tensor, count: int, caution: int = 0) -> None:
@@ -77,7 +80,7 @@ class KroneckerCurvature:
             preactivations.append(z)
             inputs.append(leaky_relu(z, slope))
         delta = self._random_outputs(preactivations[-1], count)
-        self.bases = []
+        made: list[tuple[Tensor, Tensor, Tensor]] = []
         for layer in range(len(weights) - 1, -1, -1):
             a = inputs[layer]
             if biases:
@@ -88,24 +91,42 @@ class KroneckerCurvature:
             share = max(RELATIVE * DECAY**count, FLOOR)
             damping = 2 * self.ridge * DAMPING + share * float(curvature.mean()) + 1e-12
             curvature += 2 * self.ridge + damping * 10**caution
-            self.bases.append((u, v, curvature.reciprocal_()))
+            made.append((u, v, curvature.reciprocal_()))
             if layer:
                 back = delta @ weights[layer]
                 delta = torch.where(preactivations[layer - 1] > 0, back, slope * back)
-        self.bases.reverse()
+        made.reverse()
+        self.bases = []
+        for _, layers, _, _ in self.runs:
+            u, v, inverse = (torch.stack(parts) for parts in zip(*made[:layers], strict=True))
+            self.bases.append((u, v, inverse))
+            made = made[layers:]
 
-    def solve(self, row: Tensor) -> Tensor:
-        """Return H^{-1} applied to one row of a parameter matrix, shape (size,)."""
-        result = torch.empty_like(row)
-        weights, biases = self._split(row)
-        out_weights, out_biases = self._split(result)
-        for layer, (u, v, inverse) in enumerate(self.bases):
-            g = torch.cat([weights[layer], biases[layer].unsqueeze(1)], dim=1) if biases else weights[layer]
-            g = v @ ((v.T @ g @ u).mul_(inverse)) @ u.T
-            out_weights[layer].copy_(g[:, : weights[layer].shape[1]])
-            if biases:
-                out_biases[layer].copy_(g[:, -1])
-        return result
+    def solve(self, rows: Tensor) -> Tensor:
+        """Return H^{-1} applied to rows of a parameter matrix, shape (..., size)."""
+        flat = rows.reshape(-1, rows.shape[-1])
+        count, result = len(flat), torch.empty_like(flat)
+        for (start, layers, d_out, d_in), (u, v, inverse) in zip(self.runs, self.bases, strict=True):
+            size = d_out * (d_in + 1) if self.net.bias else d_out * d_in
+            piece = slice(start, start + layers * size)
+            stack = flat[:, piece].view(count, layers, size)
+            g = stack[..., : d_out * d_in].view(count, layers, d_out, d_in)
+            if self.net.bias:
+                g = torch.cat([g, stack[..., d_out * d_in :].unsqueeze(-1)], dim=-1)
+            g = v @ (v.mT @ (g @ u)).mul_(inverse) @ u.mT
+            made = result[:, piece].view(count, layers, size)
+            made[..., : d_out * d_in].view(g[..., :d_in].shape).copy_(g[..., :d_in])
+            if self.net.bias:
+                made[..., d_out * d_in :] = g[..., -1]
+        return result.view(rows.shape)
+
+    def _runs(self) -> Iterator[tuple[int, int, int, int]]:
+        """Yield the runs of layers of equal shape: first entry in a row of parameters, layers, outputs, inputs."""
+        start = 0
+        for (d_out, d_in), group in itertools.groupby(shape for shape in self.shapes if len(shape) == 2):
+            layers = len(list(group))
+            yield start, layers, d_out, d_in
+            start += layers * d_out * (d_in + int(self.net.bias))
 
     def _random_outputs(self, output: Tensor, count: int) -> Tensor:
         """Return one random vector per sample whose covariance is the Hessian of the loss in the outputs."""
@@ -401,11 +422,13 @@ class _Search:
         for k in reversed(known):
             alphas[k] = float(self.rho[k]) * _dot(self.s[k], q)
             q.sub_(self.y[k], alpha=alphas[k])
-        if self.metric is not None:
-            q.copy_(self.metric.solve(q))
-        if known:
-            y = self.y[known[-1]]
-            scaled = y if self.metric is None else self.metric.solve(y)
+        if not known:
+            q.copy_(q if self.metric is None else self.metric.solve(q))
+        else:
+            y = scaled = self.y[known[-1]]
+            if self.metric is not None:
+                solved, scaled = self.metric.solve(torch.stack([q, y]))
+                q.copy_(solved)
             if size := float(self.rho[known[-1]]) * _dot(y, scaled):  # 0 if y underflows
                 q.mul_(1 / size)
         for k in known:
