@@ -11,6 +11,7 @@ from bnrank.discovery import BottleneckAutoencoder, BottleneckRegressor
 from bnrank.discovery.estimators import learning
 from bnrank.discovery.estimators.bottleneck import truncate
 from bnrank.discovery.estimators.counts import Count, best_linear, standard_error
+from bnrank.discovery.estimators.cuts import losses_of
 from bnrank.discovery.estimators.learning import Evidence, count_from, investigate, learn, rows_of
 from bnrank.discovery.estimators.path import Fit, Path, budget_for, folds_of
 from bnrank.discovery.estimators.splits import Splits
@@ -32,7 +33,7 @@ def pretend(monkeypatch, losses):
     """Have networks of each depth these held-out losses at 1 and 2 dimensions; return the depths that were tried."""
     tried = []
 
-    def explore(data, splits, groups, level, plan):
+    def explore(data, splits, groups, level, plan, rival=None):
         tried.append(plan.depth)
         path = Path(data, splits, groups)
         path.errors[0.01] = np.vstack([level, *(loss + NOISE for loss in losses[plan.depth])])
@@ -97,7 +98,7 @@ def small_fit(data, seed, ridge=0.01, fold=None, held_out=1.0):
 def test_final_networks_worse_than_those_of_the_folds_by_a_standard_error_are_replaced(monkeypatch, worse, replaced):
     data = noise_table()
     final = small_fit(data, 1)
-    whole = learning.mean_loss(final.network, data)
+    whole = losses_of(final.network, data).mean()
     path = Path(data, Splits.of(folds_of(data.groups, 3, 0)), data.groups)
     path.errors[0.01] = np.vstack([50 + NOISE, *[whole - worse * ERROR + NOISE] * 2])
     path.errors[0.1] = path.errors[0.01] + 9

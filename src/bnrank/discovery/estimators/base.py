@@ -27,6 +27,7 @@ from bnrank.discovery.estimators.dependence import consecutive
 from bnrank.discovery.estimators.directions import directions_of
 from bnrank.discovery.estimators.path import FEW, Budget, budget_for
 from bnrank.discovery.estimators.splits import Splits
+from bnrank.discovery.estimators.states import state_dimension
 from bnrank.discovery.estimators.tables import (
     Data,
     Scaling,
@@ -243,8 +244,11 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         self.module_ = scaling.unscaled_output(scaling.unscaled_input(model.network))
         self.input_scale_, self.output_scale_ = scaling.x_factor, scaling.y_factor
         inputs = torch.from_numpy(data.x)
-        if k:
-            made = coordinates_of(model.network, inputs, model.layer, k)
+        made = coordinates_of(model.network, inputs, model.layer, k) if k else None
+        state = state_dimension(made.encoder if made else None, data.x, count, evidence)
+        self.state_dimension_, self.state_dimension_interval_ = state.number, state.interval
+        self.state_reason_, self.state_undetermined_ = state.reason, state.undetermined
+        if made is not None:
             self.encoder_ = scaling.unscaled_input(made.encoder)
             self.decoder_ = scaling.unscaled_output(made.decoder)
             self.influence_ = made.influence

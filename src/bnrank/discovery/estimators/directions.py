@@ -79,9 +79,7 @@ def held_out_by_number(path: Path, ridge: float) -> np.ndarray:
     """Return the held-out loss of every row for networks that receive their first j directions, (d_in + 1, N)."""
     data = path.data
     errors = np.zeros((data.x.shape[1] + 1, len(data.x)))
-    for fit in path.fits:
-        if fit.fold is None or fit.ridge != ridge:
-            continue
+    for fit in path.at(ridge):
         out = path.splits.out[fit.fold]
         known, held_out = apart(data, path.splits.known[fit.fold], out)
         net, x = fit.network.double(), torch.from_numpy(held_out.x).double()

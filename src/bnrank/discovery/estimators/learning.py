@@ -4,17 +4,17 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from torch import nn
 
 from bnrank._core import validation
 from bnrank.discovery.estimators import counts
-from bnrank.discovery.estimators.bottleneck import coordinates_of, project, truncate
-from bnrank.discovery.estimators.counts import Count, LinearFit, Trial, best_linear, linear_map, sample_losses
+from bnrank.discovery.estimators.bottleneck import project, truncate
+from bnrank.discovery.estimators.counts import Count, LinearFit, Trial, best_linear, linear_map
+from bnrank.discovery.estimators.cuts import descend, judge, losses_of, polish
 from bnrank.discovery.estimators.dependence import CHANCE, misaligned, near
 from bnrank.discovery.estimators.path import MAX_ROWS, Budget, Fit, Path, explore, finished, folds_of, train_members
 from bnrank.discovery.estimators.splits import Splits
 from bnrank.discovery.estimators.tables import Data
-from bnrank.networks.mlp import MLP, from_layers
+from bnrank.networks.mlp import MLP
 from bnrank.training import Record, train
 
 MIN_ROWS = 10  # with fewer distinct rows, counts are undetermined
@@ -118,13 +118,17 @@ def investigate(data: Data, plan: Budget, wanted: int | None = None, *, by_input
     enough = splits.known.sum(axis=1).min() >= 2
     validation.expect(enough, "X", f"{len(rows)} rows", "more: at least 2 for training when a fold is held out")
     path, rival = explore(some, splits, groups, linear.errors[0], plan), None
+    assert path is not None
     if plan.shallow:
         plan.tell(f"depth {plan.shallow}")
         other_plan = replace(plan, depth=plan.shallow, shallow=0)
-        rival = explore(some, splits, groups, linear.errors[0], other_plan)
+        rival = explore(some, splits, groups, linear.errors[0], other_plan, rival=path)
+    if rival is not None:
         deep, shallow = (p.by_number[p.supported if wanted is None else wanted] for p in (path, rival))
         if counts.is_worse(deep, shallow, counts.SURE):
             path, rival, plan = rival, path, other_plan
+    if wanted is None:
+        descend(path, plan)
     kind, errors, bent = "linear", linear.errors[k], path.supported if wanted is None else wanted
     if counts.is_better(path.by_number[bent], errors, sure=1.0):
         kind, k, errors = "network", bent, path.by_number[bent]
@@ -168,13 +172,13 @@ def learn(data: Data, found: Evidence) -> Model:
         return Model(straight.network(k), 1, ridge, straight.network(data.full))
     ridge = path.ridge_for(k)
     fits = _final_fits(some, path, ridge, plan)
+    judge(fits, path, some, k, plan)
     path.fits += fits
     candidates = [fit for fit in fits if fit.ridge == ridge and fit.depth == plan.depth]
     whole = min(candidates, key=lambda fit: fit.loss + float(fit.truncation.change[k])).network
-    if mean_loss(whole, some) > path.errors[ridge][-1].mean() + counts.standard_error(path.errors[ridge][-1]):
+    if losses_of(whole, some).mean() > path.errors[ridge][-1].mean() + counts.standard_error(path.errors[ridge][-1]):
         plan.tell("these stopped at a saddle: continuing from a network of the folds")
-        own = [fit for fit in path.fits if (fit.ridge, fit.depth) == (ridge, plan.depth) and fit.fold is not None]
-        best = min(own, key=lambda fit: float(fit.truncation.errors[-1].mean()))
+        best = min(path.at(ridge), key=lambda fit: float(fit.truncation.errors[-1].mean()))
         whole = _on_all_rows(best.network, some, ridge)
     if not all_used:
         plan.tell(f"all {len(data.x):,} rows")
@@ -202,13 +206,6 @@ def _final_fits(data: Data, path: Path, ridge: float, plan: Budget) -> list[Fit]
     return fits
 
 
-def mean_loss(net: MLP, data: Data) -> float:
-    """Return the mean loss of a network on rows."""
-    with torch.no_grad():
-        out = net(torch.from_numpy(data.x).to(net.weights[0].dtype)).double()
-    return float(sample_losses(out.numpy(), data.y, data.classes).mean())
-
-
 def _on_all_rows(net: MLP, data: Data, ridge: float) -> MLP:
     """Return a network fitted to a subset of the rows, trained further on all rows with full gradients (in blocks).
 
@@ -218,29 +215,6 @@ def _on_all_rows(net: MLP, data: Data, ridge: float) -> MLP:
     record = Record(every=LAST_STEPS, top_k=1)
     run = train(net, data.task(), ridge=ridge, optimizer="kfac-lbfgs", steps=LAST_STEPS, record=record, progress=False)
     return finished(run)
-
-
-def polish(net: MLP, data: Data, layer: int, k: int, ridge: float, steps: int) -> MLP:
-    """Return h o g trained further through exactly k dimensions, from a truncated network.
-
-    W_l = up down is a product of two factors of inner dimension k that are trained with all other parameters, so that
-    the dimension stays k.
-
-    Returns
-    -------
-    MLP
-        A network of the same widths, float64, whose layer ``layer`` has rank k.
-    """
-    task = data.task()
-    split = coordinates_of(net, task.x, layer, k)
-    both = nn.Sequential(split.encoder.float(), split.decoder.float())
-    record = Record(every=steps, top_k=1)
-    run = train(both, task, ridge=ridge, steps=steps, optimizer="lbfgs", record=record, progress=False)
-    g, h = finished(run).double()
-    with torch.no_grad():
-        joined = h.weights[0] @ g.weights[-1]
-        bias = h.weights[0] @ g.biases[-1] + h.biases[0]
-    return from_layers([*g.weights[:-1], joined, *h.weights[1:]], [*g.biases[:-1], bias, *h.biases[1:]], net.slope)
 
 
 def few_rows(count: Count, data: Data) -> Count:

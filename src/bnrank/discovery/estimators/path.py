@@ -23,6 +23,7 @@ DEEP, SHALLOW = 12, 4  # depths
 MAX_STEPS = 500  # evaluations after which a network of depth 12 on a few hundred rows has converged
 STEP = 10**0.5  # ratio of consecutive ridges
 LARGEST, SMALLEST = 1.0, 1e-5  # ridges
+FAR = 2.0  # standard errors on the first fold; a ridge farther from the best is not trained on the others
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,11 @@ def folds_of(groups: np.ndarray, count: int, seed: int, labels: np.ndarray | Non
 
 @dataclass(frozen=True)
 class Fit:
-    """One trained network, and its truncations to every number of dimensions."""
+    """One trained network, and its truncations to every number of dimensions.
+
+    ``retrained``: k -> the change of the loss (on held-out rows, or on the own ones without any) when the network is
+    cut to k dimensions and trained on.
+    """
 
     ridge: float
     depth: int
@@ -138,6 +143,7 @@ class Fit:
     loss: float
     weight_rank: int | None
     truncation: Truncation
+    retrained: dict[int, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -154,9 +160,14 @@ class Path:
         The group of every row, (N,).
     fits : list of Fit
         All networks.
+    tried : list of float
+        All ridges, those that were dropped after the first fold included.
     errors : dict
         Ridge -> held-out loss of every row (or group of copies) of the network truncated to k = 0, ..., K dimensions,
         (K + 1, N).
+    retrained : dict
+        k -> held-out loss of every row (or group of copies) of the networks of the best ridge, cut to k dimensions and
+        trained on at these, (N,).
     rtol : float
         Fraction of the total explained loss that a dimension must add.
     """
@@ -165,7 +176,9 @@ class Path:
     splits: Splits
     groups: np.ndarray
     fits: list[Fit] = field(default_factory=list)
+    tried: list[float] = field(default_factory=list)
     errors: dict[float, np.ndarray] = field(default_factory=dict)
+    retrained: dict[int, np.ndarray] = field(default_factory=dict)
     rtol: float = 0.0
 
     @property
@@ -197,8 +210,8 @@ class Path:
 
     @property
     def by_number(self) -> np.ndarray:
-        """Held-out loss of every row at k = 0, ..., K dimensions, each k with its best ridge, (K + 1, N)."""
-        return np.array([self.errors[self.ridge_for(k)][k] for k in range(self.data.bound + 1)])
+        """Held-out loss of every row at k = 0, ..., K dimensions, each k at its best, (K + 1, N)."""
+        return np.array([self._best_at(k)[1] for k in range(self.data.bound + 1)])
 
     @property
     def supported(self) -> int:
@@ -206,8 +219,35 @@ class Path:
         return smallest_within_error(self.by_number, paired=False, rtol=self.rtol)
 
     def ridge_for(self, k: int) -> float:
-        """Return the ridge at which networks truncated to k dimensions have the lowest held-out loss."""
-        return min(self.ridges, key=lambda ridge: float(self.errors[ridge][k].mean()))
+        """Return the ridge at which networks of k dimensions have the lowest held-out loss."""
+        return self._best_at(k)[0]
+
+    def _best_at(self, k: int) -> tuple[float, np.ndarray]:
+        """Return the ridge and the held-out loss of every row at which networks of k dimensions are best."""
+        cut = min(self.ridges, key=lambda ridge: float(self.errors[ridge][k].mean()))
+        if k in self.retrained and self.retrained[k].mean() < self.errors[cut][k].mean():
+            return self.best, self.retrained[k]
+        return cut, self.errors[cut][k]
+
+    def at(self, ridge: float) -> list[Fit]:
+        """Return the networks of the folds at a ridge."""
+        return [fit for fit in self.fits if fit.fold is not None and fit.ridge == ridge]
+
+    def lowest(self, fold: int) -> float:
+        """Return the lowest held-out loss of a fold over ridges and numbers of dimensions."""
+        return min(float(fit.truncation.errors.mean(axis=1).min()) for fit in self.fits if fit.fold == fold)
+
+    def to_beat(self, folds: int) -> float:
+        """Return the mean of the lowest losses of all folds, less a standard error of the lowest loss."""
+        return float(np.mean([self.lowest(fold) for fold in range(folds)])) - self.error
+
+    def near(self) -> set[float]:
+        """Return the ridges whose lowest loss on the first fold is at most ``FAR`` standard errors above the best."""
+        first = {fit.ridge: fit.truncation.errors for fit in self.fits if fit.fold == 0}
+        lowest = {ridge: float(errors.mean(axis=1).min()) for ridge, errors in first.items()}
+        best = min(lowest, key=lambda ridge: lowest[ridge])
+        rows = first[best][int(first[best].mean(axis=1).argmin())]
+        return {ridge for ridge, loss in lowest.items() if loss <= lowest[best] + FAR * standard_error(rows)}
 
     def trials(self) -> tuple[Trial, ...]:
         """Return one trial per network."""
@@ -219,19 +259,29 @@ class Path:
         negligible = max(self.negligible, change.min())
         nominal = fit.ridge * fit.depth / self.fits[0].depth  # a dimension costs lambda L
         own = {name: getattr(fit, name) for name in ("ridge", "depth", "seed", "fold", "weight_rank", "loss")}
+        cut = int(np.argmax(change <= negligible))
         return Trial(
             **own,
-            count=int(np.argmax(change <= negligible)),
+            count=min([cut, *(k for k, more in fit.retrained.items() if more <= negligible)]),
             held_out=float(held_out[-1].mean()) if held_out.size else float("nan"),
             considered=bool(min(abs(np.log(ridge / nominal)) for ridge in self.running) < 0.5 * np.log(STEP)),
         )
 
 
-def explore(data: Data, splits: Splits, groups: np.ndarray, level: np.ndarray, plan: Budget) -> Path:
+def explore(
+    data: Data,
+    splits: Splits,
+    groups: np.ndarray,
+    level: np.ndarray,
+    plan: Budget,
+    rival: Path | None = None,
+) -> Path | None:
     """Return networks trained on every fold at a few ridges; ridges are added while the best is the first or last.
 
     All ridges of a fold are one ensemble. A larger ridge shrinks the function (and finally collapses the network to a
-    constant, T17b), a smaller one fits noise; the held-out loss determines where the path ends.
+    constant, T17b), a smaller one fits noise; the held-out loss determines where the path ends. The first fold decides
+    which ridges are worth the other folds: a ridge is dropped if its lowest loss there, over all numbers of
+    dimensions, exceeds the lowest of all ridges by more than ``FAR`` standard errors.
 
     Parameters
     ----------
@@ -245,19 +295,30 @@ def explore(data: Data, splits: Splits, groups: np.ndarray, level: np.ndarray, p
         Held-out loss of the mean (for classes, of their frequencies), by group: the loss at 0 dimensions.
     plan : Budget
         Sizes, steps, and the seed of the first fold.
+    rival : Path, optional
+        Networks of another depth. Unless the new ones predict the first fold better than these predict a fold on
+        average, by a standard error, the result is None.
     """
     path = Path(data, splits, groups, rtol=plan.rtol)
     wanted: Sequence[float] = plan.ridges
     while wanted:
         collected = {ridge: np.zeros((data.bound + 1, len(data.x))) for ridge in wanted}
+        path.tried += wanted
         for number, (training, out) in enumerate(zip(splits.known, splits.out, strict=True)):
-            shown = ", ".join(f"{ridge:.2g}" for ridge in wanted)
+            shown = ", ".join(f"{ridge:.2g}" for ridge in collected)
             plan.tell(f"fold {number + 1} of {len(splits)}, ridges {shown}")
             known, held_out = apart(data, training, out)
-            members = [(ridge, plan.seed + number) for ridge in wanted]
+            members = [(ridge, plan.seed + number) for ridge in collected]
             for fit in train_members(known, members, plan, held_out, number):
                 collected[fit.ridge][:, out] += fit.truncation.errors
                 path.fits.append(fit)
+            if number == 0 and len(splits) > 1:
+                if rival is not None and not path.errors and path.lowest(0) >= rival.to_beat(len(splits)):
+                    return None
+                near = path.near()
+                collected = {ridge: sums for ridge, sums in collected.items() if ridge in near}
+                if not collected:
+                    return path
         for ridge, sums in collected.items():
             errors = by_group(splits.mean(sums[1:]), splits.units(groups))
             path.errors[ridge] = np.vstack([level, errors])
@@ -314,11 +375,11 @@ def _next(path: Path, plan: Budget) -> list[float]:
     """Return the next ridge beyond the end of the path, if the best ridge is there (a list of at most one)."""
     if not plan.grow:
         return []
-    largest, smallest, best = path.ridges[0], path.ridges[-1], path.best
+    largest, smallest, best = max(path.tried), min(path.tried), path.best
     if best == largest and largest * STEP <= LARGEST:
         return [largest * STEP]
     if best == smallest and smallest / STEP >= SMALLEST:
-        before = path.errors[path.ridges[-2]][-1] if len(path.ridges) > 1 else path.errors[best][0]
-        if is_better(path.errors[best][-1], before, sure=1.0):
+        before = path.errors.get(min((r for r in path.tried if r > best), default=best))
+        if before is None or is_better(path.errors[best][-1], before[0 if best == largest else -1], sure=1.0):
             return [smallest / STEP]
     return []

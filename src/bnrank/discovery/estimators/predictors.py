@@ -81,6 +81,13 @@ class BottleneckRegressor(RegressorMixin, MultiOutputMixin, BottleneckEstimator)
         outputs of other rows are predicted as well.
     reason_ : str
         The evidence for the count.
+    state_dimension_ : int
+        The local dimension of the set of states z = g(x) on the rows (:func:`bnrank.measures.dimension.local_dimension`
+        of the coordinates), at most ``n_components_``. On a closed curve, two coordinates are needed and the dimension
+        is 1.
+    state_dimension_interval_, state_undetermined_, state_reason_
+        Smallest and largest value for the networks within one standard error of the best, whether it is undetermined,
+        and the evidence.
     stability_ : tuple of Trial
         All networks: ridge, depth, seed, fold, count.
     held_out_, held_out_error_ : ndarray
@@ -200,6 +207,7 @@ class BottleneckClassifier(ClassifierMixin, BottleneckEstimator):
         logits remain arrays, which the scorers of scikit-learn index.
     n_components_, n_components_interval_, undetermined_, reason_, stability_, held_out_, held_out_error_, model_
     encoder_, decoder_, network_, module_, spectrum_, sensitivity_, influence_, notes_
+    state_dimension_, state_dimension_interval_, state_undetermined_, state_reason_
     n_input_directions_, n_input_directions_interval_, input_directions_undetermined_, input_directions_reason_
     input_directions_, input_spectrum_, input_held_out_, input_held_out_error_
         As in :class:`BottleneckRegressor`; losses are cross-entropies, ``decoder_`` and ``module_`` give logits.
@@ -280,7 +288,8 @@ class BottleneckAutoencoder(BottleneckEstimator):
         As in :class:`BottleneckRegressor`, of the prediction of one half of the columns from the other.
     held_out_, held_out_error_ : ndarray
         Held-out loss of the reconstruction with k = 0, 1, ... components, and its standard error.
-    encoder_, decoder_, network_, module_, spectrum_, sensitivity_, influence_, notes_
+    state_dimension_, state_dimension_interval_, state_undetermined_, state_reason_, encoder_, decoder_, network_
+    module_, spectrum_, sensitivity_, influence_, notes_
         As in :class:`BottleneckRegressor`, of the reconstruction.
     input_columns_, output_columns_
         As in :class:`BottleneckRegressor`; both are the columns of X.

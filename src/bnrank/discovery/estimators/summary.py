@@ -37,6 +37,8 @@ class Summary(Printed):
         Number of components used.
     interval, undetermined, reason
         Of the count; see ``n_components_interval_``.
+    state_dimension, state_dimension_interval, state_undetermined, state_reason
+        Dimension of the set of states z = g(x), at most ``n_components``; see ``state_dimension_``.
     bound : int
         The largest count that can be detected.
     rows : int
@@ -85,6 +87,10 @@ class Summary(Printed):
     interval: tuple[int, int]
     undetermined: bool
     reason: str
+    state_dimension: int
+    state_dimension_interval: tuple[int, int]
+    state_undetermined: bool
+    state_reason: str
     bound: int
     rows: int
     inputs: tuple[str, ...]
@@ -155,6 +161,8 @@ class Summary(Printed):
             return self._component_rows()
         k, (low, high) = self.n_components, self.interval
         row = {name: value for name, value in vars(self).items() if isinstance(value, bool | int | float | str)}
+        state_low, state_high = self.state_dimension_interval
+        row |= {"state_low": state_low, "state_high": state_high}
         row |= {"inputs": len(self.inputs), "low": low, "high": high, "gap": self.gap, "notes": "; ".join(self.notes)}
         row |= dict(zip(("directions_low", "directions_high"), self.n_input_directions_interval, strict=True))
         losses = {"held_out": self.held_out[k], "held_out_error": self.held_out_error[k]}
@@ -203,6 +211,11 @@ class Summary(Printed):
             sure = "undetermined" if self.undetermined else f"interval {low} to {high}"
             yield f"components: {self.n_components} ({sure}; at most {self.bound} detectable), model: {self.model}"
             yield f"  {self.reason}"
+            low, high = self.state_dimension_interval
+            sure = "undetermined" if self.state_undetermined else f"interval {low} to {high}"
+            yield f"state dimension: {self.state_dimension} ({sure})"
+            yield f"  {self.state_reason}"
+            high = self.interval[1]
         yield f"{'accuracy' if classes else 'R^2'} on these rows: {round(self.score, 6) + 0.0:.3g}"
         if self.scalar:
             used = self.n_input_directions, high, self.input_held_out, self.input_held_out_error

@@ -1,0 +1,88 @@
+"""The state dimension: the local dimension of the set of bottleneck coordinates."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from bnrank.discovery.estimators.bottleneck import coordinates_of
+from bnrank.discovery.estimators.counts import Count
+from bnrank.discovery.estimators.learning import Evidence
+from bnrank.measures.dimension import local_dimension
+from bnrank.networks.mlp import MLP
+
+MAX_ROWS = 4000
+
+
+@dataclass(frozen=True)
+class StateDimension:
+    """The dimension of the set of states z = g(x), with its uncertainty.
+
+    Attributes
+    ----------
+    number : int
+        The local dimension of the coordinates of the fitted network.
+    interval : tuple of int
+        Smallest and largest value over the intervals of this network and of the others within one standard error of
+        the best; from 0 where undetermined.
+    undetermined : bool
+        Whether the rows, or the number of coordinates, do not settle it.
+    reason : str
+        The evidence, or why it is undetermined.
+    """
+
+    number: int
+    interval: tuple[int, int]
+    undetermined: bool
+    reason: str
+
+
+def state_dimension(encoder: MLP | None, x: np.ndarray, count: Count, evidence: Evidence) -> StateDimension:
+    """Return the local dimension of the coordinates z = g(x) on the rows.
+
+    It is at most the number of coordinates, and smaller where the states fill a curved set: a closed curve needs two
+    continuous coordinates and has dimension 1.
+
+    Parameters
+    ----------
+    encoder : MLP or None
+        g, in the scale of training; None without components.
+    x : ndarray
+        (N, d_in), of which at most 4,000 rows are used.
+    count : Count
+        The number of coordinates.
+    evidence : Evidence
+        With the other networks.
+    """
+    if encoder is None:
+        low, high = 0, count.interval[1]
+        return StateDimension(0, (low, high), count.undetermined, "no component was found")
+    some = torch.from_numpy(x[:: max(1, -(-len(x) // MAX_ROWS))])
+    with torch.no_grad():
+        found = local_dimension(encoder(some.double()))
+    rivals = [local_dimension(z) for z in _coordinates_of_rivals(evidence, some)]
+    low = min(result.interval[0] for result in (found, *rivals))
+    high = max(result.interval[1] for result in (found, *rivals))
+    if found.undetermined:
+        return StateDimension(found.dimension, (0, high), True, found.reason)
+    if count.undetermined:
+        reason = "undetermined, as the number of components is"
+        return StateDimension(found.dimension, (min(low, count.interval[0]), high), True, reason)
+    agree = sum(result.dimension == found.dimension for result in rivals)
+    reason = found.reason.replace("extend", "of z = g(x) extend")
+    if rivals:
+        reason += f"; {agree} of {len(rivals)} networks trained on all rows agree"
+    return StateDimension(found.dimension, (low, high), 2 * agree < len(rivals), reason)
+
+
+def _coordinates_of_rivals(evidence: Evidence, x: torch.Tensor) -> Sequence[torch.Tensor]:
+    """Return the coordinates of the networks trained on all rows that are considered, each cut to the count."""
+    path, k = evidence.path, evidence.number
+    if evidence.kind != "network" or path is None:
+        return []
+    both = zip(path.fits, path.trials(), strict=True)
+    considered = [fit for fit, trial in both if fit.fold is None and trial.considered]
+    made = (coordinates_of(fit.network, x.double(), fit.truncation.layers[k], k) for fit in considered)
+    with torch.no_grad():
+        return [split.encoder(x.double()) for split in made]
