@@ -205,12 +205,14 @@ def dense_curvature(net, task, row, ridge, curvature, count, caution):
 @pytest.mark.parametrize("loss", ["mse", "cross_entropy"])
 @pytest.mark.parametrize(("count", "caution"), [(1, 0), (9, 2)])
 def test_kronecker_solve_against_dense_matrices(bias, slope, loss, count, caution):
-    net, task, ridge = mlp(3, 5, 4, 2, slope=slope, bias=bias, seed=2), random_task(50, loss=loss), 1e-3
+    net, task, ridge = mlp(3, 5, 5, 5, 2, slope=slope, bias=bias, seed=2), random_task(50, loss=loss), 1e-3
     row = flat(net).double() + 0.05
     curvature = KroneckerCurvature(net, task.x, loss, ridge, seed=7)
     curvature.refresh(row, count, caution)
     vector = torch.randn(len(row), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    solved = put(net, curvature.solve(vector))
+    both = curvature.solve(torch.stack([torch.ones_like(vector), vector]))
+    solved = put(net, both[1])
+    torch.testing.assert_close(curvature.solve(vector), both[1])
     right = put(net, vector)
     for layer, block in enumerate(dense_curvature(net, task, row, ridge, curvature, count, caution)):
 
