@@ -176,7 +176,7 @@ def test_a_constant_y_is_said_to_be_constant(frames):
     assert found.n_components_ == 2
     assert "constant outputs, always predicted exactly: still/" in found.notes_
     assert found.score(x, table) > 0.999  # a mean a last digit away would count as R^2 = 0 there
-    with pytest.warns(NothingFoundWarning, match=r"no linear map predicts better than the mean"):
+    with pytest.warns(NothingFoundWarning, match=r"no linear model predicts better than the mean"):
         noise = BottleneckRegressor().fit(x, np.random.default_rng(1).normal(size=29))
     assert "constant" not in noise.reason_
     with pytest.raises(ValueError, match="1 class, 'oak': y is constant, expected at least 2"):

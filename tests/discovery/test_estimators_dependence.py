@@ -8,6 +8,7 @@ from sklearn.model_selection import GroupKFold, RepeatedKFold, ShuffleSplit, Tim
 from bnrank.discovery import BottleneckAutoencoder, BottleneckClassifier, BottleneckRegressor
 from bnrank.discovery.estimators import dependence, learning
 from bnrank.discovery.estimators.counts import Count, best_linear, linear_map
+from bnrank.discovery.estimators.learning import rows_of
 from bnrank.discovery.estimators.splits import Splits
 from bnrank.discovery.estimators.tables import Data, apart
 
@@ -262,3 +263,12 @@ def test_unfitting_splits_are_refused(cv, message):
     x = np.random.default_rng(0).normal(size=(40, 2))
     with pytest.raises(ValueError, match=message):
         BottleneckRegressor(**QUICK, cv=cv).fit(x, x)
+
+
+def test_splits_that_hold_out_none_of_the_rows_used_are_refused_by_name():
+    rows = np.random.default_rng(0).permutation(np.arange(5000))
+    used = set(rows_of(Data(np.arange(5000.0)[:, None], np.zeros((5000, 1))), 0).tolist())
+    left = [row for row in rows if row not in used]
+    x = np.arange(5000.0)[:, None]
+    with pytest.raises(ValueError, match=r"cv: got no split .* among the 4000 used \(of 5000\), expected at least one"):
+        BottleneckRegressor(cv=[(rows[:100], left[:10])]).fit(x, x)

@@ -71,6 +71,12 @@ def _fit_of_one(summary: Summary) -> tuple[str, str, str]:
     return said, _mark("good" if n else "warn", low, high), f"interval {low} to {high}: {reason}"
 
 
+def _state_dimension(summary: Summary) -> str:
+    low, high = summary.state_dimension_interval
+    sure = "undetermined, " if summary.state_undetermined else ""
+    return f"{summary.state_dimension} ({sure}interval {low} to {high})"
+
+
 def _fit_tables(summary: Summary) -> list[Block]:
     labels = classes(summary)
     facts: dict[str, object] = {
@@ -80,10 +86,13 @@ def _fit_tables(summary: Summary) -> list[Block]:
         "outputs" if labels is None else "classes": summary.outputs if labels is None else len(labels),
         "R² on these rows" if labels is None else "accuracy on these rows": score(summary.score),
         "largest detectable number": summary.bound,
+        "state dimension": _state_dimension(summary),
         "combinations of inputs": summary.n_input_directions,
         "interval of these": "{} to {}".format(*summary.n_input_directions_interval),
         "ridge": summary.ridge,
     }
+    if summary.scalar:  # one component, of dimension 1
+        del facts["state dimension"]
     coordinates: list[dict[str, object]] = []
     for j, (influence, row) in enumerate(zip(summary.influence, summary.sensitivity, strict=True), 1):
         most = [f"{summary.inputs[i]} ({row[i]:.2g})" for i in np.argsort(-row, kind="stable")[:6]]

@@ -107,6 +107,8 @@ def investigate(data: Data, plan: Budget, wanted: int | None = None, *, by_input
     if by_input or (splits := some.splits) is None:
         folds = folds_of(groups, plan.folds, plan.seed, some.y if data.classes else None)
         splits = Splits.of(folds, _gap(folds, -(-data.gap * len(rows) // len(data.x))))
+    used = f"no split with held-out rows and 2 training rows among the {len(rows)} used (of {len(data.x)})"
+    validation.expect(len(splits), "cv", used, "at least one")
     plan.tell("linear maps")
     linear = best_linear(some.x, some.y, splits, data.full, data.classes, groups)
     k = linear.rank if wanted is None else wanted

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 TERMS = {
     "component": "a variable computed from all inputs; the outputs are predicted from the components alone",
+    "state dimension": "in how many directions the components of the rows vary near each row: 1 on a closed curve,"
+    " though two components are needed to tell its points apart",
     "combination": "a weighted sum of the inputs",
     "interval": "the smallest and the largest number found with other networks and with resampled rows",
     "undetermined": "the rows do not decide the number; more rows, other inputs or less noise can",
