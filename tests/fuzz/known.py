@@ -52,11 +52,15 @@ PADDED = {
 CHANGES = {"bnrank.networks.Stack": "draws the weights of its parts, unless init is None"}
 """Functions whose arguments change, as documented."""
 
-UNUSED = {"BottleneckAutoencoder.fit(y)", "BottleneckAutoencoder.score(y)"}
+UNUSED = {
+    *("BottleneckAutoencoder.fit(y)", "BottleneckAutoencoder.score(y)"),
+    *("StateVariables.fit(y)", "StateVariables.score(y)"),
+}
 """Arguments that a function documents as not used: they may be anything, as scikit-learn has it."""
 
 OWNERS = {
     *("BottleneckRegressor.fit", "BottleneckClassifier.fit", "BottleneckAutoencoder.fit", "Accumulator.add"),
+    "StateVariables.fit",
     *("Monitor.record", "Monitor.attach", "MLP.reset"),
 }
 """Methods whose purpose is to change their object."""

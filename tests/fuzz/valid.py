@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import bnrank
 from bnrank import escape, networks, tasks, training
-from bnrank.discovery import BottleneckAutoencoder, BottleneckClassifier, BottleneckRegressor
+from bnrank.discovery import BottleneckAutoencoder, BottleneckClassifier, BottleneckRegressor, StateVariables
 
 FOLDER = Path(tempfile.mkdtemp(prefix="bnrank-fuzz-")).resolve()
 """Files of valid and bad calls; removed at the end."""
@@ -68,6 +68,7 @@ METHOD_OWNERS = (
     *("bnrank.regions.in_plane", "bnrank.regions.along_line", "bnrank.regions.enumerate", "bnrank.regions.tripoints"),
     *("bnrank.discovery.BottleneckRegressor", "bnrank.discovery.BottleneckClassifier"),
     *("bnrank.discovery.BottleneckAutoencoder", "bnrank.discovery.compress", "bnrank.discovery.symmetries"),
+    "bnrank.discovery.StateVariables",
     *("bnrank.check", "bnrank.escape.join_rate", "bnrank.invariants.Monitor", "bnrank.invariants.find"),
     *("bnrank.invariants.tail", "bnrank.tasks.rank_one_factorization", "bnrank.tasks.low_rank_map"),
     *("bnrank.theory.Facts", "bnrank.theory.kernels.select", "bnrank.flow", "bnrank.networks.read"),
@@ -78,6 +79,7 @@ SLOW = {
     "bnrank.discovery.compress": 0.3,
     "bnrank.discovery.BottleneckRegressor": 0.5,
     "bnrank.discovery.BottleneckClassifier": 0.5,
+    "bnrank.discovery.StateVariables": 0.5,
     "Compressed": 0.1,
     "bnrank.plots.discovered": 0.3,
 }
@@ -92,6 +94,13 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 def mlp(*widths: int, bias: bool = True, seed: int = 0) -> nn.Module:
     """Return a small network."""
     return bnrank.MLP(widths or (3, 4, 4, 2), bias=bias, seed=seed)
+
+
+def films() -> np.ndarray:
+    """Return films of waves that travel, (n, T, H, W)."""
+    x, t = np.arange(4), np.arange(5)[:, None, None]
+    start = np.linspace(0, 6, 40)[:, None, None, None]
+    return np.asarray(np.sin(0.9 * x + 0.3 * x[:, None] + 0.7 * t + start))
 
 
 class Radius(nn.Module):
@@ -492,10 +501,10 @@ def _fit(kind: type) -> Callable[..., Any]:
     parameters = dict(inspect.signature(kind).parameters)
 
     def fit(**options: Any) -> Any:
-        data = [options.pop(name) for name in ("X", "y") if name in options]
+        data = [options.pop(name) for name in ("X", "y", "frames") if name in options]
         return kind(**options).fit(*data)
 
-    names = ["X"] if kind is BottleneckAutoencoder else ["X", "y"]
+    names = ["X"] if kind is BottleneckAutoencoder else ["frames"] if kind is StateVariables else ["X", "y"]
     first = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in names]
     options = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters.values()]
     fit.__signature__ = inspect.Signature([*first, *options])  # type: ignore[attr-defined]
@@ -504,9 +513,20 @@ def _fit(kind: type) -> Callable[..., Any]:
 
 ADAPTERS = {
     f"bnrank.discovery.{kind.__name__}": Adapter("discovery", _fit(kind))
-    for kind in (BottleneckRegressor, BottleneckClassifier, BottleneckAutoencoder)
+    for kind in (BottleneckRegressor, BottleneckClassifier, BottleneckAutoencoder, StateVariables)
 }
-for _name in ADAPTERS:
+OWN["bnrank.discovery.StateVariables"] = {
+    "frames": lambda: films(),
+    "n_latent": lambda: 4,
+    "width": lambda: 8,
+    "steps": lambda: 5,
+    "n_networks": lambda: 1,
+    "n_coordinates": lambda: 1,
+    "stride": lambda: 1,
+    "out": lambda: new("states"),
+    "progress": lambda: False,
+}
+for _name in ADAPTERS.keys() - OWN.keys():
     OWN[_name] = {
         "X": lambda: normal(30, 3).double().numpy(),
         "y": (lambda: np.arange(30) % 2) if "Classifier" in _name else (lambda: normal(30, 2).double().numpy()),
@@ -521,6 +541,7 @@ for _name in ADAPTERS:
 
 METHODS: Values = {
     "X": lambda: normal(30, 3).double().numpy(),
+    "frames": lambda: films(),
     "Z": lambda: normal(30, 1).double().numpy(),
     "y": lambda: normal(30, 2).double().numpy(),
     "i": lambda: 0,
@@ -577,12 +598,14 @@ METHOD_OWN: dict[str, Values] = {
     "Monitor.attach": {"optimizer": lambda: torch.optim.SGD(_MONITORED[-1].parameters(), lr=0.1)},
     **{
         f"{name}.load": {"path": lambda name=name: _stored(estimator(f"bnrank.discovery.{name}"), ".safetensors")}
-        for name in ("BottleneckRegressor", "BottleneckClassifier", "BottleneckAutoencoder")
+        for name in ("BottleneckRegressor", "BottleneckClassifier", "BottleneckAutoencoder", "StateVariables")
     },
     "BottleneckClassifier.fit": {"y": lambda: np.arange(30) % 2},
     **{
         f"{kind}.save": {"path": lambda: new("file.safetensors")}
-        for kind in ("BottleneckRegressor", "BottleneckClassifier", "BottleneckAutoencoder", "Compressed")
+        for kind in (
+            *("BottleneckRegressor", "BottleneckClassifier", "BottleneckAutoencoder", "Compressed", "StateVariables"),
+        )
     },
     "RankOneFactorization.cost_of_statistics": _STATISTICS,
     "RankOneFactorization.representative": _STATISTICS,

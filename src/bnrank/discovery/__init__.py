@@ -9,6 +9,7 @@ from bnrank.discovery.estimators import (
     Summary,
     Trial,
 )
+from bnrank.discovery.films import FilmSummary, StateVariables
 from bnrank.discovery.power_products import DimensionlessGroups, PowerProduct, dimensionless_groups
 from bnrank.discovery.symmetry_search import symmetries
 
@@ -19,8 +20,10 @@ __all__ = [
     "Certificate",
     "Compressed",
     "DimensionlessGroups",
+    "FilmSummary",
     "NothingFoundWarning",
     "PowerProduct",
+    "StateVariables",
     "Summary",
     "Trial",
     "compress",

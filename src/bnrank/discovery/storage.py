@@ -61,7 +61,7 @@ def plain_array(value: Any, name: str) -> Any:
 def pack(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
     """Return a value as JSON, with arrays and parameters added to ``tensors`` under names that start with ``name``.
 
-    Arrays, sequences, dataclasses, names of columns and MLPs are supported.
+    Arrays, sequences, dataclasses, names of columns, MLPs and sequences of known layers are supported.
 
     Raises
     ------
@@ -88,6 +88,9 @@ def pack(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, MLP):
         tensors.update({f"{name}/{key}": tensor for key, tensor in value.state_dict().items()})
         return {"network": blueprint(value), "name": name}
+    if isinstance(value, nn.Sequential) and (layers := describe(list(value))) is not None:
+        tensors.update({f"{name}/{key}": tensor for key, tensor in value.state_dict().items()})
+        return {"layers": layers, "name": name}
     if isinstance(value, tuple | list):
         items = [pack(item, f"{name}.{i}", tensors) for i, item in enumerate(value)]
         return {"tuple": items} if isinstance(value, tuple) else {"list": items}
@@ -112,10 +115,12 @@ def unpack(value: Any, tensors: Mapping[str, Tensor], records: Mapping[str, Any]
     if "columns" in value:
         labels, names = (unpack(value[part], tensors, records) for part in ("columns", "names"))
         return index_of(labels, names)
-    if "network" in value:
+    if "network" in value or "layers" in value:
         prefix = f"{value['name']}/"
         own = {key.removeprefix(prefix): t for key, t in tensors.items() if key.startswith(prefix)}
-        net = build(value["network"], next((tensor.dtype for tensor in own.values()), torch.float32), own)
+        precision = next((tensor.dtype for tensor in own.values()), torch.float32)
+        known = "network" in value
+        net = build(value["network"], precision, own) if known else rebuild(value["layers"], own).to(precision)
         net.load_state_dict(own)
         return net
     if "record" in value:

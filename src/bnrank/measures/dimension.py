@@ -85,7 +85,7 @@ def local_dimension(
     points : Tensor or ndarray
         (N, m). Copies of a point are used once.
     neighbors : sequence of int, optional
-        The sizes of neighborhoods. Default: 10, 20, 40, 80, 160 and 320, up to N / 6.
+        The sizes of neighborhoods. Default: 10, 20, 40, 80, 160 and 320, up to a sixth of the points or groups.
     rtol : float
         Local variance, relative to the largest, above which a direction counts.
     whiten : bool
@@ -102,8 +102,8 @@ def local_dimension(
     Returns
     -------
     LocalDimension
-        Undetermined, with an interval from 0, where fewer than 100 points differ or all neighborhoods are too small to
-        judge the last direction that counts.
+        Undetermined, with an interval from 0, where fewer than 100 points or groups differ or all neighborhoods are too
+        small to judge the last direction that counts.
 
     Raises
     ------
@@ -129,7 +129,7 @@ def local_dimension(
     count, columns = values.shape
     most = count if units is None else len(np.unique(units))
     if neighbors is None:
-        sizes = tuple(size for size in SCALES if size <= max(count / SHARE, SCALES[0]) and size < most)
+        sizes = tuple(size for size in SCALES if size <= max(most / SHARE, SCALES[0]) and size < most)
     else:
         sizes = tuple(sorted(set(validation.integers(neighbors, "neighbors", 2))))
         validation.expect(sizes, "neighbors", "none", "at least one")
@@ -137,7 +137,8 @@ def local_dimension(
     if not columns:
         return LocalDimension(0, (0, 0), False, "all points are equal", sizes, np.zeros((len(sizes), 0)))
     if not sizes:
-        reason = f"undetermined: only {count} points differ, expected at least {FEW}"
+        what = "points differ" if units is None else "groups of points"
+        reason = f"undetermined: only {most} {what}, expected at least {FEW}"
         return LocalDimension(min(columns, count - 1), (0, columns), True, reason, sizes, np.zeros((0, columns)))
     centers = np.random.default_rng(seed).permutation(count)[:max_samples]
     spectrum = _spectra(values, centers, sizes, units)
@@ -145,8 +146,9 @@ def local_dimension(
     judged = np.array([[size >= PER_DIRECTION * j for j in range(1, columns + 1)] for size in sizes])
     low, dimension, high = (_extent(spectrum, factor * limits, judged) for factor in (DOUBT, 1.0, 1 / DOUBT))
     reason = f"neighborhoods of {', '.join(map(str, sizes))} points extend in {dimension} direction(s)"
-    if count < FEW:
-        reason = f"undetermined: only {count} points differ, expected at least {FEW}; {reason}"
+    if most < FEW:
+        what = "points differ" if units is None else "groups of points"
+        reason = f"undetermined: only {most} {what}, expected at least {FEW}; {reason}"
     elif dimension and not judged[:, dimension - 1].any():
         reason = f"undetermined: {sizes[-1]} neighbors are too few for {dimension} directions"
     else:

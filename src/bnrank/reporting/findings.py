@@ -13,6 +13,7 @@ from bnrank.discovery.compression.search import Compressed
 from bnrank.discovery.estimators.counts import Trial
 from bnrank.discovery.estimators.summary import Summary
 from bnrank.discovery.estimators.terms import explained
+from bnrank.discovery.films.summary import FilmSummary
 from bnrank.discovery.symmetry_search.pieces import field_text
 from bnrank.discovery.symmetry_search.result import Symmetries
 from bnrank.reporting.blocks import Block, Plot, Said, Text, details, table
@@ -21,10 +22,12 @@ from bnrank.reporting.charts.discovery import classes, score, view
 MAX_GENERATORS = 100
 
 
-def found_blocks(found: Summary | Compressed | Symmetries, key: str) -> list[Block]:
+def found_blocks(found: Summary | FilmSummary | Compressed | Symmetries, key: str) -> list[Block]:
     """Return the blocks of a result: one sentence, its certainty, charts, and tables."""
     if isinstance(found, Summary):
         (said, mark, how), rows = _fit(found), _fit_tables(found)
+    elif isinstance(found, FilmSummary):
+        (said, mark, how), rows = _films(found), _films_tables(found)
     elif isinstance(found, Compressed):
         (said, mark, how), rows = _compression(found), _compression_tables(found)
     else:
@@ -138,6 +141,47 @@ def _stability_rows(trials: Iterable[Trial]) -> list[dict[str, object]]:
         row["within one standard error"] = any(trial.considered for trial in group)
         rows.append(row)
     return rows
+
+
+# films ----------------------------------------------------------------------------------------------------------------
+
+
+def _films(summary: FilmSummary) -> tuple[str, str, str]:
+    low, high = summary.interval
+    reason = summary.reason.removeprefix("undetermined: ")
+    if summary.undetermined:
+        said = f"{_count(summary.state_dimension, 'state variable')}, not established"
+        said = said if summary.state_dimension else "No state variables were established"
+        return said, "warn", f"undetermined because {reason} (interval {low} to {high})"
+    said = f"The films show {_count(summary.state_dimension, 'state variable')}"
+    return said, _mark("good", low, high), f"interval {low} to {high}: {reason}"
+
+
+def _films_tables(summary: FilmSummary) -> list[Block]:
+    height, width, channels = summary.shape
+    facts: dict[str, object] = {
+        "films": summary.films,
+        "frames": summary.frames,
+        "pixels": f"{height} x {width}" + (f" x {channels}" if channels > 1 else ""),
+        "windows of four frames": summary.windows,
+        "frames apart": summary.stride,
+        "encoder": summary.encoder,
+        "coordinates needed": summary.coordinates_needed or None,
+    }
+    networks = [
+        {"network": i + 1, "state dimension": dimension, "unexplained on held-out films": _percent(left)}
+        for i, (dimension, left) in enumerate(zip(summary.dimensions, summary.unexplained, strict=False))
+    ]
+    tried = [
+        {"coordinates": int(k), "unexplained on held-out films": _percent(left)}
+        for k, left in summary.unexplained_by_coordinates
+    ]
+    return [
+        *table([facts], "The films"),
+        *table(networks, "Networks"),
+        *table(tried, "How well so many coordinates predict"),
+        *(Text(note, "note") for note in summary.notes),
+    ]
 
 
 # a compression --------------------------------------------------------------------------------------------------------

@@ -13,6 +13,8 @@ from bnrank.discovery import Compressed
 from bnrank.discovery.compression import open_compressed
 from bnrank.discovery.estimators import open_estimator
 from bnrank.discovery.estimators.base import BottleneckEstimator
+from bnrank.discovery.films import StateVariables, open_state_variables
+from bnrank.discovery.films.estimator import KIND as STATE_VARIABLES
 from bnrank.networks.files import load as load_network
 from bnrank.networks.files import write as write_network
 from bnrank.training import Run
@@ -72,6 +74,8 @@ def load(
         return open_compressed(stored, net)
     if stored.kind == "estimator":
         return open_estimator(stored)
+    if stored.kind == STATE_VARIABLES:
+        return open_state_variables(stored)
     if net is None:
         return load_network(path, slope, order)
     if stored.kind:
@@ -109,7 +113,7 @@ def save(result: object, path: str | os.PathLike[str], *, tag: str | None = None
         return write_network(result, path, "result")
     if isinstance(result, Run | Compressed):
         return result.save(path, tag)
-    if isinstance(result, BottleneckEstimator):
+    if isinstance(result, BottleneckEstimator | StateVariables):
         return result.save(path)
     expected = "a network of bnrank, a run, a compressed network or a fitted estimator"
     raise TypeError(f"result: got {validation.describe(result)}, expected {expected}")

@@ -16,6 +16,7 @@ from bnrank._core.validation import describe, expect
 from bnrank.discovery.compression.search import Compressed
 from bnrank.discovery.estimators.base import BottleneckEstimator
 from bnrank.discovery.estimators.summary import Summary
+from bnrank.discovery.films import FilmSummary, StateVariables
 from bnrank.discovery.symmetry_search.result import Symmetries
 from bnrank.reporting.tables import check_claim
 from bnrank.theory.verdicts import Verdicts
@@ -35,7 +36,7 @@ SPECTRA = {
 }
 """Kind and quantity of every spectrum of a profile."""
 
-Discovered = Summary | Compressed | Symmetries
+Discovered = Summary | FilmSummary | Compressed | Symmetries
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ class Section:
     _: dataclasses.KW_ONLY
     claims: Sequence[Any] = ()
     verdicts: Verdicts | None = None
-    found: BottleneckEstimator | Discovered | None = None
+    found: BottleneckEstimator | StateVariables | Discovered | None = None
     rows: Sequence[Mapping[str, object]] = ()
     figures: Any = ()
     history: xr.Dataset | Mapping[str, xr.Dataset] | None = None
@@ -138,7 +139,7 @@ def found_in(source: object) -> Discovered | None:
     NotFittedError
         If the source is an estimator that is not fitted (a subclass of ValueError).
     """
-    if not isinstance(source, BottleneckEstimator):
+    if not isinstance(source, BottleneckEstimator | StateVariables):
         return source if isinstance(source, Discovered) else None
     check_is_fitted(source, msg="source: got a %(name)s that is not fitted, expected it after fit")
     return source.summary()
@@ -256,12 +257,14 @@ def _section(source: object, name: str | None) -> Section:
     )
 
 
-_DISCOVERED = "a fitted bottleneck estimator or its summary, what compress or symmetries returned"
+_DISCOVERED = "a fitted estimator of bnrank.discovery or its summary, what compress or symmetries returned"
 
 
 def _title(found: Discovered) -> str:
     if isinstance(found, Summary):
         return f"What {found.estimator} found"
+    if isinstance(found, FilmSummary):
+        return "What StateVariables found"
     return "Compression" if isinstance(found, Compressed) else "Symmetries"
 
 

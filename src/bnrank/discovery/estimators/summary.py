@@ -2,7 +2,7 @@
 
 import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -293,8 +293,8 @@ def described(x: Any, y: Any) -> tuple[str, ...]:
     return tuple(f"{name}: {text}" for name, text in parts.items())
 
 
-def save(estimator: Any, path: str | os.PathLike[str]) -> Path:
-    """Write an estimator to one safetensors file; return the path.
+def save(estimator: Any, path: str | os.PathLike[str], kind: str = "estimator", without: Sequence[str] = ()) -> Path:
+    """Write an estimator, ``without`` some of its parameters, to one safetensors file; return the path.
 
     Raises
     ------
@@ -302,16 +302,17 @@ def save(estimator: Any, path: str | os.PathLike[str]) -> Path:
         If the path is invalid, or an attribute of the estimator is not a plain value.
     """
     tensors: dict[str, Tensor] = {}
+    parameters = {k: v for k, v in estimator.get_params(deep=False).items() if k not in without}
     about = {
         "class": type(estimator).__name__,
-        "parameters": {k: pack(v, k, tensors) for k, v in estimator.get_params(deep=False).items()},
+        "parameters": {k: pack(v, k, tensors) for k, v in parameters.items()},
         "fitted": {k: pack(v, k, tensors) for k, v in vars(estimator).items() if is_fitted(k)},
     }
-    return store.save(path, tensors, about, "estimator")
+    return store.save(path, tensors, about, kind)
 
 
-def opened(stored: store.Stored, kinds: Sequence[type[T]]) -> T:
-    """Return the estimator in a file; it must be of one of the given classes.
+def opened(stored: store.Stored, kinds: Sequence[type[T]], records: Mapping[str, Any] | None = None) -> T:
+    """Return the estimator in a file; it must be of one of the given classes, with results of classes ``records``.
 
     Raises
     ------
@@ -322,7 +323,7 @@ def opened(stored: store.Stored, kinds: Sequence[type[T]]) -> T:
     name = stored.about.get("class")
     if name not in known:
         raise ValueError(f"path: {stored.path} holds a {name}, expected a {' or '.join(known)}")
-    records = {"Trial": Trial, "Summary": Summary}
+    records = {"Trial": Trial, "Summary": Summary} if records is None else records
     try:
         parameters, fitted = (
             {key: unpack(value, stored.tensors, records) for key, value in stored.about[part].items()}

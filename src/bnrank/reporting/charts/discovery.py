@@ -10,6 +10,7 @@ from sklearn.metrics import confusion_matrix, r2_score
 
 from bnrank.discovery.compression.search import Compressed
 from bnrank.discovery.estimators.summary import Summary
+from bnrank.discovery.films.summary import FilmSummary
 from bnrank.discovery.symmetry_search.result import Symmetries
 from bnrank.discovery.symmetry_search.spectrum import EXACT, IGNORED, LARGEST, Found
 from bnrank.reporting.charts import parts
@@ -30,10 +31,12 @@ ROUNDING = 1e-10
 SYMBOLS = ("circle", "square", "diamond", "cross", "x", "triangle-up")
 
 
-def view(found: Summary | Compressed | Symmetries) -> View:
+def view(found: Summary | FilmSummary | Compressed | Symmetries) -> View:
     """Return the charts of a summary, a compression or symmetries."""
     if isinstance(found, Summary):
         return _summary(found)
+    if isinstance(found, FilmSummary):
+        return _films(found)
     return _compressed(found) if isinstance(found, Compressed) else _symmetries(found)
 
 
@@ -351,6 +354,31 @@ def _compressed(found: Compressed) -> View:
         figure = parts.figure(line, ticks, axis, shapes=[parts.dotted("y", tol)])
         charts.append(Chart("Change after every step", figure, note=note))
     return View("compressed", [Group("", charts)])
+
+
+# films ---------------------------------------------------------------------------------------------------------------
+
+
+def _films(summary: FilmSummary) -> View:
+    charts = []
+    if len(summary.spectrum):
+        values = np.maximum(summary.spectrum[:, :MAX_VALUES], 1e-6)
+        x = list(range(1, values.shape[1] + 1))
+        lines = [
+            parts.line(x, parts.numbers(row), parts.index_color(i, len(values)), f"{size} neighbors: %{{y:.3g}}")
+            for i, (size, row) in enumerate(zip(summary.neighbors, values, strict=True))
+        ]
+        edge = [parts.dotted("x", summary.state_dimension + 0.5)]
+        axis = parts.log_axis("median local variance, relative", values)
+        figure = parts.figure(lines, parts.count_axis("direction", len(x)), axis, shapes=edge, showlegend=False)
+        note = "One line for each size of neighborhood, the smallest darkest. Dotted: the state dimension."
+        charts.append(Chart("Local variances in the bottleneck", figure, note=note))
+    if summary.coordinates.shape[1] > 1:
+        z = parts.numbers(summary.coordinates[:, :2].T, 4)
+        dots = parts.dots(z[0], z[1], "%{x}, %{y}", size=4, color=parts.member_color(0))
+        figure = parts.figure(dots, {"title": "coordinate 1"}, {"title": "coordinate 2"})
+        charts.append(Chart("Coordinates of the state", figure, note="Every dot is one pair of frames."))
+    return View("films", [Group("", charts)])
 
 
 # symmetries ----------------------------------------------------------------------------------------------------------
