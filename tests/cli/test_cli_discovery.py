@@ -12,6 +12,7 @@ from torch import nn
 import bnrank
 from bnrank import cli
 from bnrank.discovery import BottleneckRegressor
+from bnrank.discovery.estimators import keeping
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -148,6 +149,30 @@ def test_the_example_of_help_finds_the_planted_count(command):
     done = command(*examples[0].strip(" │").split(), "--quiet")
     assert done.code == 0, done.error
     assert f"components: {bnrank.tasks.low_rank_map().truth.rank} (interval 2 to 2;" in done.out
+
+
+def test_an_interrupted_discovery_writes_what_it_knows_and_goes_on(tmp_path, command, monkeypatch):
+    x = np.random.default_rng(0).normal(size=(90, 2))
+    np.savez(tmp_path / "bent.npz", x=x, y=np.abs(x[:, :1]) * [1.0, -2.0])
+    train, calls = keeping.training.train, []
+
+    def interrupted(*arguments, **options):
+        calls.append(options["out"])
+        run = train(*arguments, **options)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return run
+
+    monkeypatch.setattr(keeping.training, "train", interrupted)
+    ask = ("discover", "bent.npz", *QUICK, "--steps", 100, "--keep", "kept")
+    done = command(*ask)
+    assert done.code == 130
+    assert "Interrupted; the same command goes on with what is in kept" in done.out
+    assert "undetermined: partial result" in flat(done.out)
+    assert "partial result" in (tmp_path / "discover.html").read_text()
+    done = command(*ask)
+    assert (done.code, "partial" in done.out) == (0, False), done.error
+    assert calls[4:8] == calls[:4]
 
 
 def test_columns_that_count_the_rows_are_said(tmp_path, command, table):

@@ -25,6 +25,7 @@ BAD = {  # by option; the others by their kind
     "DATA": ["", "none.npz", "folder", "empty.npz", "empty.csv", "bytes.npz", "bytes.csv", "ragged.csv", "low rank"],
     "FIGURE": ["", "F99"],
     "--out": ["data.npz/x", "a" * 300],
+    "--keep": ["data.npz", "data.npz/x", "a" * 300],
     "--save": ["", "folder", "none/net.safetensors", "net.pt"],
     "--coordinates": ["", "folder", "none/z.csv", "z.txt"],
     "--weights": ["none.safetensors", "bytes.safetensors"],

@@ -82,6 +82,10 @@ def discover_command(
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("discover.html"),
     save: Annotated[Path | None, typer.Option(help="Write the fitted estimator, a .safetensors file.")] = None,
     coordinates: Annotated[Path | None, typer.Option(help="Write the components, a .csv file.")] = None,
+    keep: Annotated[
+        Path | None,
+        typer.Option(help="Folder that keeps trained networks: after Ctrl-C, the same command resumes."),
+    ] = None,
     quiet: Quiet = False,
 ) -> None:
     """Find the number of latent variables that y depends on, and their values, and write a page.
@@ -103,7 +107,9 @@ def discover_command(
     table = columns.table(data, outputs=kind != "autoencoder", min_rows=2, groups=groups)
     x, y = table.inputs, table.outputs
     _say_counters(x, words(columns.ignore), named=Path(data).suffix.lower() == ".csv")
-    found = _fitted(search.estimator(kind or _kind(y), False if quiet else "auto"), x, y, table.groups)
+    found = search.estimator(kind or _kind(y), False if quiet else "auto")
+    with naming({"out": "--keep"}):
+        _fit(found, x, y, table.groups, keep)
     if table.dropped:
         say(f"{table.dropped} of {len(x) + table.dropped} rows with missing values are dropped")
     say(str(found.summary()))
@@ -115,10 +121,12 @@ def discover_command(
         _write_coordinates(found, x, coordinates)
     page: dict[str, Any] = {_title(table): found}
     try:
-        if symmetry:
+        if symmetry and not found.partial_:
             page |= _symmetries(found, x)
     finally:  # the fit is shown even if the search fails or is interrupted
         write_page(page, out, f"bnrank discover: {table.name}")
+    if found.partial_:
+        raise KeyboardInterrupt
 
 
 def _say_counters(x: pd.DataFrame, ignored: list[str], *, named: bool) -> None:
@@ -147,16 +155,24 @@ def _kind(y: pd.DataFrame | None) -> str:
     return guess
 
 
-def _fitted(estimator: Any, x: pd.DataFrame, y: pd.DataFrame | None, groups: np.ndarray | None) -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", bnrank.discovery.NothingFoundWarning)  # the summary says it
-        if not isinstance(estimator, bnrank.discovery.BottleneckClassifier):
-            return estimator.fit(x, y, groups)
+def _fit(estimator: Any, x: pd.DataFrame, y: pd.DataFrame | None, groups: np.ndarray | None, keep: Path | None) -> None:
+    """Fit an estimator; where the user interrupts that, it has a partial result."""
+    outputs: Any = y
+    if isinstance(estimator, bnrank.discovery.BottleneckClassifier):
         assert y is not None
         validation.expect(y.shape[1] <= 1, "targets", f"{y.shape[1]} columns", "one column of classes")
         column = y.iloc[:, 0]
         text = column.dtype.kind not in "biuf"
-        return estimator.fit(x, column.to_numpy(dtype=np.str_ if text else None), groups)
+        outputs = column.to_numpy(dtype=np.str_ if text else None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", bnrank.discovery.NothingFoundWarning)  # the summary says it
+        try:
+            estimator.fit(x, outputs, groups, out=keep)
+        except KeyboardInterrupt:
+            if keep is not None:
+                say(f"Interrupted; the same command goes on with what is in {keep}")
+            if not getattr(estimator, "partial_", False) or not hasattr(estimator, "summary_"):
+                raise
 
 
 def _symmetries(found: Any, inputs: pd.DataFrame) -> dict[str, Any]:

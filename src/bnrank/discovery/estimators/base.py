@@ -1,8 +1,6 @@
 """Parameters, fitting and methods shared by the three estimators."""
 
-import contextlib
 import numbers
-import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, fields, replace
@@ -12,7 +10,6 @@ from typing import Any, Self
 import numpy as np
 import pandas as pd
 import torch
-from rich.console import Console
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.model_selection import check_cv
 from sklearn.utils import check_random_state
@@ -20,12 +17,13 @@ from sklearn.utils.validation import check_array, check_is_fitted
 
 from bnrank._core import identity, store, validation
 from bnrank.discovery.columns import columns_of, expect_columns, framed, texts
-from bnrank.discovery.estimators import learning, summary
+from bnrank.discovery.estimators import learning, partial, summary
 from bnrank.discovery.estimators.bottleneck import coordinates_of, sensitivity
 from bnrank.discovery.estimators.counts import Count, is_better, standard_error
 from bnrank.discovery.estimators.dependence import consecutive
 from bnrank.discovery.estimators.directions import directions_of
 from bnrank.discovery.estimators.path import FEW, Budget, budget_for
+from bnrank.discovery.estimators.progress import voice
 from bnrank.discovery.estimators.splits import Splits
 from bnrank.discovery.estimators.states import state_dimension
 from bnrank.discovery.estimators.tables import (
@@ -221,18 +219,25 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         """Fit, and set all fitted attributes; ``known`` is a count determined elsewhere."""
         with voice(self.progress) as tell:
             plan = self._plan(data, self._seed(), tell, wanted or 0)
+            tell.expect(plan.work)
             data = replace(data, max_components=max(data.max_components, wanted or 0))
             evidence = learning.investigate(data, plan, wanted)
-            model = learning.learn(data, evidence)
+            model = partial.learned(data, evidence)
             count = learning.few_rows(learning.count_from(evidence, data.bound), data)
+            self.partial_ = evidence.path is not None and evidence.path.partial
             if wanted is None:
-                count = learning.by_order(learning.between_inputs(count, data, plan), data)
+                try:
+                    count = count if self.partial_ else learning.between_inputs(count, data, plan)
+                except KeyboardInterrupt:
+                    self.partial_ = True
+                count = learning.by_order(count, data)
         if wanted is not None and known is None:
             reason = f"{wanted} component(s) were requested"
             if not is_better(evidence.errors[wanted], evidence.errors[0]):
                 reason += "; but nothing was found: on held-out rows they predict no better than the mean"
             known = Count(wanted, (wanted, wanted), float("nan"), False, reason)
         count, k = known or count, evidence.number
+        count = partial.doubted(count) if self.partial_ else count
         self.model_ = evidence.kind
         self.n_components_ = self._n_features_out = k
         self.n_components_interval_ = count.interval
@@ -351,6 +356,8 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         }
         fitted = {f.name: getattr(self, f"{f.name}_") for f in fields(summary.Summary) if f.name not in own}
         self.summary_ = summary.Summary(**own, **fitted)
+        if self.partial_:
+            raise KeyboardInterrupt(f"{type(self).__name__}: {partial.WHY}; see summary()")
 
     def _coordinates(self, x: np.ndarray) -> np.ndarray:
         return _in_chunks(self.encoder_, x) if self.n_components_ else np.zeros((len(x), 0))
@@ -364,18 +371,3 @@ def _in_chunks(net: MLP, x: np.ndarray) -> np.ndarray:
                 for i in range(0, len(x), CHUNK_SIZE)
             ]
         )
-
-
-@contextlib.contextmanager
-def voice(progress: bool | str) -> Iterator[Callable[[str], None]]:
-    """Yield a function that shows progress: in place on a terminal, elsewhere line by line ("auto": nothing)."""
-    if isinstance(progress, str):
-        validation.choice(progress, "progress", ["auto"])
-    console = Console(stderr=True)
-    if not progress or (progress == "auto" and not sys.stderr.isatty()):
-        yield lambda text: None
-    elif not console.is_terminal:
-        yield lambda text: console.print(f"fitting: {text}", soft_wrap=True)
-    else:
-        with console.status("fitting") as status:
-            yield lambda text: status.update(f"fitting: {text}")

@@ -6,10 +6,11 @@ from torch import nn
 
 from bnrank.discovery.estimators.bottleneck import coordinates_of, project
 from bnrank.discovery.estimators.counts import by_group, sample_losses
+from bnrank.discovery.estimators.keeping import train
 from bnrank.discovery.estimators.path import FAR, Budget, Fit, Path, finished
 from bnrank.discovery.estimators.tables import Data, apart
 from bnrank.networks.mlp import MLP, from_layers
-from bnrank.training import Record, train
+from bnrank.training import Record
 
 
 def descend(path: Path, plan: Budget) -> None:

@@ -11,15 +11,25 @@ from bnrank.discovery.estimators.bottleneck import project, truncate
 from bnrank.discovery.estimators.counts import Count, LinearFit, Trial, best_linear, linear_map
 from bnrank.discovery.estimators.cuts import descend, judge, losses_of, polish
 from bnrank.discovery.estimators.dependence import CHANCE, misaligned, near
-from bnrank.discovery.estimators.path import MAX_ROWS, Budget, Fit, Path, explore, finished, folds_of, train_members
+from bnrank.discovery.estimators.keeping import train
+from bnrank.discovery.estimators.path import (
+    DEEPER,
+    MAX_ROWS,
+    Budget,
+    Fit,
+    Path,
+    explore,
+    finished,
+    folds_of,
+    train_members,
+)
 from bnrank.discovery.estimators.splits import Splits
 from bnrank.discovery.estimators.tables import Data
 from bnrank.networks.mlp import MLP
-from bnrank.training import Record, train
+from bnrank.training import Record
 
 MIN_ROWS = 10  # with fewer distinct rows, counts are undetermined
 REPEATED = 0.1  # fraction of rows with repeated inputs above which the count is verified by input
-DEEPER = 4  # additional layers of the networks that test whether the count depends on depth
 LAST_STEPS = 60  # evaluations on all rows, for a table of more than MAX_ROWS
 LOST = 1e-3  # fraction of the outputs' variance that a cut may cost without further training
 NAN = float("nan")
@@ -121,16 +131,23 @@ def investigate(data: Data, plan: Budget, wanted: int | None = None, *, by_input
     validation.expect(enough, "X", f"{len(rows)} rows", "more: at least 2 for training when a fold is held out")
     path, rival = explore(some, splits, groups, linear.errors[0], plan), None
     assert path is not None
-    if plan.shallow:
+    if plan.shallow and not path.partial:
         plan.tell(f"depth {plan.shallow}")
         other_plan = replace(plan, depth=plan.shallow, shallow=0)
-        rival = explore(some, splits, groups, linear.errors[0], other_plan, rival=path)
+        try:
+            rival = explore(some, splits, groups, linear.errors[0], other_plan, rival=path)
+        except KeyboardInterrupt:
+            path.partial = True
     if rival is not None:
+        path.partial = rival.partial
         deep, shallow = (p.by_number[p.supported if wanted is None else wanted] for p in (path, rival))
         if counts.is_worse(deep, shallow, counts.SURE):
             path, rival, plan = rival, path, other_plan
-    if wanted is None:
-        descend(path, plan)
+    if wanted is None and not path.partial:
+        try:
+            descend(path, plan)
+        except KeyboardInterrupt:
+            path.partial = True
     kind, errors, bent = "linear", linear.errors[k], path.supported if wanted is None else wanted
     if counts.is_better(path.by_number[bent], errors, sure=1.0):
         kind, k, errors = "network", bent, path.by_number[bent]

@@ -10,16 +10,18 @@ import torch
 from bnrank._core import validation
 from bnrank.discovery.estimators.bottleneck import Truncation, truncate
 from bnrank.discovery.estimators.counts import Trial, by_group, is_better, smallest_within_error, standard_error
+from bnrank.discovery.estimators.keeping import train
 from bnrank.discovery.estimators.splits import Splits
 from bnrank.discovery.estimators.tables import Data, apart
 from bnrank.measures import bottlenecks
 from bnrank.measures.spectra import weight_singular_values
 from bnrank.networks.mlp import MLP
-from bnrank.training import Adam, Record, Run, Stop, train
+from bnrank.training import Adam, Record, Run, Stop
 
 FEW = 30  # with fewer rows, only linear maps are fitted
 MAX_ROWS = 4000  # largest number of rows used by the path over ridges
 DEEP, SHALLOW = 12, 4  # depths
+DEEPER = 4  # additional layers of the networks that test whether the count depends on depth
 MAX_STEPS = 500  # evaluations after which a network of depth 12 on a few hundred rows has converged
 STEP = 10**0.5  # ratio of consecutive ridges
 LARGEST, SMALLEST = 1.0, 1e-5  # ridges
@@ -63,6 +65,13 @@ class Budget:
     shallow: int = 0
     seed: int = 0
     tell: Callable[[str], None] = lambda text: None
+
+    @property
+    def work(self) -> float:
+        """Evaluations of single networks, times their depth, to be expected for a fit."""
+        folds = self.folds * len(self.ridges) * (self.depth + self.shallow)
+        whole = min(len(self.ridges), 3) * self.n_networks * self.depth + self.grow * (self.depth + DEEPER)
+        return float(self.steps * (folds + whole))
 
     @property
     def optimizer(self) -> str | Adam:
@@ -170,6 +179,8 @@ class Path:
         trained on at these, (N,).
     rtol : float
         Fraction of the total explained loss that a dimension must add.
+    partial : bool
+        Whether the user interrupted the fit after the first ridges were done on every fold.
     """
 
     data: Data
@@ -180,6 +191,7 @@ class Path:
     errors: dict[float, np.ndarray] = field(default_factory=dict)
     retrained: dict[int, np.ndarray] = field(default_factory=dict)
     rtol: float = 0.0
+    partial: bool = False
 
     @property
     def ridges(self) -> list[float]:
@@ -304,21 +316,29 @@ def explore(
     while wanted:
         collected = {ridge: np.zeros((data.bound + 1, len(data.x))) for ridge in wanted}
         path.tried += wanted
-        for number, (training, out) in enumerate(zip(splits.known, splits.out, strict=True)):
-            shown = ", ".join(f"{ridge:.2g}" for ridge in collected)
-            plan.tell(f"fold {number + 1} of {len(splits)}, ridges {shown}")
-            known, held_out = apart(data, training, out)
-            members = [(ridge, plan.seed + number) for ridge in collected]
-            for fit in train_members(known, members, plan, held_out, number):
-                collected[fit.ridge][:, out] += fit.truncation.errors
-                path.fits.append(fit)
-            if number == 0 and len(splits) > 1:
-                if rival is not None and not path.errors and path.lowest(0) >= rival.to_beat(len(splits)):
-                    return None
-                near = path.near()
-                collected = {ridge: sums for ridge, sums in collected.items() if ridge in near}
-                if not collected:
-                    return path
+        done = len(path.fits)
+        try:
+            for number, (training, out) in enumerate(zip(splits.known, splits.out, strict=True)):
+                shown = ", ".join(f"{ridge:.2g}" for ridge in collected)
+                plan.tell(f"fold {number + 1} of {len(splits)}, ridges {shown}")
+                known, held_out = apart(data, training, out)
+                members = [(ridge, plan.seed + number) for ridge in collected]
+                for fit in train_members(known, members, plan, held_out, number):
+                    collected[fit.ridge][:, out] += fit.truncation.errors
+                    path.fits.append(fit)
+                if number == 0 and len(splits) > 1:
+                    if rival is not None and not path.errors and path.lowest(0) >= rival.to_beat(len(splits)):
+                        return None
+                    near = path.near()
+                    collected = {ridge: sums for ridge, sums in collected.items() if ridge in near}
+                    if not collected:
+                        return path
+        except KeyboardInterrupt:
+            if not path.errors:
+                raise
+            path.partial = True
+            del path.fits[done:]
+            return path
         for ridge, sums in collected.items():
             errors = by_group(splits.mean(sums[1:]), splits.units(groups))
             path.errors[ridge] = np.vstack([level, errors])

@@ -15,8 +15,10 @@ from bnrank._core import validation
 from bnrank._core.store import Stored
 from bnrank.discovery.columns import columns_of, texts
 from bnrank.discovery.estimators import learning, summary
-from bnrank.discovery.estimators.base import BottleneckEstimator, voice
+from bnrank.discovery.estimators.base import BottleneckEstimator
 from bnrank.discovery.estimators.counts import Count
+from bnrank.discovery.estimators.keeping import kept
+from bnrank.discovery.estimators.progress import voice
 from bnrank.discovery.estimators.tables import (
     Data,
     checked_by_scikit,
@@ -117,6 +119,8 @@ class BottleneckRegressor(RegressorMixin, MultiOutputMixin, BottleneckEstimator)
         Held-out loss with 0, 1, ... combinations of the inputs, and its standard error.
     notes_ : tuple of str
         Remarks on the table and on the limits of what can be concluded.
+    partial_ : bool
+        Whether the fit was interrupted.
     input_columns_, output_columns_ : pandas.Index
         The names of the columns of X and y: text, integers or the levels of a MultiIndex, as given; x0, ... and y0, ...
         for arrays. A DataFrame whose integers or levels differ from these, or come in another order, is refused.
@@ -150,11 +154,15 @@ class BottleneckRegressor(RegressorMixin, MultiOutputMixin, BottleneckEstimator)
 
     outputs: str = "auto"
 
-    def fit(self, X: Any, y: Any, groups: Any = None) -> Self:
+    def fit(self, X: Any, y: Any, groups: Any = None, *, out: Any = None) -> Self:
         """Fit to inputs (N, d_in) and outputs (N, d_out) or (N,).
 
         ``groups``, (N,), are held out together where rows of a group depend on each other (subjects, plates, batches).
         Without it, blocks of consecutive rows are, if inputs and outputs both correlate with those of the row before.
+
+        ``out`` is a folder that keeps every trained network: a fit that was interrupted or killed resumes when it is
+        called again with the same arguments. Ctrl-C raises KeyboardInterrupt; where the cross-validation had a result,
+        the estimator is fitted to it, with ``partial_`` True, and says that it is undetermined, a partial result.
         """
         x = self._begin(X)
         validation.choice(self.outputs, "outputs", ["auto", "jointly", "each"])
@@ -170,7 +178,8 @@ class BottleneckRegressor(RegressorMixin, MultiOutputMixin, BottleneckEstimator)
         self.output_columns_ = columns_of(y, "y", table.shape[1])
         wanted = self._wanted(x.shape[1], table.shape[1], f"{table.shape[1]} output(s)")
         scale = scaling_of(x, table, self.outputs)
-        self._learn(x, scale, self._dependent(Data(scale.x(x), scale.y(table)), groups), wanted)
+        with kept(out):
+            self._learn(x, scale, self._dependent(Data(scale.x(x), scale.y(table)), groups), wanted)
         predicted, names = self._shape(self._outputs_of(x)), texts(self.output_columns_, "y")
         self._summarize(x, values, predicted, float(r2_score(values, predicted)), names)
         return self
@@ -226,8 +235,8 @@ class BottleneckClassifier(ClassifierMixin, BottleneckEstimator):
     (1, ['right', 'left'])
     """
 
-    def fit(self, X: Any, y: Any, groups: Any = None) -> Self:
-        """Fit to inputs (N, d_in) and classes (N,); ``groups`` as in :class:`BottleneckRegressor`."""
+    def fit(self, X: Any, y: Any, groups: Any = None, *, out: Any = None) -> Self:
+        """Fit to inputs (N, d_in) and classes (N,); ``groups`` and ``out`` as in :class:`BottleneckRegressor`."""
         x = self._begin(X)
         validation.expect(y is not None, "y", "None", f"classes; {NO_TARGET}")
         y = in_memory(y, "y")
@@ -243,7 +252,8 @@ class BottleneckClassifier(ClassifierMixin, BottleneckEstimator):
         validation.expect(count > 1, "y", f"1 class, {str(self.classes_[0])!r}: y is constant", "at least 2 classes")
         wanted = self._wanted(x.shape[1], count - 1, f"{count} classes")
         scale = scaling_of(x, None, classes=count)
-        self._learn(x, scale, self._dependent(Data(scale.x(x), numbers, count), groups), wanted)
+        with kept(out):
+            self._learn(x, scale, self._dependent(Data(scale.x(x), numbers, count), groups), wanted)
         predicted = self.classes_[self._outputs_of(x).argmax(axis=1)]
         self._summarize(x, labels, predicted, float(np.mean(predicted == labels)), [str(c) for c in self.classes_])
         return self
@@ -309,16 +319,17 @@ class BottleneckAutoencoder(BottleneckEstimator):
     (1, True)
     """
 
-    def fit(self, X: Any, y: Any = None, groups: Any = None) -> Self:
-        """Fit to rows (N, d); ``y`` is not used, ``groups`` as in :class:`BottleneckRegressor`."""
+    def fit(self, X: Any, y: Any = None, groups: Any = None, *, out: Any = None) -> Self:
+        """Fit to rows (N, d); ``y`` is not used, ``groups`` and ``out`` as in :class:`BottleneckRegressor`."""
         x = self._begin(X)
         wanted = self._wanted(x.shape[1], x.shape[1], f"{x.shape[1]} columns")
         scale, self.output_columns_ = scaling_of(x, x, "each"), self.input_columns_
         data, count = self._dependent(Data(scale.x(x), scale.y(x)), groups), None
-        if wanted is None:
-            count = learning.few_rows(self._in_common(data, np.flatnonzero(~constant_columns(x))), data)
-            wanted = count.number
-        self._learn(x, scale, data, wanted, count)
+        with kept(out):
+            if wanted is None:
+                count = learning.few_rows(self._in_common(data, np.flatnonzero(~constant_columns(x))), data)
+                wanted = count.number
+            self._learn(x, scale, data, wanted, count)
         rebuilt = self._outputs_of(x)
         self._summarize(x, x, rebuilt, _kept(x, rebuilt), texts(self.input_columns_, "x"))
         return self
@@ -350,7 +361,11 @@ class BottleneckAutoencoder(BottleneckEstimator):
             for known, other in ((mixed[:half], mixed[half:]), (mixed[half:], mixed[:half])):
                 part = replace(data, x=data.x[:, known], y=data.y[:, other])
                 plan = self._plan(part, seed, lambda text: tell(f"half of the columns: {text}"))
-                count = learning.count_from(learning.investigate(part, plan), part.bound)
+                tell.expect(plan.work)
+                evidence = learning.investigate(part, plan)
+                if evidence.path is not None and evidence.path.partial:
+                    raise KeyboardInterrupt  # the number is not known without both halves
+                count = learning.count_from(evidence, part.bound)
                 counts.append(learning.by_order(learning.between_inputs(count, part, plan), part))
         largest = max(counts, key=lambda count: count.number)
         low, high = min(c.interval[0] for c in counts), max(c.interval[1] for c in counts)
