@@ -1,4 +1,4 @@
-"""``python -m benchmarks.against [counting|physics|films|compression ...] [--quick] [--out FOLDER] [--minutes M]``."""
+"""``python -m benchmarks.against [subject ...] [--quick] [--out FOLDER] [--minutes M]``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from threadpoolctl import threadpool_limits
 from benchmarks.__main__ import machine
 from benchmarks.against import trials
 
-SUBJECTS = ("counting", "physics", "films", "compression")
+SUBJECTS = ("counting", "physics", "films", "compression", "prediction")
 
 
 def main() -> None:
