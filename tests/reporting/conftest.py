@@ -135,6 +135,10 @@ def make_summary(k=2, d_in=5, d_out=3, rows=60, classes=(), seed=0, **changes):
         "reason": f"5 of 5 networks within one standard error of the best have {k}"
         if k
         else "nothing was found: no better than the mean",
+        "state_dimension": k,
+        "state_dimension_interval": (k, k),
+        "state_undetermined": False,
+        "state_reason": f"neighborhoods extend in {k} direction(s)",
         "bound": most,
         "rows": rows,
         "inputs": tuple(f"x{i}" for i in range(d_in)),

@@ -74,10 +74,8 @@ def _fit_of_one(summary: Summary) -> tuple[str, str, str]:
     return said, _mark("good" if n else "warn", low, high), f"interval {low} to {high}: {reason}"
 
 
-def _state_dimension(summary: Summary) -> str:
-    low, high = summary.state_dimension_interval
-    sure = "undetermined, " if summary.state_undetermined else ""
-    return f"{summary.state_dimension} ({sure}interval {low} to {high})"
+def _with_interval(number: int, interval: tuple[int, int], undetermined: bool) -> str:
+    return f"{number} ({'undetermined, ' if undetermined else ''}interval {interval[0]} to {interval[1]})"
 
 
 def _fit_tables(summary: Summary) -> list[Block]:
@@ -89,9 +87,12 @@ def _fit_tables(summary: Summary) -> list[Block]:
         "outputs" if labels is None else "classes": summary.outputs if labels is None else len(labels),
         "R² on these rows" if labels is None else "accuracy on these rows": score(summary.score),
         "largest detectable number": summary.bound,
-        "state dimension": _state_dimension(summary),
-        "combinations of inputs": summary.n_input_directions,
-        "interval of these": "{} to {}".format(*summary.n_input_directions_interval),
+        "state dimension": _with_interval(
+            summary.state_dimension, summary.state_dimension_interval, summary.state_undetermined
+        ),
+        "combinations of inputs": _with_interval(
+            summary.n_input_directions, summary.n_input_directions_interval, summary.input_directions_undetermined
+        ),
         "ridge": summary.ridge,
     }
     if summary.scalar:  # one component, of dimension 1
@@ -112,7 +113,7 @@ def _fit_tables(summary: Summary) -> list[Block]:
     )
     terms = [{"term": term, "meaning": meaning} for term, meaning in shown.items()]
     return [
-        *table([facts], "The fit"),
+        *table([{"": name, "value": cell(value)} for name, value in facts.items()], "The fit"),
         *table(weights, "Linear combinations of the inputs that y depends on"),
         *table(coordinates, "Components, most influential first"),
         *(Text(note, "note") for note in summary.notes),

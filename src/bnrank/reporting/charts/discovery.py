@@ -166,7 +166,7 @@ def _chosen(
 def _gap(ratio: float, place: int, of: int, y: float) -> dict[str, Any]:
     """Return a dotted line after a place and, next to it, the ratio of the values there, as parts of a layout."""
     left = place > of / 2
-    text = f"gap {ratio:.1e}" if ratio >= 1e5 else f"gap {parts.short(ratio)}"
+    text = f"gap {ratio:.1e}" if ratio >= 1e5 else f"gap {ratio:,.0f}" if ratio >= 100 else f"gap {parts.short(ratio)}"
     side = {"xanchor": "right", "xshift": -6} if left else {"xanchor": "left", "xshift": 6}
     label = parts.written(text, x=place + 0.5, y=y, yref="paper", **side)
     return {"shapes": [parts.dotted("x", place + 0.5)], "annotations": [label]}
