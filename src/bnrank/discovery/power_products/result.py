@@ -133,7 +133,12 @@ class DimensionlessGroups(Printed):
     left_out : tuple of Factor
         Inputs whose exponents could not be told from 0, with these exponents.
     as_given, in_logarithms : Summary or None
-        The fits with the inputs as they are, and with logarithms; None where no input is positive.
+        The fits with the inputs as they are, and with logarithms (with units, of the groups that these allow); None
+        where no input is positive, or no group.
+    pi : tuple of PowerProduct
+        A basis of the dimensionless groups that the units allow, with smallest integers; empty without units.
+    scale : PowerProduct or None
+        The product of inputs with the unit of y by which y was divided; None without units.
     """
 
     verdict: str
@@ -145,6 +150,8 @@ class DimensionlessGroups(Printed):
     left_out: tuple[Factor, ...]
     as_given: Summary
     in_logarithms: Summary | None
+    pi: tuple[PowerProduct, ...] = ()
+    scale: PowerProduct | None = None
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
@@ -183,7 +190,12 @@ class DimensionlessGroups(Printed):
         yield f"dimensionless_groups: {given.rows} rows, {len(given.inputs)} inputs ({len(self.logarithms)} positive)"
         named = "; ".join(map(str, self.groups))
         if self.coefficient is not None:
-            yield f"y is a power law: y = {self.coefficient:.4g} {named}"
+            units = "" if self.scale is None else " (SI base units)"
+            yield f"y is a power law: y = {self.coefficient:.4g} {named}{units}"
+        elif self.groups and self.scale is not None:
+            divided = f"y / ({self.scale})" if self.scale.factors else "y"
+            what = f"{len(self.groups)} dimensionless group{'' if len(self.groups) == 1 else 's'}"
+            yield f"{divided} depends on {what} (interval {low} to {high}): {named}"
         elif self.groups:
             number = len(self.groups)
             what = "power product" if number == 1 else "power products"
@@ -192,6 +204,8 @@ class DimensionlessGroups(Printed):
             yield f"no power products: {given.dependence} as they are"
         elif self.verdict == "nothing found":
             yield "nothing was found that y depends on"
+        if self.pi:
+            yield f"  groups that the units allow: {'; '.join(map(str, self.pi))}"
         yield f"  {self.reason}" if self.verdict != "undetermined" else f"  undetermined: {self.reason}"
         if self.groups:
             yield text.render(list(self._rows()))

@@ -1,7 +1,6 @@
 """The search for power products: fits with logarithms of the inputs beside fits with the inputs as they are."""
 
-import warnings
-from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from sklearn.utils.validation import check_consistent_length
 
 from bnrank._core import validation
 from bnrank.discovery.columns import columns_of, texts
-from bnrank.discovery.estimators import BottleneckRegressor, NothingFoundWarning
+from bnrank.discovery.estimators import BottleneckRegressor
 from bnrank.discovery.estimators.tables import (
     checked_by_scikit,
     constant_columns,
@@ -21,16 +20,22 @@ from bnrank.discovery.estimators.tables import (
     read_samples,
     refuse_tables_by_name,
 )
-from bnrank.discovery.power_products.exponents import Exponents, Table, exponents, power_law
+from bnrank.discovery.power_products.dimensional import search_by_units, without_units
+from bnrank.discovery.power_products.exponents import Table
+from bnrank.discovery.power_products.fits import exponents_of, fitted, log_is_closer_to_normal
 from bnrank.discovery.power_products.result import DimensionlessGroups, Factor, PowerProduct, products_of
 
-SAME = 1.1  # ratio of the scaled spreads of y and log y up to which the logarithm is preferred
 CLEARLY = 2.0  # standard errors by which one fit must predict better than the other
-ALIKE = 0.7  # correlation above which inputs are left out one by one
 
 
 def dimensionless_groups(
-    X: Any, y: Any, *, groups: Any = None, estimator: BottleneckRegressor | None = None
+    X: Any,
+    y: Any,
+    *,
+    units: Any = None,
+    y_unit: str | None = None,
+    groups: Any = None,
+    estimator: BottleneckRegressor | None = None,
 ) -> DimensionlessGroups:
     """Find the power products of positive inputs, such as rho v L / mu, that one output depends on.
 
@@ -44,12 +49,21 @@ def dimensionless_groups(
     A positive y is replaced by its logarithm unless y itself is closer to normal (if std(log y) exp(mean(log y)) >
     1.1 std(y), the profile likelihood of Box and Cox 1964); the number of combinations does not depend on this.
 
+    With ``units``, only dimensionless groups are searched, and y is divided by a product of inputs with its unit
+    (Buckingham 1914). Constant inputs, such as the acceleration of gravity, count for the units. If no product of
+    powers of the inputs has the unit of y, units are not used, and the reason says so.
+
     Parameters
     ----------
     X : array-like or DataFrame
         Inputs, (N, d_in).
     y : array-like
         One output, (N,) or (N, 1).
+    units : mapping or sequence of str, optional
+        The unit of every input, by name or in order, such as "kg/m^3", "degC", or "" for a number; read by pint (the
+        extra ``units``).
+    y_unit : str, optional
+        The unit of y; required with ``units``.
     groups : array-like, optional
         What is held out together, (N,), as in :meth:`BottleneckRegressor.fit`.
     estimator : BottleneckRegressor, optional
@@ -63,7 +77,10 @@ def dimensionless_groups(
     Raises
     ------
     TypeError, ValueError
-        If X or y is refused by :class:`BottleneckRegressor`, y has several columns, or ``estimator`` is another object.
+        If X or y is refused by :class:`BottleneckRegressor`, y has several columns, ``estimator`` is another object, or
+        a unit is missing or unknown.
+    ImportError
+        If units are given and pint is not installed.
 
     Examples
     --------
@@ -80,26 +97,47 @@ def dimensionless_groups(
     output = _output(y, len(x))
     names = texts(columns_of(X, "x", x.shape[1]), "x")
     validation.expect(len(set(names)) == len(names), "X", f"columns {names}", "different names")
-    use_log = bool((output > 0).all()) and _log_is_closer_to_normal(output)
+    drawn = groups_of_rows(x, output[:, None]) if groups is None else pd.factorize(np.asarray(groups))[0]
+    seed = model.random_state if isinstance(model.random_state, int) else 0
+    if units is None:
+        validation.expect(y_unit is None, "y_unit", f"{y_unit!r} without units", "units of the inputs, too")
+        return _search(model, x, output, names, groups, drawn, seed)
+    table = without_units(x, output, names, units, y_unit)
+    if table is not None:
+        return search_by_units(model, table, drawn, seed, groups)
+    found = _search(model, x, output, names, groups, drawn, seed)
+    missing = f"no product of powers of the inputs has the unit of y ({y_unit}), so that units were not used"
+    return replace(found, reason=f"{missing}; {found.reason}")
+
+
+def _search(
+    model: BottleneckRegressor,
+    x: np.ndarray,
+    output: np.ndarray,
+    names: list[str],
+    groups: Any,
+    drawn: np.ndarray,
+    seed: int,
+) -> DimensionlessGroups:
+    """Return the power products found without units."""
+    use_log = bool((output > 0).all()) and log_is_closer_to_normal(output)
     target = np.log(output) if use_log else output
     varies = ~constant_columns(x)
     positive = varies & (x > 0).all(axis=0)
-    given = _fitted(model, pd.DataFrame(x, columns=names), target, groups)
+    given = fitted(model, pd.DataFrame(x, columns=names), target, groups)
     if not positive.any():
         return _without_logarithms(given, "no input that varies is positive")
     z = np.where(positive, np.log(np.where(positive, x, 1.0)), x)[:, varies]
     used = [name for name, kept in zip(names, varies, strict=True) if kept]
-    logs = _fitted(model, pd.DataFrame(z, columns=used), target, groups)
+    logs = fitted(model, pd.DataFrame(z, columns=used), target, groups)
     logarithms = tuple(name for name, kept in zip(names, positive, strict=True) if kept)
     verdict, reason = _compared(given, logs, len(used))
     about = (logs.n_input_directions_interval_, logarithms, given, logs)
     if verdict not in ("power products", "undetermined number"):
         return _result(verdict, reason, (), None, (), *about)
-    drawn = groups_of_rows(x, output[:, None]) if groups is None else pd.factorize(np.asarray(groups))[0]
-    seed = model.random_state if isinstance(model.random_state, int) else 0
     law = logs.model_ == "linear" and use_log
     table = Table(z, target, drawn, seed)
-    found, kept, left = _exponents(table, logs, law, used, positive[varies])
+    found, kept, left = exponents_of(table, logs, law, used, positive[varies])
     made = products_of(found, [used[i] for i in kept], list(positive[varies][kept]))
     coefficient = None
     if law:
@@ -139,17 +177,6 @@ def _output(y: Any, rows: int) -> np.ndarray:
     return np.asarray(values)
 
 
-def _log_is_closer_to_normal(y: np.ndarray) -> bool:
-    logarithms = np.log(y)
-    return bool(logarithms.std() * np.exp(logarithms.mean()) <= SAME * y.std())
-
-
-def _fitted(model: BottleneckRegressor, x: pd.DataFrame, y: np.ndarray, groups: Any) -> BottleneckRegressor:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", NothingFoundWarning)
-        return clone(model).fit(x, y, groups)
-
-
 def _compared(given: BottleneckRegressor, logs: BottleneckRegressor, inputs: int) -> tuple[str, str]:
     """Return the verdict, and the evidence in words."""
     (n, loss, error), (m, other, spread) = (_held_out(fit) for fit in (logs, given))
@@ -173,32 +200,3 @@ def _compared(given: BottleneckRegressor, logs: BottleneckRegressor, inputs: int
 def _held_out(fit: BottleneckRegressor) -> tuple[int, float, float]:
     n = fit.n_input_directions_
     return n, float(fit.input_held_out_[n]), float(fit.input_held_out_error_[n])
-
-
-def _exponents(
-    table: Table, logs: BottleneckRegressor, law: bool, names: Sequence[str], positive: np.ndarray
-) -> tuple[Exponents, np.ndarray, tuple[Factor, ...]]:
-    """Return the exponents, the inputs that they belong to, and those left out."""
-    kept, left = np.arange(len(names)), list[Factor]()
-    directions, linear = logs.input_directions_, logs.model_ == "linear"
-    while True:
-        some = Table(table.z[:, kept], table.y, table.units, table.seed)
-        found = power_law(some) if law else exponents(some, directions[:, kept], linear)
-        if not found.absent.any() or len(kept) - 1 < max(len(directions), 1):
-            return found, kept, tuple(left)
-        drop = _weakest(found, some.z)[: len(kept) - len(directions)]
-        for i in drop:
-            j = np.abs(found.values[:, i]).argmax()
-            ends = float(found.low[j, i]), float(found.high[j, i])
-            place = kept[i]
-            left.append(Factor(names[place], float(found.values[j, i]), *ends, None, bool(positive[place])))
-        kept = np.delete(kept, drop)
-
-
-def _weakest(found: Exponents, z: np.ndarray) -> np.ndarray:
-    """Return the inputs not told from 0, the weakest first; only the weakest where one is like another input."""
-    strength = (np.abs(found.values) * z.std(axis=0)).max(axis=0)
-    absent = np.flatnonzero(found.absent)
-    absent = absent[np.argsort(strength[absent], kind="stable")]
-    alike = np.abs(np.corrcoef(z.T).reshape(z.shape[1], -1) - np.eye(z.shape[1]))[absent]
-    return absent[:1] if alike.max(initial=0) > ALIKE else absent
