@@ -103,6 +103,10 @@ def test_the_verdict_is_that_of_most_networks_and_doubts_are_said() -> None:
     line = z * [1, 0, 0]
     assert judge([z, z, line], windows, [0.2, 0.3, 0.1], seed=0).dimension == 2
     assert judge([z, z, line], windows, [0.2, 0.3, 0.1], seed=0).interval == (1, 2)
+    solid = np.column_stack([z, RNG.uniform(-1, 1, (len(z), 1))])
+    wide = judge([solid, solid, np.column_stack([line, line[:, 1]])], windows, [0.1, 0.2, 0.3], seed=0)
+    assert (wide.dimension, wide.interval[0], wide.undetermined) == (3, 1, True)
+    assert "give 1 to" in wide.reason
     split_vote = judge([z, line], windows, [0.1, 0.2], seed=0)
     assert split_vote.undetermined
     assert "only 1 of 2 networks" in split_vote.reason

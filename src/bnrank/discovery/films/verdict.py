@@ -15,6 +15,7 @@ NEIGHBORS = 10  # of a point, whose distance consecutive windows are compared wi
 CENTERS = 200  # points at which it is measured
 BETTER = 2.0  # standard errors by which a network must predict better than the mean
 MOST_UNEXPLAINED = 0.1  # share of the next frames' variance: a network that knows less may bend z needlessly
+WIDEST = 1  # difference of the ends of an interval above which the dimension is undetermined
 NOTHING = "no network predicts the next frames of held-out windows better than their mean"
 
 
@@ -65,15 +66,18 @@ def judge(images: list[Array], windows: Windows, unexplained: list[float], seed:
     if counts[dimension] < max(counts.values()):
         dimension = counts.most_common(1)[0][0]
     agree = counts[dimension]
+    low, high = min(ends), max(ends)
     reason, undetermined = _doubt(found[best], agree, len(found), dimension, latent, unexplained[best]), True
-    if not reason:
+    if not reason and high - low > WIDEST:
+        reason = f"undetermined: networks, halves of the films, or higher and lower limits give {low} to {high}"
+    elif not reason:
         undetermined = False
         sizes = ", ".join(map(str, found[best].neighbors))
         reason = (
             f"{agree} of {len(found)} networks: in the bottleneck, neighborhoods of {sizes} windows extend in "
             f"{dimension} direction(s); {unexplained[best]:.2%} of the next frames is unexplained on held-out windows"
         )
-    return Verdict(dimension, (min(ends), max(ends)), undetermined, reason, found, apart)
+    return Verdict(dimension, (low, high), undetermined, reason, found, apart)
 
 
 def nothing(reason: str, latent: int) -> Verdict:
