@@ -1,6 +1,7 @@
 """docs/films.md is true: its code runs as written, in order, and finds what the text says."""
 
 import pytest
+
 from pages import run_page
 
 
