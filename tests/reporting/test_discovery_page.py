@@ -98,9 +98,15 @@ def symmetric():
             "interval 2 to 3: 5 of 5 networks have 1",
         ),
         (
-            make_summary(1, classes=("a", "b"), input_directions_undetermined=True, input_directions_reason="of noise"),
-            "y depends on 1 linear combination of the inputs (out of 5 inputs)",
-            "undetermined because of noise (interval 1 to 1)",
+            make_summary(
+                1,
+                classes=("a", "b"),
+                input_directions_undetermined=True,
+                input_directions_reason="of noise",
+                n_input_directions_interval=(1, 2),
+            ),
+            "It is undetermined on how many linear combinations of the 5 inputs y depends: 1 to 2",
+            "undetermined because of noise (interval 1 to 2); 1 used here",
         ),
         (make_summary(0, d_out=1), "No linear combination of the inputs was found", "no better"),
         (

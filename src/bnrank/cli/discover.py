@@ -32,7 +32,10 @@ class Search:
     components: Annotated[
         str, typer.Option(help='Number of components, or "auto".'), Names(n_components="--components")
     ] = "auto"
-    ridges: Annotated[str | None, typer.Option(help="Ridges (lambda), separated by commas. Default: automatic.")] = None
+    ridges: Annotated[
+        str | None,
+        typer.Option(help="Strengths of the penalty on the weights (lambda), separated by commas. Default: automatic."),
+    ] = None
     depth: Annotated[int | None, typer.Option(help="Number of weight layers. Default: automatic.")] = None
     width: Annotated[int | None, typer.Option(help="Width of the hidden layers. Default: automatic.")] = None
     steps: Annotated[int | None, typer.Option(help="Evaluations per network. Default: automatic.")] = None

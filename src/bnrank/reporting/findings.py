@@ -70,7 +70,10 @@ def _fit_of_one(summary: Summary) -> tuple[str, str, str]:
     said = f"{said[0].upper() if not n else said[0]}{said[1:]}"
     reason = summary.input_directions_reason.removeprefix("undetermined: ").removeprefix("nothing was found: ")
     if summary.input_directions_undetermined:
-        return said, "warn", f"undetermined because {reason} (interval {low} to {high})"
+        inputs = _count(len(summary.inputs), "input")
+        said = f"It is undetermined on how many linear combinations of the {inputs} y depends"
+        said += f": {low} to {high}" if high > low else ""
+        return said, "warn", f"undetermined because {reason} (interval {low} to {high}); {n} used here"
     return said, _mark("good" if n else "warn", low, high), f"interval {low} to {high}: {reason}"
 
 
