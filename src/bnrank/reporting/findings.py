@@ -99,7 +99,7 @@ def _fit_tables(summary: Summary) -> list[Block]:
         "ridge": summary.ridge,
     }
     if summary.scalar:  # one component, of dimension 1
-        del facts["state dimension"]
+        del facts["state dimension"], facts["largest detectable number"]
     coordinates: list[dict[str, object]] = []
     for j, (influence, row) in enumerate(zip(summary.influence, summary.sensitivity, strict=True), 1):
         most = [f"{summary.inputs[i]} ({row[i]:.2g})" for i in np.argsort(-row, kind="stable")[:6]]
