@@ -28,10 +28,16 @@ def slow_groups(x, y, labels):
     elsewhere = sum(any(v == b and u != a for u, v in pairs) for a, b in pairs)
     different = sorted(set(pairs))
     times = math.gcd(*(pairs.count(pair) for pair in different))
-    if times ** -(len(different) - len(set(x))) > 0.01:
+    columns = [[*a, *b] for a, b in pairs]
+    levels = [[row[j] for row in columns] for j in range(len(columns[0]))]
+    agree = math.prod(sum(v == u for v in level for u in level) / len(x) ** 2 for level in levels)
+    again = sum(pairs.count(pair) > 1 for pair in pairs) / len(x)
+    few = all(len(set(level)) <= len(different) / 2 for level in levels)
+    chance = again > 0 and few and 1 - (1 - agree) ** (len(x) - 1) >= again / 2
+    if times ** -(len(different) - (0 if chance else len(set(x)))) > 0.01:
         times = 1
     repeated_once = [a for a in repeated if x.count(a) > times]
-    if repeated and (labels or elsewhere > len(x) / 2) and len(several) >= len(repeated_once) / 10:
+    if chance or (repeated and (labels or elsewhere > len(x) / 2) and len(several) >= len(repeated_once) / 10):
         if times == 1:
             return list(range(len(x)))
         before = [sum(pairs.count(other) for other in different if other < pair) for pair in pairs]
@@ -56,6 +62,29 @@ def test_groups_of_copies_against_the_definition(n, points, values, labels, whol
         y = np.round(np.sin(3 * values * x))
     x, y = np.tile(np.hstack([x // 2, x]), (times, 1)), np.tile(y, (times, 1))
     assert groups_of_rows(x, y[:, 0] if labels else y, labels=labels).tolist() == slow_groups(x, y, labels)
+
+
+def test_rows_of_few_values_that_coincide_are_no_copies():
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 2, (100, 5)).astype(float)
+    labels = x[:, 0].astype(int)  # the same at equal inputs
+    assert groups_of_rows(x, labels, labels=True).tolist() == list(range(100))
+    assert groups_of_rows(x, x[:, :1] + x[:, 1:2]).tolist() == list(range(100))
+    tall = groups_of_rows(np.tile(x, (3, 1)), np.tile(labels, 3), labels=True)
+    assert np.bincount(tall).tolist() == [3] * 100
+    numbers = rng.normal(size=(20, 3))[rng.integers(0, 20, 300)]  # 20 rows of many values, several times each
+    assert groups_of_rows(numbers, numbers[:, :1]).max() == 19
+
+
+def test_a_table_of_yes_and_no_is_predicted():
+    rng = np.random.default_rng(1)
+    x = rng.integers(0, 2, (107, 5)).astype(float)
+    y = np.where(x[:, 0] * x[:, 1] > 0, "ill", "well")
+    found = BottleneckClassifier().fit(x, y)
+    assert found.n_components_ == 1
+    assert found.score(x, y) > 0.9
+    noise = BottleneckClassifier().fit(x, rng.permutation(y))
+    assert (noise.n_components_, noise.model_) == (0, "constant")
 
 
 def test_one_label_in_many_that_disagrees_does_not_make_copies_replicates():

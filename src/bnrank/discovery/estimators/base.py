@@ -294,7 +294,7 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         if copies := len(x) - data.distinct:
             yield f"{copies} of {len(x)} rows repeat inputs and outputs of an earlier one; held out together"
         if (points := int(data.inputs.max()) + 1) < data.distinct:
-            yield f"{points} different inputs, with several outputs at some: the result holds at these inputs"
+            yield f"{points} different inputs in {len(x)} rows: the result holds at these inputs"
         if data.distinct < FEW and isinstance(self.ridges, str):
             yield f"fewer than {FEW} rows that differ: only linear maps were fitted"
         if points <= x.shape[1]:

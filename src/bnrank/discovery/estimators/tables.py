@@ -25,6 +25,8 @@ MAX_COMPONENTS = 25
 MAX_SHOWN = 5  # columns named in an error
 HUGE, TINY = 1e150, 1e-150  # the squares of larger and smaller numbers overflow and underflow
 FEW_VALUES = 0.5  # fraction of rows whose output also occurs at other inputs, above which outputs agree by chance
+COINCIDE = 0.5  # share of the repeated rows that independent columns must repeat, for repeats to be coincidences, and
+# of the distinct rows that a column may have values
 DISAGREE = 0.1  # fraction of the repeated inputs with several outputs, above which a table has replicates
 CHANCE = 0.01  # below this probability of a chance common divisor, a table counts as several copies of itself
 X_NORM, Y_NORM = 3.0, 2.0  # root mean squares of ||x|| and ||y||, those of the theory's experiments
@@ -149,6 +151,11 @@ def groups_of_rows(x: np.ndarray, y: np.ndarray, *, labels: bool = False) -> np.
     form a group. (Such multiplicities occur by chance with probability m^-(pairs - inputs), where the number of rows at
     each input is fixed, as in a balanced design; it must be below 1 percent.)
 
+    Where all columns take few values (yes and no, grades), rows coincide by chance. If no column has more values than
+    half the number of distinct rows, and columns drawn independently with the frequencies of the table repeat at least
+    half as many rows, every row is a group by itself (or m copies are, if every row occurs m, 2 m, 3 m, ... times,
+    which has probability m^-pairs).
+
     Parameters
     ----------
     x, y : ndarray
@@ -173,16 +180,26 @@ def groups_of_rows(x: np.ndarray, y: np.ndarray, *, labels: bool = False) -> np.
     several = np.bincount(inputs[first], minlength=len(rows)) > 1
     elsewhere = np.bincount(outputs[first])[outputs[first]] > 1
     few_values = labels or size[elsewhere].sum() > FEW_VALUES * len(x)
+    coincide = _coincide(np.column_stack([x, outputs]), size)
     copies = int(np.gcd.reduce(size))
-    if copies ** float(len(rows) - len(size)) > CHANCE:
+    if copies ** float((0 if coincide else len(rows)) - len(size)) > CHANCE:
         copies = 1
-    if not few_values or several.sum() < DISAGREE * (rows > copies).sum():
+    if not coincide and (not few_values or several.sum() < DISAGREE * (rows > copies).sum()):
         return groups
     if copies == 1:
         return np.arange(len(x))
     sets = np.empty(len(groups), dtype=int)
     sets[np.argsort(groups, kind="stable")] = np.arange(len(groups)) // copies
     return sets
+
+
+def _coincide(table: np.ndarray, size: np.ndarray) -> bool:
+    """Return whether columns take few values, and rows of independent ones repeat at least half as often as these."""
+    levels = [_numbered(column[:, None])[1] for column in table.T]
+    agree = np.prod([np.square(counts / len(table)).sum() for counts in levels])
+    expected = 1 - (1 - agree) ** (len(table) - 1)  # probability that another row is equal
+    few = max(len(counts) for counts in levels) <= COINCIDE * len(size)
+    return few and bool(expected >= COINCIDE * size[size > 1].sum() / len(table))
 
 
 def _numbered(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
