@@ -99,7 +99,7 @@ def sufficient_number(net: MLP, x: Tensor, negligible: float, classes: int = 0) 
     >>> net = from_layers([torch.eye(3)[:2], torch.tensor([[1.0, 0.1]])], [torch.zeros(2), torch.zeros(1)])
     >>> x = torch.randn(50, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     >>> sufficient_number(net, x, 1e-9), sufficient_number(net, x, 100.0)
-    (1, 0)
+    (2, 0)
     """
     net, x = net.double(), x.double()
     found = InputDirections(net, x)
