@@ -9,10 +9,10 @@ import oracles
 from bnrank.discovery.symmetry_search import fields, symmetries
 from bnrank.discovery.symmetry_search.algebra import sparse
 from bnrank.discovery.symmetry_search.fields import whitened
-from bnrank.discovery.symmetry_search.pieces import combination, point_text
-from bnrank.discovery.symmetry_search.problem import _shortened, read_problem
+from bnrank.discovery.symmetry_search.problem import read_problem, shortened
 from bnrank.discovery.symmetry_search.search import _orbit
 from bnrank.discovery.symmetry_search.spectrum import find_fields
+from bnrank.discovery.symmetry_search.words import combination, point_text
 from helpers import normal
 
 from .functions import DOUBLE, Function, columns
@@ -204,13 +204,13 @@ def test_no_jacobian_holds_more_than_its_share(n, share):
 @pytest.mark.parametrize("count", [1, 4, 12, 100, 1000])
 def test_the_cut_for_any_number_of_jacobians(count, zeros):
     jacobians = torch.cat([normal(count, 2, 3) * normal(count, 1, 1, seed=1) ** 3 * 1e-100, torch.zeros(zeros, 2, 3)])
-    cut = _shortened(jacobians) * 1e100
+    cut = shortened(jacobians) * 1e100
     lengths, after = (jacobians.flatten(1) * 1e100).norm(dim=1), cut.flatten(1).norm(dim=1)
     share = max(0.02, 5 / count)
     longest = slow_cap(lengths.tolist(), share)
     torch.testing.assert_close(after, lengths.clamp(max=longest))
     assert (longest == lengths.max()) == (count <= 5)
-    assert torch.equal(_shortened(torch.zeros(3, 1, 2)), torch.zeros(3, 1, 2))
+    assert torch.equal(shortened(torch.zeros(3, 1, 2)), torch.zeros(3, 1, 2))
 
 
 @pytest.mark.parametrize("steep", [3, 30])
@@ -258,7 +258,7 @@ def test_the_picture_shows_every_value_and_map():
     drawn = sorted(float(value) for line in left.lines for value in line.get_ydata())
     expected = sorted(max(float(v), 1e-17) for v in torch.cat([found.values, found.translations.values]))
     assert drawn == pytest.approx(expected)
-    assert left.get_title() == "2 infinitesimal symmetries (exact)"
+    assert left.get_title() == "2 continuous symmetries (exact)"
     assert len(right.patches) == min(len(found.finite), 30)
     again = found.plot([left, right])
     assert again[0] is left

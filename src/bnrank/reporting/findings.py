@@ -14,8 +14,8 @@ from bnrank.discovery.estimators.counts import Trial
 from bnrank.discovery.estimators.summary import Summary
 from bnrank.discovery.estimators.terms import explained
 from bnrank.discovery.films.summary import FilmSummary
-from bnrank.discovery.symmetry_search.pieces import field_text
 from bnrank.discovery.symmetry_search.result import Symmetries
+from bnrank.discovery.symmetry_search.words import field_text
 from bnrank.reporting.blocks import Block, Plot, Said, Text, details, table
 from bnrank.reporting.charts.discovery import classes, score, view
 

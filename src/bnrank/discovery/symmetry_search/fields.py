@@ -258,6 +258,25 @@ def constant(dimension: int) -> AffineFields:
     return AffineFields(torch.cat([eye.new_zeros(dimension, dimension, dimension), eye[..., None]], 2))
 
 
+def keeping(columns: Sequence[int], where: Coordinates) -> AffineFields:
+    """Return the affine fields that leave columns of x unchanged.
+
+    Examples
+    --------
+    >>> x = torch.randn(20, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    >>> len(keeping([], whitened(x))), len(keeping([1], whitened(x)))
+    (12, 8)
+    """
+    if not columns:
+        return affine(where.dimension)
+    q = where.dimension
+    rows = where.out[list(columns)] / where.spread[list(columns), None]
+    _, s, v = torch.linalg.svd(rows, full_matrices=True)
+    free = v[torch.nn.functional.pad(s, (0, q - len(s))) <= SPAN]
+    basis = torch.einsum("ai,bj->abij", free, torch.eye(q + 1, dtype=free.dtype))
+    return AffineFields(basis.reshape(-1, q, q + 1))
+
+
 def rotations(dimension: int) -> list[Tensor]:
     """Return E_ij - E_ji for i < j: all rotations about the origin, for the argument ``fields`` of `symmetries`.
 

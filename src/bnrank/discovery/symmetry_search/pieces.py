@@ -10,6 +10,7 @@ from torch import Tensor
 
 from bnrank.discovery.symmetry_search import algebra
 from bnrank.discovery.symmetry_search.fields import Coordinates, in_units, planes
+from bnrank.discovery.symmetry_search.words import SMALL, combination, field_text, point_text
 
 Point = tuple[Tensor, Tensor]  # in z and in x
 
@@ -19,73 +20,9 @@ LENGTHS = {
     "covariance": " (in the metric of the covariance)",
     "ellipsoid": " (of an ellipsoid)",
 }
-SMALL = 1e-3  # entries below this, relative to the largest, are omitted from texts
 ROUGH = 0.03  # the same threshold for directions that are not exact
-MAX_TERMS = 6
 MAX_COLUMNS = 32  # with more columns, units for rotations of pairs of columns are not searched
 MAX_MULTIPLE = 12  # largest factor that makes the exponents of a scaling integers
-
-
-def combination(vector: Tensor, names: Sequence[str], units: Tensor | None = None, small: float = SMALL) -> str:
-    """Return a vector in words, a combination of columns without terms below ``small`` of the largest in ``units``.
-
-    Examples
-    --------
-    >>> combination(torch.tensor([0.6, 0.0, -0.8]), ["a", "b", "c"]), combination(torch.tensor([0.0, 1.0]), ["a", "b"])
-    ('0.6 a - 0.8 c', 'b')
-    """
-    sizes = (vector if units is None else vector / units).abs()
-    return _terms(torch.where(sizes > small * sizes.max(), vector, 0.0), names)
-
-
-def _terms(vector: Tensor, names: Sequence[str]) -> str:
-    """Return the largest entries that are not 0, in words."""
-    kept = torch.nonzero(vector).flatten().tolist()
-    if not kept:
-        return "0"
-    shown = sorted(sorted(kept, key=lambda i: -abs(float(vector[i])))[:MAX_TERMS])
-    text = ""
-    for i in shown:
-        value = float(vector[i])
-        size = "" if abs(abs(value) - 1) < 5e-4 else f"{abs(value):.3g}"
-        sign = ("-" if value < 0 else "") if not text else (" - " if value < 0 else " + ")
-        text += sign + (f"{size} {names[i]}".strip() or "1")
-    more = len(kept) - len(shown)
-    return text + (f" + {more} more" if more else "")
-
-
-def field_text(field: Tensor, names: Sequence[str], units: Tensor | None = None) -> str:
-    """Return a field [A b], (d, d + 1), in words, the change of every column; small is relative to ``units`` (d,).
-
-    Examples
-    --------
-    >>> field_text(torch.tensor([[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]]), ["a", "b"])
-    'da = 1, db = a'
-    """
-    units = field.new_ones(len(field)) if units is None else units
-    sizes = in_units(field, units).abs()
-    kept = torch.where(sizes > SMALL * sizes.max(), field, 0.0)
-    parts = [f"d{name} = {_terms(row, [*names, ''])}" for row, name in zip(kept, names, strict=True) if bool(row.any())]
-    shown = parts[:MAX_TERMS]
-    return ", ".join(shown) + (f" and {len(parts) - MAX_TERMS} more" if len(parts) > MAX_TERMS else "")
-
-
-def point_text(
-    point: Tensor, names: Sequence[str], units: Tensor | None = None, columns: Sequence[int] | None = None
-) -> str:
-    """Return a point in words, by its columns or some of them; zero is relative to ``units`` (d,).
-
-    Examples
-    --------
-    >>> point_text(torch.tensor([1.0, 0.0]), ["a", "b"]), point_text(torch.zeros(2), ["a", "b"])
-    ('a = 1, b = 0', '0')
-    """
-    columns = range(len(point)) if columns is None else columns
-    zero = (point / (1.0 if units is None else units)).abs() < 1e-6
-    if all(bool(zero[i]) for i in columns):
-        return "0"
-    shown = [f"{names[i]} = {0.0 if bool(zero[i]) else float(point[i]):.3g}" for i in columns]
-    return ", ".join(shown[:MAX_TERMS]) + (", ..." if len(shown) > MAX_TERMS else "")
 
 
 @dataclass(frozen=True)
@@ -108,6 +45,15 @@ class Piece:
         A fixed point of rotations and scalings, (d,).
     metric : str
         For rotations: the preserved length, "Euclidean", "standardized", "covariance" or "ellipsoid". Else "".
+    in_model : str
+        "exact": f is unchanged up to rounding; "approximate": up to the residual. f may be a fitted model.
+    change : float
+        Largest change of f, rms ||f(x') - f(x)|| / rms_ij ||f(x_i) - f(x_j)||, where samples move by one standard
+        deviation along a generator (on held-out samples where given); NaN where unknown.
+    in_data : str
+        What the held-out error of f says of the data that f was fitted to: "within the held-out error" (or the error
+        that is known): ``change`` is at most 1.5 times the error, which is at most 0.33; "violated": it is more; "not
+        shown": the error is unknown or larger.
     """
 
     kind: str
@@ -117,6 +63,9 @@ class Piece:
     space: Tensor
     center: Tensor | None = None
     metric: str = ""
+    in_model: str = "approximate"
+    change: float = math.nan
+    in_data: str = "not shown"
 
     def __len__(self) -> int:
         return len(self.generators)
@@ -165,6 +114,15 @@ def translations(directions: Tensor, residual: float, names: Sequence[str], unit
     written = basis / basis.gather(0, (basis / units[:, None]).abs().argmax(0)[None])
     text = "translation along " + ", ".join(combination(column, names, units, small) for column in written.T)
     return [Piece("translation", text, fields, residual, basis)]
+
+
+def scalings(weights: Tensor, residual: float, names: Sequence[str]) -> list[Piece]:
+    """Return one piece for scalings of columns by e^{w t} about 0, the rows of weights (k, d)."""
+    weights = _whole(weights)
+    fields = torch.cat([torch.diag_embed(weights), weights.new_zeros(*weights.shape, 1)], 2)
+    text = "; ".join(_scaling_text(row, names) for row in weights) + " about 0"
+    center = weights.new_zeros(weights.shape[1])
+    return [Piece("scaling", text, fields, residual, center.new_zeros(len(center), 0), center)]
 
 
 def named(fields: Tensor, search: Search) -> list[Piece]:
@@ -242,7 +200,7 @@ def _formulas(fields: Tensor, search: Search) -> list[Piece]:
     for field, text in zip(inner, written, strict=True):
         kind = "shear" if algebra.nilpotent(field[:, :-1], 1e-6 if search.exact else 1e-2) else "affine"
         none = text.new_zeros(len(text), 0)
-        words = field_text(text, search.names, where.spread)
+        words = field_text(text, search.names, where.spread, SMALL if search.exact else ROUGH)
         pieces.append(Piece(kind, words, text[None], search.residual(field[None]), none))
     return pieces
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from bnrank._core import validation
 from bnrank.discovery.columns import texts
 from bnrank.discovery.storage import plain_array
+from bnrank.discovery.symmetry_search.domain import Domain, read_domain
 from bnrank.discovery.symmetry_search.fields import Coordinates, whitened
 from bnrank.measures.jacobian import Jacobian
 from bnrank.networks.functional import Functional, unwrap
@@ -24,6 +25,7 @@ FAIR = 5.0  # the same limit for few samples, in multiples of 1 / n
 CHUNK_SIZE = 4096
 QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)  # quantiles of a column at which the steps of a pipeline are probed
 AFFINE = 1e-6  # largest deviation of a pipeline's steps from an affine map, relative to a column's variation
+HELD_OUT = "held-out error"
 ROUNDING = 1e-12  # relative to the largest terms of the map
 
 
@@ -73,6 +75,12 @@ class Problem:
         Names of the columns of x.
     resamples, seed : int
         Settings of the search.
+    domain : Domain
+        Range or values of every column.
+    source : str
+        Where ``rtol`` comes from, or an empty string.
+    learned : bool
+        Whether f is fitted to data, as far as known.
     """
 
     net: nn.Module
@@ -83,6 +91,9 @@ class Problem:
     names: tuple[str, ...]
     resamples: int
     seed: int
+    domain: Domain
+    source: str = ""
+    learned: bool = False
 
 
 def read_problem(
@@ -113,14 +124,18 @@ def read_problem(
     if x_test is not None:
         name = "held_out" if y_test is None else "held_out[0]"
         held = validation.samples(_array(x_test, name), name, features=points.shape[1], minimum=2).detach()
+    source = ""
     if rtol is not None:
-        rtol = validation.number(rtol, "rtol", 0.0)
+        rtol, source = validation.number(rtol, "rtol", 0.0), "given error"
     elif held is not None and y_test is not None:
-        rtol = relative_error(net, held, _targets(y_test, "held_out[1]", len(held)))
+        rtol, source = relative_error(net, held, _targets(y_test, "held_out[1]", len(held))), HELD_OUT
     elif y is not None:
-        rtol = relative_error(net, points, _targets(y, "y", len(points)))
+        rtol, source = relative_error(net, points, _targets(y, "y", len(points))), "error on the rows of y"
     elif isinstance(found, Mean) and len(found.members) > 1:
-        rtol = disagreement(found, points if held is None else held)
+        rtol, source = disagreement(found, points if held is None else held), "disagreement of the networks"
+    elif (known := _own_error(model)) is not None:
+        rtol, source = known, HELD_OUT
+    domain = read_domain(points.double().cpu())
     if len(points) > limit:
         points = points[torch.randperm(len(points), generator=torch.Generator().manual_seed(seed))[:limit]]
     where = whitened(points.double().cpu())
@@ -130,7 +145,18 @@ def read_problem(
     expected = "one that varies (an estimator that found no function predicts the mean)"
     validation.expect(float(sample.jacobian.square().sum()) > 0, "net", constant, expected)
     tested = sample if held is None else _sample(net, held[:limit], where)
-    return Problem(net, where, sample, tested, rtol, labels, resamples, seed)
+    learned = bool(rtol) or not isinstance(model, nn.Module)
+    return Problem(net, where, sample, tested, rtol, labels, resamples, seed, domain, source, learned)
+
+
+def _own_error(model: Any) -> float | None:
+    """Return the relative error of a fitted regressor of bnrank on the held-out rows of its folds; None without one."""
+    last = model.steps[-1][1] if isinstance(model, Pipeline) else model
+    losses, count = getattr(last, "held_out_", None), getattr(last, "n_components_", 0)
+    if losses is None or hasattr(last, "classes_") or not 0 <= count < len(losses):  # of classes: no squared errors
+        return None
+    error = (float(losses[count]) / float(losses[0])) ** 0.5 if float(losses[0]) > 0 else math.nan
+    return error if math.isfinite(error) else None
 
 
 def _array(value: Any, name: str) -> Any:
@@ -172,10 +198,10 @@ def _sample(net: nn.Module, x: Tensor, where: Coordinates) -> Sample:
             raise validation.RangeError("net: its Jacobian has NaN or infinite entries, expected finite ones")
         parts.append(torch.linalg.qr(inside)[1] if inside.shape[1] > inside.shape[2] else inside)
     points = x.double().cpu()
-    return Sample(points, where.of(points), _shortened(torch.cat(parts)))
+    return Sample(points, where.of(points), shortened(torch.cat(parts)))
 
 
-def _shortened(jacobians: Tensor) -> Tensor:
+def shortened(jacobians: Tensor) -> Tensor:
     """Return Jacobians (N, m, q) with norms clipped at the largest c for which no sample dominates.
 
     c^2 <= share sum_i min(||J_i||, c)^2, with a share of 2 percent, or 5 / n if fewer than 250 of them, n, are not 0.

@@ -1,18 +1,32 @@
 """`symmetries`: the transformations of x that leave a function unchanged (T17)."""
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from bnrank._core import linalg, validation
-from bnrank.discovery.symmetry_search.fields import Coordinates, Family, SampledFields, affine, constant, read_family
-from bnrank.discovery.symmetry_search.pieces import Piece, Search, combination, named, translations
+from bnrank.discovery.symmetry_search import algebra
+from bnrank.discovery.symmetry_search.evidence import VIOLATED, along_flows, change_along, judged
+from bnrank.discovery.symmetry_search.fields import (
+    Coordinates,
+    Family,
+    SampledFields,
+    affine,
+    constant,
+    keeping,
+    read_family,
+)
+from bnrank.discovery.symmetry_search.logs import Scalings, in_logarithms
+from bnrank.discovery.symmetry_search.maps import candidates, given_maps, tested
+from bnrank.discovery.symmetry_search.pieces import Piece, Search, named, translations
 from bnrank.discovery.symmetry_search.problem import Problem, Sample, read_problem
-from bnrank.discovery.symmetry_search.result import FiniteTest, Symmetries, candidates, given_maps, tested
-from bnrank.discovery.symmetry_search.spectrum import EXACT, Found, Gap, along_flows, find_fields, residual
+from bnrank.discovery.symmetry_search.result import Symmetries
+from bnrank.discovery.symmetry_search.spectrum import EXACT, Found, find_fields, nothing, residual
+from bnrank.discovery.symmetry_search.words import combination
 
 MAX_FIELDS = 3000
 RANK_RTOL = 1e-3
@@ -48,18 +62,27 @@ def symmetries(
     determine the result.)
 
     Constant fields are searched first: directions that f ignores, which are divided out. The second search covers all
-    affine fields A x + b of the remaining coordinates (or the span of given fields), by the singular values s_1 <= s_2
-    <= ... of v -> (Jf(x_i) v(x_i))_i. Fields with s <= 1e-6 (round-off) are exact symmetries. A learned network has
-    none. For it, the largest gap s_{k+1} / s_k among values up to 0.2 counts if its logarithm is three times that of
-    any other gap near it, the fields below it are closed under Lie brackets up to 30 percent, and nine in ten resamples
-    agree. For a single field, and for ignored directions (s up to 0.05), brackets give no evidence, and a gap of 10 is
-    required, or of 2 where the error of f is known. If the error is known, samples are also moved by one standard
-    deviation along random combinations of the detected fields (along ignored directions, coordinates are shuffled among
-    the samples), and f may change by at most 1.5 times its error. s itself may be larger, since the error of a
-    piecewise linear network has larger derivatives than values.
+    affine fields A x + b of the remaining coordinates (or the span of given fields) that leave columns of at most ten
+    values unchanged, by the singular values s_1 <= s_2 <= ... of v -> (Jf(x_i) v(x_i))_i. Fields with s <= 1e-6
+    (round-off) are exact symmetries of f. A learned network has none. For it, the largest gap s_{k+1} / s_k among
+    values up to 0.2 counts if its logarithm is three times that of any other gap near it, the fields below it are
+    closed under Lie brackets up to 30 percent, and nine in ten resamples agree. For a single field, and for ignored
+    directions (s up to 0.05), brackets give no evidence, and a gap of 10 is required, or of 2 where the error of f is
+    known. If no such field is found, scalings of positive columns are searched as translations of their logarithms.
 
-    f is known only near the data: symmetries refer to the affine span of the data, and finite maps that lead away from
-    the samples are marked.
+    If the error of f is known, samples are also moved by one standard deviation along random combinations of the
+    detected fields (along ignored directions, coordinates are shuffled among the samples), and f may change by at most
+    1.5 times its error. s itself may be larger, since the error of a piecewise linear network has larger derivatives
+    than values.
+
+    The result is "none" only where every field is excluded: if s > 0.2 for all fields in all resamples, and, where the
+    error of f is known, moving samples along the fields with the smallest s changes f by more than 1.5 times its error
+    (which alone suffices). Otherwise the status is "undetermined", and ``interval`` has what is left open.
+
+    f is known only near the data: symmetries refer to the affine span of the data, images must lie in the range of
+    every column, or on the values of columns that take few, and finite maps that lead away from the samples are
+    marked. A symmetry of a fitted model is one of the data only up to the error of the model: see ``in_data`` of
+    :class:`~bnrank.discovery.symmetry_search.Piece`.
 
     Parameters
     ----------
@@ -77,7 +100,8 @@ def symmetries(
         are measured.
     rtol : float, optional
         Relative error of f, rms ||f(x) - y|| / rms ||y - mean y||, where known. 0: f is exact, and only exact
-        symmetries count.
+        symmetries count. Default: of ``held_out`` or ``y`` where given, the disagreement of several networks, or the
+        held-out error that a regressor of bnrank measured in its fit.
     fields : "affine" or sequence
         The fields to search: all affine ones, or combinations of the given ones, each a matrix A, a pair (A, b) or a
         function from x (N, d) to (N, d) (such as :func:`~bnrank.discovery.symmetry_search.rotations`).
@@ -97,7 +121,7 @@ def symmetries(
     Returns
     -------
     Symmetries
-        Generators in readable pieces, finite symmetries, and dim Omega / G next to the rank.
+        Generators in readable pieces, finite symmetries, and the number of quantities that f can depend on.
 
     Raises
     ------
@@ -127,49 +151,30 @@ def symmetries(
     validation.expect(isinstance(finite, bool), "finite", validation.describe(finite), "True or False", TypeError)
     family = read_family(fields, given.where, given.sample.x)
     moves = given_maps(maps, len(given.names))
-    pieces: list[Piece] = []
-    empty, unsampled = torch.zeros(0, dtype=torch.float64), np.zeros(0, int)
-    ignored = Found(Gap(), empty, empty[:, None], unsampled, float("nan"), "none", "not searched", empty[:, None])
-    inner, sample, held = given.where, given.sample, given.held_out
-    if isinstance(fields, str):
-        constants = constant(inner.dimension)
-        ignored = along_flows(find_fields(sample, constants, given), constants, inner, held, given)
-        if len(ignored.vectors):
-            directions = constants.combined(ignored.vectors)[..., -1].T
-            worst = residual(held, constants, ignored.vectors)
-            exact = ignored.status == "exact"
-            pieces = translations(inner.out @ directions, worst, given.names, inner.spread, exact)
-            inner = inner.without(directions)
-        sample, held = (part.within(given.where, inner) for part in (sample, held))
-        family = affine(inner.dimension)
-    got = f"{len(family)} fields of {inner.dimension} coordinates"
-    expected = f"at most {MAX_FIELDS}; give a sequence of fields to search"
-    validation.expect(len(family) <= MAX_FIELDS, "fields", got, expected)
-    found = along_flows(find_fields(sample, family, given), family, inner, held, given)
-    pieces += _pieces(found, family, inner, held, given.names)
-    tests: tuple[FiniteTest, ...] = ()
-    if finite:
-        all_maps = candidates(given.where, pieces, given.names) + moves
-        tests = tested(given.net, given.sample.x, given.where, all_maps, given.rtol)
-    d, count = len(given.names), len(ignored.vectors) + len(found.vectors)
+    parts = _searched(given, None if isinstance(fields, str) else family)
+    pieces = [_judged(piece, given) for piece in parts.pieces]
+    beyond = tuple(_judged(piece, given) for piece in parts.beyond)
+    tests = tested(given, candidates(given, pieces) + moves) if finite else ()
+    d = len(given.names)
     none = torch.zeros(0, d, d + 1, dtype=torch.float64)
     generators = torch.cat([none, *(piece.generators for piece in pieces)])
-    orbit = _orbit(given, pieces, generators, found, family)
-    counts = found.counts + (ignored.counts if len(ignored.counts) else 0)
-    reasons = [f"directions that f ignores: {ignored.reason}"] if ignored.status != "none" else []
-    if found.status != "none" or not reasons:
-        reasons.append(found.reason)
+    orbit = _orbit(given, pieces, generators, parts.fields, parts.family)
+    dimension = sum(found.established for found in parts.found) - sum(map(len, beyond))
+    status, reason = _status(parts, pieces, given)
+    low, high = (sum(ends) for ends in zip(*(found.interval for found in parts.found), strict=True))
     return Symmetries(
-        dimension=count,
-        interval=(int(counts.min()), int(counts.max())) if len(counts) else (count, count),
-        status=min(ignored.status, found.status, key=STATUSES.index),
-        reason="; ".join(reasons),
+        dimension=dimension,
+        interval=(max(min(low - sum(map(len, beyond)), dimension), 0), max(high - sum(map(len, beyond)), dimension)),
+        status=status,
+        reason=reason,
         pieces=tuple(pieces),
         generators=generators,
         residual=max((piece.residual for piece in pieces), default=0.0),
-        values=found.values,
-        translations=ignored,
-        fields=found,
+        values=parts.fields.values,
+        translations=parts.ignored,
+        fields=parts.fields,
+        scalings=parts.scalings.found if parts.scalings else None,
+        beyond=beyond,
         domain_dimension=given.where.dimension,
         left_out=given.where.left_out,
         orbit_dimension=orbit,
@@ -177,9 +182,114 @@ def symmetries(
         rank=int(linalg.rank(torch.linalg.svdvals(given.sample.jacobian), RANK_RTOL).max()),
         finite=tests,
         rtol=given.rtol,
+        error_source=given.source,
+        learned=given.learned,
         samples=len(given.sample),
         names=given.names,
     )
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """The searches for ignored directions, for affine fields of the rest, and for scalings of positive columns.
+
+    ``stepped``: whether there are columns of few values, which affine fields leave unchanged.
+    """
+
+    ignored: Found
+    fields: Found
+    family: Family
+    scalings: Scalings | None
+    pieces: list[Piece]
+    beyond: list[Piece]
+    stepped: bool
+
+    @property
+    def found(self) -> list[Found]:
+        """The searches that count: scalings in place of other fields where only scalings are found.
+
+        Where f ignores no direction, the search for ignored ones is contained in that for affine fields.
+        """
+        ignored = [self.ignored] if len(self.ignored.vectors) or self.stepped else []
+        if self.scalings is None or not self.scalings.pieces:
+            return [*ignored, self.fields]
+        return [*ignored, self.scalings.found, *([self.scalings.rest] if self.scalings.rest else [])]
+
+
+def _searched(given: Problem, family: Family | None) -> _Parts:
+    """Return the results of all searches; a family that is given is searched alone."""
+    inner, sample, held = given.where, given.sample, given.held_out
+    pieces: list[Piece] = []
+    beyond: list[Piece] = []
+    ignored, directions = nothing("not searched"), inner.mean.new_zeros(len(inner.mean), 0)
+    every = family is None
+    if every:
+        constants = constant(inner.dimension)
+        ignored = along_flows(find_fields(sample, constants, given), constants, inner, held, given)
+        if len(ignored.vectors):
+            across = constants.combined(ignored.vectors)[..., -1].T
+            directions = inner.out @ across
+            pieces, beyond = _translations(directions, residual(held, constants, ignored.vectors), ignored, given)
+            inner = inner.without(across)
+        sample, held = (part.within(given.where, inner) for part in (sample, held))
+        got = f"{inner.dimension * (inner.dimension + 1)} fields of {inner.dimension} coordinates"
+        few = inner.dimension * (inner.dimension + 1) <= MAX_FIELDS
+        validation.expect(few, "fields", got, f"at most {MAX_FIELDS}; give a sequence of fields to search")
+        family = keeping(given.domain.stepped, inner)
+    assert family is not None
+    validation.expect(len(family) <= MAX_FIELDS, "fields", f"{len(family)}", f"at most {MAX_FIELDS}")
+    if not len(family):
+        reason = "no field is searched: the columns that f depends on take few values"
+        return _Parts(ignored, nothing(reason), family, None, pieces, beyond, stepped=True)
+    found = along_flows(find_fields(sample, family, given), family, inner, held, given)
+    pieces += _pieces(found, family, inner, held, given.names)
+    scaled = in_logarithms(given, directions, MAX_FIELDS) if every and not len(found.vectors) else None
+    pieces += scaled.pieces if scaled else []
+    stepped = every and bool(given.domain.stepped)
+    return _Parts(ignored, found, family, scaled, pieces, beyond, stepped)
+
+
+def _translations(directions: Tensor, worst: float, ignored: Found, given: Problem) -> tuple[list[Piece], list[Piece]]:
+    """Return the pieces of ignored directions of x, (d, k), that lead from data to data, and of the others."""
+    spread, exact = given.where.spread, ignored.status == "exact"
+    basis = algebra.echelon((directions / spread[:, None]).T).T * spread[:, None]
+    reached = torch.tensor([given.domain.reached(given.sample.x, column, spread) for column in basis.T])
+    if bool(reached.all()):
+        return translations(directions, worst, given.names, spread, exact), []
+    parts = (basis[:, reached], basis[:, ~reached])
+    inside, outside = (translations(part, worst, given.names, spread, exact) if part.shape[1] else [] for part in parts)
+    return inside, outside
+
+
+def _judged(piece: Piece, given: Problem) -> Piece:
+    """Return a piece with what is known of it in the model and in the data."""
+    changes = [change_along(field, given, given.held_out.x) for field in piece.generators]
+    largest = max((size for size in changes if not math.isnan(size)), default=math.nan)
+    in_model = "exact" if piece.residual <= EXACT else "approximate"
+    return replace(piece, in_model=in_model, change=largest, in_data=judged(largest, given))
+
+
+def _status(parts: _Parts, pieces: Sequence[Piece], given: Problem) -> tuple[str, str]:
+    """Return the status of all searches together, and the reasons."""
+    status = min((found.status for found in parts.found), key=STATUSES.index)
+    if status == "exact" and given.learned:
+        status = "approximate"
+    if not pieces and status in ("exact", "approximate"):
+        status = "none"
+    shown = parts.ignored in parts.found and parts.ignored.status != "none"
+    reasons = [f"directions that f ignores: {parts.ignored.reason}"] if shown else []
+    if parts.scalings and parts.scalings.pieces:
+        reasons.append(f"scalings of positive columns, as shifts of their logarithms: {parts.scalings.found.reason}")
+        rest = parts.scalings.rest
+        if rest and rest.status != "none":
+            status = "undetermined"
+            reasons.append(f"other changes of the logarithms: {rest.reason}")
+    elif parts.fields.status != "none" or not reasons:
+        reasons.append(parts.fields.reason)
+    if broken := [piece.text for piece in pieces if piece.in_data == VIOLATED]:
+        status = "undetermined"
+        reasons.append(f"f changes by more than 1.5 times its error along {'; '.join(broken)}")
+    return status, "; ".join(reasons)
 
 
 def _pieces(found: Found, family: Family, inner: Coordinates, held: Sample, names: Sequence[str]) -> list[Piece]:

@@ -2,21 +2,20 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
-from bnrank.discovery.symmetry_search.fields import AffineFields, Coordinates, Family, bracket_defect, transformed
-from bnrank.discovery.symmetry_search.problem import Problem, Sample, outputs_of
+from bnrank.discovery.symmetry_search.fields import Family, bracket_defect
+from bnrank.discovery.symmetry_search.problem import Problem, Sample
 
 EXACT = 1e-6  # relative singular values up to this are round-off
 IGNORED = 0.05  # the largest value of a constant field: a few small ones can matter together
 LARGEST = 0.2  # the largest value of a symmetry: a fifth of the change that an unrelated field makes
 CONTRAST = 3.0  # smallest ratio of the logarithm of a gap to that of any other gap near it
-DOUBTFUL = 2.5  # the same for possible gaps (status "undetermined")
 AGREE = 0.9  # smallest fraction of the resamples that find the same number of fields
 CANDIDATES = 10  # gaps considered, the largest first
 MIN_RATIO = 1.15  # the smallest ratio of a gap
@@ -25,9 +24,8 @@ CLOSED = 0.3  # largest fraction of the brackets of the detected fields outside 
 FLOOR = 1e-12  # ratios of smaller values are meaningless
 BLOCKS, FOLDS = 32, 5
 MAX_ENTRIES = 2**24  # of the largest intermediate tensor
-WITHIN = 1.5  # in units of the relative error of f; smaller changes are indistinguishable from 0
-FLOWS = 8  # random one-parameter groups
-INSIDE = 0.95  # quantile of the samples' distances to the mean that images may not exceed
+UNSETTLED = 0.5  # fields with larger values change f by far more than symmetries of a learned network
+MAX_LOWEST = 16  # fields whose effect on f is measured where there is no gap
 
 
 @dataclass(frozen=True)
@@ -84,8 +82,10 @@ class Found:
         "exact", "approximate", "none" or "undetermined".
     reason : str
         The evidence for the status.
-    doubtful : Tensor
-        Coefficients of the fields below the best gap if it does not count, (candidate, p).
+    lowest : Tensor
+        Coefficients of the fields with the smallest values, (k, p): those up to 0.5, at least 1 and at most 16.
+    possible : int
+        The number of fields that are not excluded.
     """
 
     gap: Gap
@@ -95,12 +95,34 @@ class Found:
     held_out: float
     status: str
     reason: str
-    doubtful: Tensor
+    lowest: Tensor
+    possible: int = 0
 
     @property
     def count(self) -> int:
-        """The number of fields found."""
+        """The number of fields below the gap."""
         return self.gap.count
+
+    @property
+    def established(self) -> int:
+        """The number of symmetries found."""
+        return len(self.vectors)
+
+    @property
+    def interval(self) -> tuple[int, int]:
+        """The smallest and the largest number of symmetries that resamples and the evidence leave open."""
+        if self.status == "none":
+            return 0, 0
+        counts = [int(count) for count in self.counts] + [len(self.vectors)]
+        if self.status == "undetermined":
+            return 0, max(*counts, self.possible)
+        return min(counts), max(counts)
+
+
+def nothing(reason: str) -> Found:
+    """Return the result of a search that was not made."""
+    empty = torch.zeros(0, dtype=torch.float64)
+    return Found(Gap(), empty, empty[:, None], np.zeros(0, int), math.nan, "none", reason, empty[:, None])
 
 
 def find_gap(values: Tensor, vectors: Tensor, family: Family, rtol: float | None) -> Gap:
@@ -174,16 +196,19 @@ def find_fields(sample: Sample, family: Family, given: Problem) -> Found:
         values = torch.cat([s.flip(0), values[low:]])
         vectors = torch.cat([turn.flip(0) @ vectors[:low], vectors[low:]])
     whole = find_gap(values, vectors, family, given.rtol)
-    counts: list[int] = []
+    counts, smallest = [], [float(values[0])]
     for _ in range(given.resamples):
         times = torch.bincount(torch.randint(blocks, (blocks,), generator=generator), minlength=blocks).double()
         drawn = _spectrum(torch.einsum("b,bij->ij", times, grams), float(times @ sizes), q)
         counts.append(find_gap(*drawn, family, given.rtol).count)
+        smallest.append(float(drawn[0][0]))
     held = _cross_validated(grams, sizes, q, whole.count)
-    status, reason = _status(whole, float(values[0]), np.array(counts), held, given.rtol)
+    small = int((values <= LARGEST).sum())
+    status, reason = _status(whole, small, min(smallest), np.array(counts), held, given.rtol)
     kept = whole.count if status in ("exact", "approximate") else 0
-    doubtful = vectors[: 0 if whole.count else whole.candidate]
-    return Found(whole, values, vectors[:kept], np.array(counts), held, status, reason, doubtful)
+    lowest = vectors[: max(1, min(MAX_LOWEST, int((values <= UNSETTLED).sum())))]
+    possible = max(1, small, whole.count) if status == "undetermined" else kept
+    return Found(whole, values, vectors[:kept], np.array(counts), held, status, reason, lowest, possible)
 
 
 def residual(sample: Sample, family: Family, vectors: Tensor) -> float:
@@ -229,18 +254,21 @@ def _cross_validated(grams: Tensor, sizes: Tensor, q: int, count: int) -> float:
     return worst
 
 
-def _status(whole: Gap, smallest: float, counts: NDArray[np.int64], held: float, rtol: float | None) -> tuple[str, str]:
+def _status(
+    whole: Gap, small: int, smallest: float, counts: NDArray[np.int64], held: float, rtol: float | None
+) -> tuple[str, str]:
+    """Return the status and its reason; ``smallest`` is the smallest value of all resamples, ``small`` how many are."""
     agree = float(np.mean(counts == whole.count)) if len(counts) else 1.0
     reason = ""
     if not whole.count:
-        closed = whole.ratio >= 2 if math.isnan(whole.defect) else whole.defect <= CLOSED
         if agree < AGREE:
-            reason = f"{1 - agree:.0%} of resamples find some"
-        elif rtol and smallest <= rtol:
-            reason = f"yet the smallest value, {smallest:.2g}, is within the error, {rtol:.2g}"
-        elif rtol is None and whole.contrast >= DOUBTFUL and closed:
-            reason = f"there may be {whole.candidate}: the error of f would help"
-        return ("undetermined", f"{whole.reason}; {reason}") if reason else ("none", whole.reason)
+            return "undetermined", f"{whole.reason}; {1 - agree:.0%} of resamples find some"
+        if rtol == 0:
+            return "none", f"f is exact, and {whole.reason}"
+        if smallest > LARGEST:
+            return "none", f"every field changes f: {whole.reason}, in every resample"
+        low = f"{small} field{'s change' if small != 1 else ' changes'} f by less than {LARGEST:.2g} of what unrelated"
+        return "undetermined", f"{low} fields do, and are not excluded; {whole.reason}"
     if whole.exact and held > EXACT:
         found = f"{whole.count} fields have values up to rounding here"
         reason = f"{found}, but {held:.2g} on held-out samples: too few samples"
@@ -256,74 +284,3 @@ def _status(whole: Gap, smallest: float, counts: NDArray[np.int64], held: float,
         return "exact", f"singular values are rounding, the next is {whole.ratio:.2g} times larger"
     closed_to = "" if math.isnan(whole.defect) else f", closed under brackets to {whole.defect:.0%}"
     return "approximate", f"gap {whole.ratio:.3g}{closed_to}"
-
-
-def change(net: nn.Module, x: Tensor, field: Tensor, where: Coordinates | None = None) -> float:
-    """Return rms_i ||f(exp(v) x_i) - f(x_i)|| / rms_ij ||f(x_i) - f(x_j)|| for a field v, [A b] (d, d + 1).
-
-    With coordinates ``where`` of the data, a sample counts only if its image is no farther from the mean than the 95
-    percent quantile of the samples: an unbounded field, such as a boost or a scaling, moves others to where f is
-    unknown. NaN if fewer than a third of the samples count.
-
-    Examples
-    --------
-    >>> turn = torch.tensor([[0.0, -1.0, 0.0], [1.0, 0.0, 0.0]], dtype=torch.float64)
-    >>> x = torch.eye(2, dtype=torch.float64)
-    >>> round(change(torch.nn.Identity(), x, torch.pi * turn), 6)         # x -> -x
-    2.0
-    """
-    images = moved(x, field)
-    before = outputs_of(net, x)
-    size = float((before - before.mean(0)).square().sum() / len(x))
-    inside = torch.ones(len(x), dtype=torch.bool)
-    if where is not None:
-        inside = where.of(images).norm(dim=1) <= where.of(x).norm(dim=1).quantile(INSIDE)
-    if 3 * int(inside.sum()) < len(x):
-        return math.nan
-    changes = (outputs_of(net, images[inside]) - before[inside]).square().sum(1)
-    return (float(changes.mean()) / (2 * size)) ** 0.5
-
-
-def moved(x: Tensor, field: Tensor) -> Tensor:
-    """Return exp(v) x for a field v, [A b] (d, d + 1), and points (N, d)."""
-    flow = torch.linalg.matrix_exp(torch.nn.functional.pad(field, (0, 0, 0, 1)))[:-1]
-    return transformed(flow, x)
-
-
-def along_flows(found: Found, family: Family, where: Coordinates, tested: Sample, given: Problem) -> Found:
-    """Return the approximate symmetries along which f changes by at most 1.5 times its error when samples move.
-
-    Samples move along random fields of the detected span, for the time in which an average sample moves by one standard
-    deviation of the data. Coordinates along ignored directions are shuffled among samples: the joint effect of several
-    such directions can be large even if each effect is small. Unlike derivatives, values of f are comparable with its
-    error. Fields below a gap that does not count are tested as well: if f changes by no more than its error, the status
-    is "undetermined", not "none".
-    """
-    net, rtol = given.net, given.rtol
-    doubtful = found.status == "none" and 0 < len(found.doubtful) < len(family) and not found.gap.defect > CLOSED
-    vectors = found.doubtful if doubtful else found.vectors
-    if not rtol or not (doubtful or found.status == "approximate") or not isinstance(family, AffineFields):
-        return found
-    generator = torch.Generator().manual_seed(given.seed)
-    if family.constant:
-        directions = family.combined(vectors)[..., -1].T
-        values, before = tested.z @ directions, outputs_of(net, tested.x)
-        order = torch.randperm(len(values), generator=generator)
-        after = outputs_of(net, tested.x + (values[order] - values) @ (where.out @ directions).T)
-        largest = float((after - before).norm() / (before - before.mean(0)).norm()) / 2**0.5
-        words = f"shuffling these coordinates among samples changes f by {largest:.2g}; its error is {rtol:.2g}"
-    else:
-        weights = torch.randn(FLOWS, len(vectors), generator=generator, dtype=torch.float64)
-        fields = where.to_x(family.combined(weights / weights.norm(dim=1, keepdim=True) @ vectors))
-        changes = [change(net, tested.x, field, where) for field in fields]
-        largest = max((size for size in changes if not math.isnan(size)), default=math.nan)
-        words = f"samples moved by one standard deviation along them change f by {largest:.2g}; its error is {rtol:.2g}"
-    if doubtful:
-        within = largest <= WITHIN * rtol
-        return replace(found, status="undetermined", reason=f"{found.reason}, yet {words}") if within else found
-    if math.isnan(largest):
-        words = "samples moved along them leave the data, so that its error does not judge them"
-    elif largest > WITHIN * rtol:
-        reason = f"{found.reason}, but {words}"
-        return replace(found, vectors=found.vectors[:0], counts=0 * found.counts, status="none", reason=reason)
-    return replace(found, reason=f"{found.reason}; {words}")
