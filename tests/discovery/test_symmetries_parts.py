@@ -273,7 +273,7 @@ def test_a_field_within_the_error_without_a_clear_gap_is_left_open():
 
     left_open = tested(0.1)
     assert left_open.status == "undetermined"
-    assert "moving samples along 1 of the weakest fields changes f by 0.01" in left_open.reason
+    assert "moving samples along 1 of the weakest fields changes f by only 0.01" in left_open.reason
     assert left_open.interval == (0, 1)
     assert len(left_open.vectors) == 0
     assert tested(0.001).status == "none"

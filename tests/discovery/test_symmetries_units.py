@@ -258,7 +258,7 @@ def test_the_picture_shows_every_value_and_map():
     drawn = sorted(float(value) for line in left.lines for value in line.get_ydata())
     expected = sorted(max(float(v), 1e-17) for v in torch.cat([found.values, found.translations.values]))
     assert drawn == pytest.approx(expected)
-    assert left.get_title() == "2 continuous symmetries (exact)"
+    assert left.get_title() == "2 infinitesimal symmetries (exact)"
     assert len(right.patches) == min(len(found.finite), 30)
     again = found.plot([left, right])
     assert again[0] is left

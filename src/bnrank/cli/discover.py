@@ -182,11 +182,8 @@ def _symmetries(found: Any, inputs: pd.DataFrame) -> dict[str, Any]:
     if not found.n_components_:
         say("symmetries: not searched, since nothing was found that y depends on")
         return {}
-    error = None
-    if not isinstance(found, bnrank.discovery.BottleneckClassifier):  # losses are squared errors, of held-out rows
-        error = float((found.held_out_[found.n_components_] / found.held_out_[0]) ** 0.5)
     x = inputs.to_numpy(dtype=np.float64)
-    symmetric = bnrank.discovery.symmetries(found, x, rtol=error, names=inputs.columns.tolist())
+    symmetric = bnrank.discovery.symmetries(found, x, names=inputs.columns.tolist())
     say(str(symmetric))
     return {"Transformations of x that leave the fitted map unchanged": symmetric}
 

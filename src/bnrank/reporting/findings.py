@@ -20,6 +20,18 @@ from bnrank.reporting.blocks import Block, Plot, Said, Text, details, table
 from bnrank.reporting.charts.discovery import classes, score, view
 
 MAX_GENERATORS = 100
+STATUS_WORDS = {
+    "exact": "exact in f",
+    "approximate": "approximate",
+    "none": "none, all are excluded",
+    "undetermined": "undetermined, more may exist",
+}
+SYMMETRY_WORDS = (
+    "An infinitesimal symmetry is a gradual change of x that leaves f(x) unchanged. Its residual is 0 if f does not "
+    "change at all, and about 1 if f changes as much as along any other direction. In the data, a symmetry is within "
+    "the held-out error if moving samples along it changes f by at most 1.5 times that error. Changes are "
+    "relative to the spread of f."
+)
 
 
 def found_blocks(found: Summary | FilmSummary | Compressed | Symmetries, key: str) -> list[Block]:
@@ -295,49 +307,61 @@ def _layer_rows(network: nn.Module) -> list[dict[str, object]]:
 
 
 def _symmetries(found: Symmetries) -> tuple[str, str, str]:
-    low, high = found.interval
-    count = f"{found.dimension} infinitesimal {'symmetry' if found.dimension == 1 else 'symmetries'}"
-    said = f"{count} and {len(found.held)} of {len(found.finite)} finite ones tested"
-    status = "none infinitesimal" if found.status == "none" else found.status
-    mark = _mark("good" if found.status in ("exact", "approximate") else "warn", low, high)
-    return said, mark, f"{status}: {found.reason} ({low} to {high} over resamples)"
+    said = f"{found.headline}; {len(found.held)} of {len(found.finite)} flips, swaps and reflections tested hold"
+    settled = found.status in ("exact", "approximate") or (found.status == "none" and bool(found.held))
+    mark = _mark("good" if settled else "warn", *found.interval)
+    return said, mark, f"{STATUS_WORDS[found.status]}: {found.reason}"
 
 
 def _symmetries_tables(found: Symmetries) -> list[Block]:
-    pieces: list[dict[str, object]] = [
-        {"kind": piece.kind, "what it does": piece.text, "generators": len(piece) or None, "residual": piece.residual}
-        for piece in found.pieces
-    ]
+    pieces: list[dict[str, object]] = []
+    for piece in found.pieces:
+        row: dict[str, object] = {"kind": piece.kind, "what it does": piece.text, "how many": len(piece) or None}
+        row |= {"in the model f": piece.in_model, "residual": piece.residual}
+        pieces.append(row | _in_data(found, piece.change, piece.in_data))
     names = list(found.names)
     generators = [
-        {"generator": i, "columns change by": field_text(field, names)}
+        {"symmetry": i, "columns change by": field_text(field, names)}
         for i, field in enumerate(found.generators[:MAX_GENERATORS])
     ]
     finite = []
     for test in sorted(found.finite, key=lambda test: (test not in found.held, test.change)):
-        row = {"transformation": test.text, "kind": test.kind, "status": test.verdict}
-        finite.append(row | {"change of f": test.change, "distance to the data": test.distance})
+        line: dict[str, object] = {"transformation": test.text, "kind": test.kind, "status": test.verdict}
+        line |= {"change of f": test.change, "distance to the data": test.distance}
+        finite.append(line | _in_data(found, None, test.in_data))
     facts: dict[str, object] = {
         "samples": found.samples,
         "columns": len(names),
-        "dim Ω": found.domain_dimension,
-        "dimension of orbits": found.orbit_dimension,
-        "dim Ω / G": found.quotient_dimension,
-        "rank of Jf": found.rank,
+        "dimensions that x varies in": found.domain_dimension,
+        "removed by symmetries": found.orbit_dimension,
+        "left for f (dim Ω / G)": found.quotient_dimension,
+        "rank of f at single samples": found.rank,
         "largest residual": found.residual,
         "error of f": found.rtol,
     }
     kept, more = finite[: len(found.held)], finite[len(found.held) :]
+    beyond = [{"kind": piece.kind, "what it does": piece.text} for piece in found.beyond]
     left = found.left_out.shape[1]
     span = f"The data span {found.domain_dimension} of {len(names)} dimensions; the other {left} are not tested."
     return [
-        *table(pieces, "Generators, by what they do", whole=True),
-        *details(f"Every generator ({len(found.generators)})", table(generators, "Generators")),
+        Text(SYMMETRY_WORDS, "note"),
+        *([Text(f"{found.error_text[0].upper()}{found.error_text[1:]}.", "note")] if found.learned else []),
+        *table(pieces, "Infinitesimal symmetries, by what they do", whole=True),
+        *table(beyond, "Only beyond the data, not counted"),
+        *details(f"Every infinitesimal symmetry ({len(found.generators)})", table(generators, "One by one")),
         *table([facts], "Consequences for f"),
         *([Text(span, "note")] if left else []),
-        *table(kept, f"Finite symmetries of f ({len(kept)})"),
+        *table(kept, f"Flips, swaps and reflections that leave f unchanged ({len(kept)})"),
         *details(f"Tested and rejected ({len(more)})", table(more, "Not symmetries")),
     ]
+
+
+def _in_data(found: Symmetries, change: float | None, said: str) -> dict[str, object]:
+    """Return what is said of the data in a row of a table: nothing of a function that is not learned."""
+    if not found.learned:
+        return {}
+    moved = {} if change is None else {"change of f": None if math.isnan(change) else change}
+    return moved | {"in the data": said}
 
 
 def _mark(trust: str, low: int, high: int) -> str:

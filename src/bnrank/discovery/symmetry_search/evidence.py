@@ -111,11 +111,13 @@ def along_flows(found: Found, family: Family, where: Coordinates, tested: Sample
         weakest = f"moving samples along the {len(known)} weakest changes f by {min(known):.2g} or more"
         reason = f"{found.reason}{words}" if words else f"every field changes f: {weakest}; {error}"
         return replace(found, vectors=found.vectors[:0], counts=0 * found.counts, status="none", reason=reason)
+    start = f"{found.reason}{words}; " if found.status != "none" else ""
     if within:
-        said = f"moving samples along {within} of the weakest fields changes f by {min(known):.2g}; {error}"
+        changed = f"{min(known):.2g}" if within == 1 else f"{min(known):.2g} or more"
+        said = f"moving samples along {within} of the weakest fields changes f by only {changed}, and {error}"
     else:
         said = "samples moved along the weakest fields leave the data"
-    reason = f"{found.reason}{words}; {said}"
+    reason = f"{start}{said}"
     possible = max(within or int((found.values <= LARGEST).sum()), len(found.vectors), 1)
     return replace(found, vectors=found.vectors[:0], status="undetermined", reason=reason, possible=possible)
 

@@ -103,13 +103,13 @@ def in_logarithms(given: Problem, ignored: Tensor, max_fields: int) -> Scalings 
     weights = algebra.echelon((where.out @ directions).T)
     weights = torch.where(torch.isin(torch.arange(weights.shape[1]), torch.tensor(columns)), weights, 0.0)
     if found.status != "exact":
-        weights = next((near for near in _rounded(weights) if of(near) <= limit), weights)
+        weights = next((algebra.echelon(near) for near in _rounded(weights) if of(near) <= limit), weights)
     return Scalings(columns, found, rest, scalings(weights, of(weights), given.names))
 
 
 def _rounded(weights: Tensor) -> list[Tensor]:
     """Return exponents rounded to whole numbers, halves, thirds and quarters, where that is near."""
-    tries = [(weights * by).round() / by for by in DENOMINATORS]
+    tries = [(weights * by).round() / by for by in DENOMINATORS]  # each row keeps its pivot 1
     return [near for near in tries if float((near - weights).abs().max()) <= NEAR]
 
 

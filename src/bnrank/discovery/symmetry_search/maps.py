@@ -84,9 +84,9 @@ def _of_columns(given: Problem) -> Iterator[tuple[str, str, Tensor, Tensor]]:
     d, mean = len(names), coordinates.mean
     eye, zero = torch.eye(d, dtype=torch.float64), torch.zeros_like(mean)
     moving = [i for i in range(d) if bool(coordinates.out[i].any())]
-    for i in moving:
-        levels = given.domain.levels[i]
-        if levels is not None and len(levels) == 2 and float(levels.sum()):
+    two = {i: levels for i in moving if (levels := given.domain.levels[i]) is not None and len(levels) == 2}
+    for i, levels in two.items():
+        if float(levels.sum()):
             low, high = levels.tolist()
             text = f"{names[i]}: {low:g} <-> {high:g}"
             yield "exchange", text, eye - 2 * torch.diag(eye[i]), zero + (low + high) / 2 * eye[i]
@@ -94,7 +94,7 @@ def _of_columns(given: Problem) -> Iterator[tuple[str, str, Tensor, Tensor]]:
     if bool((mean.abs() > 0.1 * coordinates.spread)[moving].any()):
         points.append((mean, " about the mean"))
     for point, words in points:
-        for i in moving:
+        for i in moving if not words else [i for i in moving if i not in two]:
             yield "sign flip", f"{names[i]} -> -{names[i]}{words}", eye - 2 * torch.diag(eye[i]), point
         if d > 1:
             yield "sign flip", f"x -> -x{words}", -eye, point

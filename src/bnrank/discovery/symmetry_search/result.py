@@ -147,13 +147,13 @@ class Symmetries(Printed):
 
     @property
     def headline(self) -> str:
-        """The number of continuous symmetries with the status, in one line."""
+        """The number of infinitesimal symmetries with the status, in one line."""
         low, high = self.interval
         if self.status == "undetermined":
             count = f"{self.dimension}" if self.dimension == high else f"{self.dimension} to {high}"
-            return f"{count} continuous {_symmetries(high)} (undetermined)"
+            return f"{count} infinitesimal {_symmetries(high)} (undetermined)"
         span = f", {low} to {high} over resamples" if low != high else ""
-        return f"{self.dimension} continuous {_symmetries(self.dimension)} ({self.status}{span})"
+        return f"{self.dimension} infinitesimal {_symmetries(self.dimension)} ({self.status}{span})"
 
     @property
     def error_text(self) -> str:
@@ -217,7 +217,7 @@ class Symmetries(Printed):
         >>> from bnrank.discovery import symmetries
         >>> found = symmetries(torch.nn.Tanh(), torch.randn(40, 2, generator=torch.Generator().manual_seed(0)))
         >>> [ax.get_title() for ax in found.plot()]
-        ['0 continuous symmetries (none)', '0 of 7 finite symmetries hold']
+        ['0 infinitesimal symmetries (none)', '0 of 7 finite symmetries hold']
         """
         drawn: NDArray[np.object_] = axes_for(axes, (1, 2), (10.0, 4.0))
         self._draw_values(drawn[0])

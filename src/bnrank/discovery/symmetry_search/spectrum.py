@@ -267,8 +267,9 @@ def _status(
             return "none", f"f is exact, and {whole.reason}"
         if smallest > LARGEST:
             return "none", f"every field changes f: {whole.reason}, in every resample"
-        low = f"{small} field{'s change' if small != 1 else ' changes'} f by less than {LARGEST:.2g} of what unrelated"
-        return "undetermined", f"{low} fields do, and are not excluded; {whole.reason}"
+        small = max(small, 1)  # in some resample, if not in the whole
+        low = f"{small} field{'s' if small > 1 else ''} may leave f unchanged, with values up to {LARGEST:.2g}"
+        return "undetermined", f"{low} (unrelated fields have about 1), but {whole.reason}"
     if whole.exact and held > EXACT:
         found = f"{whole.count} fields have values up to rounding here"
         reason = f"{found}, but {held:.2g} on held-out samples: too few samples"
