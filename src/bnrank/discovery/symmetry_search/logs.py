@@ -9,7 +9,7 @@ from bnrank.discovery.symmetry_search import algebra
 from bnrank.discovery.symmetry_search.domain import MOVED, read_domain
 from bnrank.discovery.symmetry_search.evidence import along_flows
 from bnrank.discovery.symmetry_search.fields import AffineFields, Coordinates, affine, whitened
-from bnrank.discovery.symmetry_search.pieces import Piece, scalings
+from bnrank.discovery.symmetry_search.pieces import Piece, scalings, translations
 from bnrank.discovery.symmetry_search.problem import Problem, Sample, shortened
 from bnrank.discovery.symmetry_search.spectrum import Found, find_fields, residual
 
@@ -45,13 +45,19 @@ class Scalings:
     rest : Found or None
         The evidence for further fields that are affine in the logarithms, across the scalings; None if not searched.
     pieces : list of Piece
-        The scalings.
+        The scalings, and the columns that f ignores.
+    instead : bool
+        Whether they replace the fields found without logarithms, since their gap is larger.
+    all : bool
+        Whether they also replace the directions that f ignores.
     """
 
     columns: list[int]
     found: Found
     rest: Found | None
     pieces: list[Piece]
+    instead: bool = False
+    all: bool = False
 
 
 def positive_columns(given: Problem, ignored: Tensor) -> list[int]:
@@ -69,11 +75,32 @@ def positive_columns(given: Problem, ignored: Tensor) -> list[int]:
     return columns if len(columns) > 1 else []
 
 
-def in_logarithms(given: Problem, ignored: Tensor, max_fields: int) -> Scalings | None:
-    """Return the scalings of positive columns that leave f unchanged; None if there are no columns to search."""
-    columns = positive_columns(given, ignored)
-    if not columns:
+def in_logarithms(given: Problem, ignored: Tensor, constants: Found, fields: Found, max_fields: int) -> Scalings | None:
+    """Return the scalings of positive columns that leave f unchanged; None if there is nothing to search.
+
+    They are searched if no field was found beside the directions that f ignores, ``ignored`` (d, k). They are also
+    searched if fields or ignored directions are approximate, and replace them if their gap is larger, whether or not it
+    counts: the function is then simpler in logarithms.
+    """
+    raw = [found for found in (constants, fields) if len(found.vectors)]
+    if any(found.status == "exact" for found in raw):
         return None
+    if raw:
+        columns = positive_columns(given, ignored[:, :0])
+        outside = torch.ones(len(ignored), dtype=torch.bool)
+        outside[columns] = False
+        sizes = (ignored / given.where.spread[:, None]).abs()
+        parts = [sizes[rows] for rows in (~outside, outside)]
+        inner, outer = (bool((part > MOVED * sizes.max()).any()) if part.numel() else False for part in parts)
+        scaled = searched(given, columns, max_fields) if columns and not (inner and outer) else None
+        if scaled and scaled.found.gap.ratio > max(found.gap.ratio for found in raw):
+            return replace(scaled, instead=True, all=inner)
+    columns = positive_columns(given, ignored) if not len(fields.vectors) else []
+    return searched(given, columns, max_fields) if columns else None
+
+
+def searched(given: Problem, columns: list[int], max_fields: int) -> Scalings:
+    """Return the scalings of some positive columns that leave f unchanged."""
     u = _logarithms(given.sample.x, columns)
     where = whitened(u)
     positive = given.held_out.x[:, columns].gt(0).all(1)  # held-out rows may have other signs
@@ -104,7 +131,14 @@ def in_logarithms(given: Problem, ignored: Tensor, max_fields: int) -> Scalings 
     weights = torch.where(torch.isin(torch.arange(weights.shape[1]), torch.tensor(columns)), weights, 0.0)
     if found.status != "exact":
         weights = next((algebra.echelon(near) for near in _rounded(weights) if of(near) <= limit), weights)
-    return Scalings(columns, found, rest, scalings(weights, of(weights), given.names))
+    alone = (weights != 0).sum(1) == 1  # scalings of one column: f ignores it
+    pieces = scalings(weights[~alone], of(weights[~alone]), given.names) if bool((~alone).any()) else []
+    if bool(alone.any()):
+        exact, spread = found.status == "exact", given.where.spread
+        pieces = (
+            translations(weights[alone].T * spread[:, None], of(weights[alone]), given.names, spread, exact) + pieces
+        )
+    return Scalings(columns, found, rest, pieces)
 
 
 def _rounded(weights: Tensor) -> list[Tensor]:

@@ -21,6 +21,7 @@ LENGTHS = {
     "ellipsoid": " (of an ellipsoid)",
 }
 ROUGH = 0.03  # the same threshold for directions that are not exact
+ROUNDED, IGNORED = 1e-8, 0.1  # smallest size of the scaling of a column, relative to the largest, by accuracy
 MAX_COLUMNS = 32  # with more columns, units for rotations of pairs of columns are not searched
 MAX_MULTIPLE = 12  # largest factor that makes the exponents of a scaling integers
 
@@ -175,12 +176,16 @@ def _scalings(fields: Tensor, search: Search) -> tuple[list[Piece], Tensor]:
         family[index, index, index] = 1.0
         family[index, index, -1] = -center
         mapped = where.from_x(family)
+        sizes = mapped.flatten(1).norm(dim=1)
+        family = family[sizes > (ROUNDED if search.exact else IGNORED) * sizes.max()]  # without ignored columns
+        mapped = where.from_x(family)
         ideal = algebra.common(fields, mapped, search.bar)
         if not len(ideal) or not search.holds(ideal):
             continue
         weights = torch.linalg.lstsq(mapped.flatten(1).T, ideal.flatten(1).T, driver="gelsd").solution.T
         weights = _whole(algebra.echelon(weights))
         ideal = torch.einsum("ad,dij->aij", weights, mapped)
+        weights = weights @ family.diagonal(dim1=1, dim2=2)  # of all columns
         text = "; ".join(_scaling_text(row, search.names) for row in weights)
         text += f" about {point_text(center, search.names, where.spread)}"
         piece = Piece("scaling", text, where.to_x(ideal), search.residual(ideal), center.new_zeros(d, 0), center)

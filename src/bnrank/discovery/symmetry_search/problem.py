@@ -25,6 +25,8 @@ FAIR = 5.0  # the same limit for few samples, in multiples of 1 / n
 CHUNK_SIZE = 4096
 QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)  # quantiles of a column at which the steps of a pipeline are probed
 AFFINE = 1e-6  # largest deviation of a pipeline's steps from an affine map, relative to a column's variation
+UNITS = 10.0  # outputs whose spreads differ by more have different units
+FLAT = 1e-9  # of the largest spread; outputs with less are constant
 HELD_OUT = "held-out error"
 ROUNDING = 1e-12  # relative to the largest terms of the map
 
@@ -116,6 +118,8 @@ def read_problem(
     points = validation.samples(_array(x, "x"), "x", minimum=4).detach()
     found = module_of(model, points)
     net = _with_columns(found, points)
+    fitted = not isinstance(model, nn.Module | list | tuple)
+    scale = _scale(outputs_of(net, points), fitted=fitted)
     resamples, seed = validation.integer(resamples, "resamples", 0), validation.seed(seed)
     limit = validation.integer(max_samples, "max_samples", 4)
     labels = _names(names, model, x, points.shape[1])
@@ -128,13 +132,15 @@ def read_problem(
     if rtol is not None:
         rtol, source = validation.number(rtol, "rtol", 0.0), "given error"
     elif held is not None and y_test is not None:
-        rtol, source = relative_error(net, held, _targets(y_test, "held_out[1]", len(held))), HELD_OUT
+        rtol, source = relative_error(net, held, _targets(y_test, "held_out[1]", len(held)), scale), HELD_OUT
     elif y is not None:
-        rtol, source = relative_error(net, points, _targets(y, "y", len(points))), "error on the rows of y"
+        rtol, source = relative_error(net, points, _targets(y, "y", len(points)), scale), "error on the rows of y"
     elif isinstance(found, Mean) and len(found.members) > 1:
-        rtol, source = disagreement(found, points if held is None else held), "disagreement of the networks"
+        rtol, source = disagreement(found, points if held is None else held, scale), "disagreement of the networks"
     elif (known := _own_error(model)) is not None:
         rtol, source = known, HELD_OUT
+    if bool((scale != 1).any()):
+        net = nn.Sequential(net, Scaled(scale))
     domain = read_domain(points.double().cpu())
     if len(points) > limit:
         points = points[torch.randperm(len(points), generator=torch.Generator().manual_seed(seed))[:limit]]
@@ -221,6 +227,32 @@ def shortened(jacobians: Tensor) -> Tensor:
             break
     longest = size * math.sqrt(cap) if m else size
     return jacobians * (longest / lengths.clamp(min=longest))[:, None, None]
+
+
+def _scale(outputs: Tensor, *, fitted: bool) -> Tensor:
+    """Return 1 over the spread of every output, (d_out,), for outputs of an estimator in different units; else 1.
+
+    As in its fit, units differ if spreads do by more than a factor of 10: the largest would hide the others.
+    """
+    spread = (outputs - outputs.mean(0)).square().mean(0).sqrt()
+    varying = spread > FLAT * spread.max()
+    if not fitted or not bool(varying.any()) or float(spread.max()) <= UNITS * float(spread[varying].min()):
+        return torch.ones_like(spread)
+    return torch.where(varying, 1 / spread.clamp(min=1e-300), 1 / spread.max())
+
+
+class Scaled(nn.Module):
+    """Outputs times constants."""
+
+    scale: Tensor
+
+    def __init__(self, scale: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("scale", scale)
+
+    def forward(self, outputs: Tensor) -> Tensor:
+        """Return the products, of the shape of the outputs."""
+        return outputs * self.scale.to(outputs).reshape(outputs.shape[1:])
 
 
 class Mean(nn.Module):
@@ -328,8 +360,8 @@ def outputs_of(net: nn.Module, x: Tensor) -> Tensor:
         return torch.cat([function(part).reshape(len(part), -1).double().cpu() for part in x.split(CHUNK_SIZE)])
 
 
-def relative_error(net: nn.Module, x: Tensor, y: Tensor) -> float:
-    """Return rms ||f(x_i) - y_i|| / rms ||y_i - mean y||.
+def relative_error(net: nn.Module, x: Tensor, y: Tensor, scale: Tensor) -> float:
+    """Return rms ||f(x_i) - y_i|| / rms ||y_i - mean y||, with outputs times constants (d_out,).
 
     Raises
     ------
@@ -339,14 +371,15 @@ def relative_error(net: nn.Module, x: Tensor, y: Tensor) -> float:
     outputs, y = outputs_of(net, x), y.flatten(1).double()
     expected = f"that of the outputs, {tuple(outputs.shape)}"
     validation.expect(outputs.shape == y.shape, "y", f"shape {tuple(y.shape)}", expected)
+    outputs, y = outputs * scale, y * scale
     spread = float((y - y.mean(0)).square().sum())
     validation.expect(spread != 0, "y", "the same values for all samples", "some that vary")
     return (float((outputs - y).square().sum()) / spread) ** 0.5
 
 
-def disagreement(net: Mean, x: Tensor) -> float:
-    """Return the standard deviation of the members' outputs over that of their mean along x."""
-    outputs = _stacked([outputs_of(member, x) for member in net.members])
+def disagreement(net: Mean, x: Tensor, scale: Tensor) -> float:
+    """Return the standard deviation of the members' outputs, times constants, over that of their mean along x."""
+    outputs = scale * _stacked([outputs_of(member, x) for member in net.members])
     mean = outputs.mean(0)
     spread = float((mean - mean.mean(0)).square().sum())
     between = float((outputs - mean).square().sum()) / (len(outputs) - 1)

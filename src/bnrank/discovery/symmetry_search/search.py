@@ -211,7 +211,9 @@ class _Parts:
         Where f ignores no direction, the search for ignored ones is contained in that for affine fields.
         """
         ignored = [self.ignored] if len(self.ignored.vectors) or self.stepped else []
-        if self.scalings is None or not self.scalings.pieces:
+        if self.scalings and self.scalings.instead:
+            ignored = [] if self.scalings.all else ignored
+        elif self.scalings is None or not self.scalings.pieces:
             return [*ignored, self.fields]
         return [*ignored, self.scalings.found, *([self.scalings.rest] if self.scalings.rest else [])]
 
@@ -242,8 +244,11 @@ def _searched(given: Problem, family: Family | None) -> _Parts:
         reason = "no field is searched: the columns that f depends on take few values"
         return _Parts(ignored, nothing(reason), family, None, pieces, beyond, stepped=True)
     found = along_flows(find_fields(sample, family, given), family, inner, held, given)
-    pieces += _pieces(found, family, inner, held, given.names)
-    scaled = in_logarithms(given, directions, MAX_FIELDS) if every and not len(found.vectors) else None
+    scaled = in_logarithms(given, directions, ignored, found, MAX_FIELDS) if every else None
+    if scaled and scaled.instead:
+        pieces, beyond = ([], []) if scaled.all else (pieces, beyond)
+    else:
+        pieces += _pieces(found, family, inner, held, given.names)
     pieces += scaled.pieces if scaled else []
     stepped = every and bool(given.domain.stepped)
     return _Parts(ignored, found, family, scaled, pieces, beyond, stepped)
@@ -276,9 +281,9 @@ def _status(parts: _Parts, pieces: Sequence[Piece], given: Problem) -> tuple[str
         status = "approximate"
     if not pieces and status in ("exact", "approximate"):
         status = "none"
-    shown = parts.ignored in parts.found and parts.ignored.status != "none"
+    shown = any(found is parts.ignored for found in parts.found) and parts.ignored.status != "none"
     reasons = [f"directions that f ignores: {parts.ignored.reason}"] if shown else []
-    if parts.scalings and parts.scalings.pieces:
+    if parts.scalings and any(found is parts.scalings.found for found in parts.found):
         reasons.append(f"scalings of positive columns, as shifts of their logarithms: {parts.scalings.found.reason}")
         rest = parts.scalings.rest
         if rest and rest.status != "none":
