@@ -25,8 +25,6 @@ FAIR = 5.0  # the same limit for few samples, in multiples of 1 / n
 CHUNK_SIZE = 4096
 QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)  # quantiles of a column at which the steps of a pipeline are probed
 AFFINE = 1e-6  # largest deviation of a pipeline's steps from an affine map, relative to a column's variation
-UNITS = 10.0  # outputs whose spreads differ by more have different units
-FLAT = 1e-9  # of the largest spread; outputs with less are constant
 HELD_OUT = "held-out error"
 ROUNDING = 1e-12  # relative to the largest terms of the map
 
@@ -118,8 +116,7 @@ def read_problem(
     points = validation.samples(_array(x, "x"), "x", minimum=4).detach()
     found = module_of(model, points)
     net = _with_columns(found, points)
-    fitted = not isinstance(model, nn.Module | list | tuple)
-    scale = _scale(outputs_of(net, points), fitted=fitted)
+    scale = _scale(model, outputs_of(net, points[:1]).shape[1])
     resamples, seed = validation.integer(resamples, "resamples", 0), validation.seed(seed)
     limit = validation.integer(max_samples, "max_samples", 4)
     labels = _names(names, model, x, points.shape[1])
@@ -157,7 +154,7 @@ def read_problem(
 
 def _own_error(model: Any) -> float | None:
     """Return the relative error of a fitted regressor of bnrank on the held-out rows of its folds; None without one."""
-    last = model.steps[-1][1] if isinstance(model, Pipeline) else model
+    last = _last(model)
     losses, count = getattr(last, "held_out_", None), getattr(last, "n_components_", 0)
     if losses is None or hasattr(last, "classes_") or not 0 <= count < len(losses):  # of classes: no squared errors
         return None
@@ -229,16 +226,19 @@ def shortened(jacobians: Tensor) -> Tensor:
     return jacobians * (longest / lengths.clamp(min=longest))[:, None, None]
 
 
-def _scale(outputs: Tensor, *, fitted: bool) -> Tensor:
-    """Return 1 over the spread of every output, (d_out,), for outputs of an estimator in different units; else 1.
+def _scale(model: Any, outputs: int) -> Tensor:
+    """Return what a fitted estimator of bnrank multiplied its outputs by, relative to the largest, (d_out,); else 1.
 
-    As in its fit, units differ if spreads do by more than a factor of 10: the largest would hide the others.
+    Outputs in different units are not comparable otherwise: the largest would hide the others.
     """
-    spread = (outputs - outputs.mean(0)).square().mean(0).sqrt()
-    varying = spread > FLAT * spread.max()
-    if not fitted or not bool(varying.any()) or float(spread.max()) <= UNITS * float(spread[varying].min()):
-        return torch.ones_like(spread)
-    return torch.where(varying, 1 / spread.clamp(min=1e-300), 1 / spread.max())
+    factors = getattr(_last(model), "output_scale_", None)
+    if factors is None or len(factors) != outputs or not np.max(factors) > 0:
+        return torch.ones(outputs, dtype=torch.float64)
+    return torch.as_tensor(factors / np.max(factors), dtype=torch.float64)
+
+
+def _last(model: Any) -> Any:
+    return model.steps[-1][1] if isinstance(model, Pipeline) else model
 
 
 class Scaled(nn.Module):
