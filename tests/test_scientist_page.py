@@ -33,8 +33,9 @@ def test_heater_and_coolant_move_the_first_and_feed_and_solvent_the_second(after
 @pytest.mark.slow
 def test_five_directions_of_the_settings_do_nothing(after):
     assert after["alone"].dimension == 5
-    assert after["alone"].interval[0] == 5  # one resample decides about the other end, and processors round differently
-    assert after["alone"].interval[1] in (5, 6)
+    assert after["alone"].status == "undetermined"
+    assert after["alone"].interval[0] == 5
+    assert after["alone"].interval[1] > 5  # how many more, processors that round differently see differently
 
 
 @pytest.mark.slow
