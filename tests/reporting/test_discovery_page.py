@@ -360,6 +360,29 @@ def test_symmetries_show_generators_values_and_finite_ones(tmp_path, symmetric):
     assert page.source.count('<span class="mark good">exact</span>') == exact > 0
 
 
+def test_symmetries_of_a_learned_model_are_told_from_those_of_the_data(tmp_path):
+    x = torch.randn(90, 3, generator=torch.Generator().manual_seed(0))
+    net = nn.Linear(3, 1)
+    y = net(x).detach() + 0.05 * torch.randn(90, 1, generator=torch.Generator().manual_seed(1))
+    found = symmetries(net, x[:60], held_out=(x[60:], y[60:]))
+    text = read(found, tmp_path)[0].text
+    assert "2 infinitesimal symmetries (approximate)" in text
+    assert "within the held-out error" in text
+    assert f"The error of f is {found.rtol:.2g} of the spread of the targets (held-out error)." in text
+    assert "An infinitesimal symmetry is a gradual change of x" in text
+    alone = read(symmetries(net, x), tmp_path)[0].text  # nothing was learned, as far as known
+    assert "2 infinitesimal symmetries (exact)" in alone
+    assert "in the data" not in alone.replace("In the data, a symmetry", "")
+
+
+def test_scalings_have_a_chart_and_what_lies_beyond_the_data_is_listed(tmp_path, symmetric):
+    piece = symmetric.pieces[0]
+    changed = dataclasses.replace(symmetric, scalings=symmetric.fields, beyond=(piece,))
+    page, shown = read(changed, tmp_path)
+    assert {"Scalings of positive columns"} == set(shown) - set(read(symmetric, tmp_path)[1])
+    assert "Only beyond the data, not counted" in page.text
+
+
 def test_symmetries_that_resamples_doubt_have_no_tick(tmp_path, symmetric):
     marks = [
         re.findall(r'<span class="mark (\w+) wraps">', read(found, tmp_path)[0].source)
