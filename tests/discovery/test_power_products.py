@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy.stats import multivariate_normal
 
-from bnrank.discovery import BottleneckRegressor, dimensionless_groups
+from bnrank.discovery import BottleneckRegressor, NothingFoundWarning, dimensionless_groups
 from bnrank.discovery.power_products import embedding, exponents
 from bnrank.discovery.power_products.exponents import Exponents, Table, fraction_in, normal_form
 from bnrank.discovery.power_products.result import products_of
@@ -65,7 +65,8 @@ def test_sums_and_noise_have_no_groups():
     straight = dimensionless_groups(x, x[:, 0] + 2 * x[:, 1] + 0.02 * rng.normal(size=120), estimator=QUICK)
     assert (straight.verdict, straight.groups) == ("linear combinations", ())
     assert "no power products: y depends on 1 linear combination of the inputs as they are" in str(straight)
-    noise = dimensionless_groups(x, np.exp(rng.normal(size=120)), estimator=QUICK)
+    with pytest.warns(NothingFoundWarning, match="dimensionless_groups"):
+        noise = dimensionless_groups(x, np.exp(rng.normal(size=120)), estimator=QUICK)
     assert (noise.verdict, noise.groups) == ("nothing found", ())
     signed = dimensionless_groups(x[:60] - 2, x[:60, 0], estimator=QUICK)
     assert (signed.verdict, signed.logarithms, signed.reason) == (
@@ -134,6 +135,7 @@ def test_fractions_and_texts():
         ({"y": np.ones(19)}, "y: "),
         ({"X": np.full((20, 2), np.nan)}, "X: got missing values"),
         ({"estimator": 3}, "estimator: got 3"),
+        ({"groups": "text"}, "groups: "),
         ({"X": pd.DataFrame(np.ones((20, 2)), columns=["a", "a"])}, "unique column names"),
     ],
 )

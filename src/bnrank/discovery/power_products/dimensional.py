@@ -12,7 +12,7 @@ from bnrank._core import validation
 from bnrank.discovery.estimators import BottleneckRegressor
 from bnrank.discovery.power_products import units as dimensions
 from bnrank.discovery.power_products.exponents import Table
-from bnrank.discovery.power_products.fits import exponents_of, fitted, log_is_closer_to_normal
+from bnrank.discovery.power_products.fits import drawn_together, exponents_of, fitted, log_is_closer_to_normal, seed_of
 from bnrank.discovery.power_products.result import DimensionlessGroups, Factor, PowerProduct, products_of
 
 VARIES = 1e-9  # range of the logarithm of a group above which it is not constant
@@ -100,9 +100,7 @@ def without_units(x: np.ndarray, y: np.ndarray, names: Sequence[str], units: Any
     return Dimensionless(z, tuple(bases), np.arange(len(bases)) < groups, bases, target, observed, use_log, made, frame)
 
 
-def search_by_units(
-    model: BottleneckRegressor, table: Dimensionless, drawn: np.ndarray, seed: int, groups: Any
-) -> DimensionlessGroups:
+def search_by_units(model: BottleneckRegressor, table: Dimensionless, groups: Any) -> DimensionlessGroups:
     """Return the groups that y depends on, among those that the units allow.
 
     If they predict held-out rows worse than the inputs as they are, an input or a constant with a unit is missing, and
@@ -117,9 +115,10 @@ def search_by_units(
     interval = logs.n_input_directions_interval_ if logs is not None else (0, 0)
     law = table.use_log and (logs is None or n == 0 or logs.model_ == "linear")
     made, left = tuple[PowerProduct, ...](), tuple[Factor, ...]()
+    drawn = drawn_together(table.inputs.to_numpy(), table.observed, groups)
     if logs is not None and n and (law or n < len(table.names)):
         found, kept, left = exponents_of(
-            Table(table.z, table.target, drawn, seed), logs, law, table.names, table.positive
+            Table(table.z, table.target, drawn, seed_of(model)), logs, law, table.names, table.positive
         )
         own = products_of(found, [table.names[i] for i in kept], list(table.positive[kept]))
         made = tuple(expanded(product, table.bases) for product in own)

@@ -9,6 +9,7 @@ import pandas as pd
 from sklearn.base import clone
 
 from bnrank.discovery.estimators import BottleneckRegressor, NothingFoundWarning
+from bnrank.discovery.estimators.tables import groups_of_rows
 from bnrank.discovery.power_products.exponents import Exponents, Table, exponents, power_law
 from bnrank.discovery.power_products.result import Factor
 
@@ -33,6 +34,16 @@ def fitted(model: BottleneckRegressor, x: pd.DataFrame, y: np.ndarray, groups: A
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NothingFoundWarning)
         return clone(model).fit(x, y, groups)
+
+
+def drawn_together(x: np.ndarray, y: np.ndarray, groups: Any) -> np.ndarray:
+    """Return what is resampled together, by number, (N,): given groups (checked by a fit), or copies of a row."""
+    return groups_of_rows(x, y[:, None]) if groups is None else np.asarray(pd.factorize(np.asarray(groups))[0])
+
+
+def seed_of(model: BottleneckRegressor) -> int:
+    """Return the seed of an estimator; 0 where it is no number."""
+    return int(model.random_state) if isinstance(model.random_state, int | np.integer) else 0
 
 
 def exponents_of(

@@ -1,5 +1,6 @@
 """The search for power products: fits with logarithms of the inputs beside fits with the inputs as they are."""
 
+import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -11,18 +12,17 @@ from sklearn.utils.validation import check_consistent_length
 
 from bnrank._core import validation
 from bnrank.discovery.columns import columns_of, texts
-from bnrank.discovery.estimators import BottleneckRegressor
+from bnrank.discovery.estimators import BottleneckRegressor, NothingFoundWarning
 from bnrank.discovery.estimators.tables import (
     checked_by_scikit,
     constant_columns,
-    groups_of_rows,
     in_memory,
     read_samples,
     refuse_tables_by_name,
 )
 from bnrank.discovery.power_products.dimensional import search_by_units, without_units
 from bnrank.discovery.power_products.exponents import Table
-from bnrank.discovery.power_products.fits import exponents_of, fitted, log_is_closer_to_normal
+from bnrank.discovery.power_products.fits import drawn_together, exponents_of, fitted, log_is_closer_to_normal, seed_of
 from bnrank.discovery.power_products.result import DimensionlessGroups, Factor, PowerProduct, products_of
 
 CLEARLY = 2.0  # standard errors by which one fit must predict better than the other
@@ -82,6 +82,11 @@ def dimensionless_groups(
     ImportError
         If units are given and pint is not installed.
 
+    Warns
+    -----
+    NothingFoundWarning
+        If no function predicts held-out rows better than the mean, or y is constant.
+
     Examples
     --------
     >>> rng = np.random.default_rng(0)
@@ -97,17 +102,18 @@ def dimensionless_groups(
     output = _output(y, len(x))
     names = texts(columns_of(X, "x", x.shape[1]), "x")
     validation.expect(len(set(names)) == len(names), "X", f"columns {names}", "different names")
-    drawn = groups_of_rows(x, output[:, None]) if groups is None else pd.factorize(np.asarray(groups))[0]
-    seed = model.random_state if isinstance(model.random_state, int) else 0
-    if units is None:
-        validation.expect(y_unit is None, "y_unit", f"{y_unit!r} without units", "units of the inputs, too")
-        return _search(model, x, output, names, groups, drawn, seed)
-    table = without_units(x, output, names, units, y_unit)
+    validation.expect(units is not None or y_unit is None, "y_unit", f"{y_unit!r} without units", "both, or none")
+    table = None if units is None else without_units(x, output, names, units, y_unit)
     if table is not None:
-        return search_by_units(model, table, drawn, seed, groups)
-    found = _search(model, x, output, names, groups, drawn, seed)
-    missing = f"no product of powers of the inputs has the unit of y ({y_unit}), so that units were not used"
-    return replace(found, reason=f"{missing}; {found.reason}")
+        found = search_by_units(model, table, groups)
+    else:
+        found = _search(model, x, output, names, groups)
+        if units is not None:
+            missing = f"no product of powers of the inputs has the unit of y ({y_unit}), so that units were not used"
+            found = replace(found, reason=f"{missing}; {found.reason}")
+    if found.verdict == "nothing found":
+        warnings.warn(f"dimensionless_groups: {found.reason}", NothingFoundWarning, stacklevel=2)
+    return found
 
 
 def _search(
@@ -116,8 +122,6 @@ def _search(
     output: np.ndarray,
     names: list[str],
     groups: Any,
-    drawn: np.ndarray,
-    seed: int,
 ) -> DimensionlessGroups:
     """Return the power products found without units."""
     use_log = bool((output > 0).all()) and log_is_closer_to_normal(output)
@@ -136,7 +140,7 @@ def _search(
     if verdict not in ("power products", "undetermined number"):
         return _result(verdict, reason, (), None, (), *about)
     law = logs.model_ == "linear" and use_log
-    table = Table(z, target, drawn, seed)
+    table = Table(z, target, drawn_together(x, output, groups), seed_of(model))
     found, kept, left = exponents_of(table, logs, law, used, positive[varies])
     made = products_of(found, [used[i] for i in kept], list(positive[varies][kept]))
     coefficient = None
