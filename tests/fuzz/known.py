@@ -14,6 +14,7 @@ NAN = {
     "Node.slope": "of an activation without one slope",
     "Sharpness.limit": "without a step",
     "Spectra.stable_ranks": "of singular values that are all 0",
+    "Summary.gap": "without components",
     "Verdicts.to_frame": "of a verdict that is not applicable",
     "result.by_step": "of a first record of Monitor.parts, which has no step before it",
 }
