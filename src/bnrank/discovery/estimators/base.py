@@ -22,6 +22,7 @@ from bnrank.discovery.estimators.bottleneck import coordinates_of, sensitivity
 from bnrank.discovery.estimators.counts import Count, is_better, standard_error
 from bnrank.discovery.estimators.dependence import consecutive
 from bnrank.discovery.estimators.directions import directions_of
+from bnrank.discovery.estimators.outliers import Cleaned, cleaned
 from bnrank.discovery.estimators.path import FEW, Budget, budget_for
 from bnrank.discovery.estimators.progress import voice
 from bnrank.discovery.estimators.splits import Splits
@@ -61,6 +62,7 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
     random_state: int | np.random.RandomState | None = 0
     progress: bool | str = "auto"
     cv: Any = "auto"
+    robust: bool = True
 
     def transform(self, X: Any) -> np.ndarray:
         """Return the bottleneck coordinates, (N, n_components_), of mean 0 and covariance 1 on the rows of the fit."""
@@ -129,6 +131,15 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         x = read_samples(self, X, reset=True)
         self.input_columns_ = columns_of(X, "x", x.shape[1])
         return x
+
+    def _cleaned(self, x: np.ndarray, y: np.ndarray, labels: np.ndarray | None = None) -> Cleaned:
+        """Return the table without gross outliers, or as it is; set ``outliers_``."""
+        if validation.flag(self.robust, "robust"):
+            found = cleaned(x, y, labels)
+        else:
+            found = Cleaned(x, y, np.ones(len(x), dtype=bool), np.zeros(0, dtype=int), ())
+        self.outliers_ = found.rows
+        return found
 
     def _dependent(self, data: Data, groups: Any) -> Data:
         """Return the data with given splits, and what is held out together: groups, or blocks of dependent rows."""

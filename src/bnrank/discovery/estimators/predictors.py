@@ -67,6 +67,11 @@ class BottleneckRegressor(RegressorMixin, MultiOutputMixin, BottleneckEstimator)
     cv : "auto", int, splitter or pairs of indices
         Rows that are held out: the number of folds ("auto": 2 or 3), or a splitter of scikit-learn, which receives the
         ``groups`` of ``fit``, or its splits. A splitter decides alone: no blocks are formed.
+    robust : bool
+        Whether gross outliers and heavy tails are looked for. Rows with values far from all others of their column,
+        which the other side of the table does not explain, are left out of the fit (single values are replaced where
+        these are more than a tenth of the rows), and outputs with tails as heavy as Cauchy noise are shortened.
+        Predictions are of all rows, in the units of the table.
 
     Attributes
     ----------
@@ -117,8 +122,10 @@ class BottleneckRegressor(RegressorMixin, MultiOutputMixin, BottleneckEstimator)
         (d_in,), rms derivative of y along every direction, for inputs of covariance 1.
     input_held_out_, input_held_out_error_ : ndarray
         Held-out loss with 0, 1, ... combinations of the inputs, and its standard error.
+    outliers_ : ndarray
+        The rows that were left out or in which a value was replaced or shortened, from 0, ascending.
     notes_ : tuple of str
-        Remarks on the table and on the limits of what can be concluded.
+        Remarks on the table, such as the number of these rows, and on the limits of what can be concluded.
     partial_ : bool
         Whether the fit was interrupted.
     input_columns_, output_columns_ : pandas.Index
@@ -177,11 +184,16 @@ class BottleneckRegressor(RegressorMixin, MultiOutputMixin, BottleneckEstimator)
         table = values.reshape(len(x), -1)
         self.output_columns_ = columns_of(y, "y", table.shape[1])
         wanted = self._wanted(x.shape[1], table.shape[1], f"{table.shape[1]} output(s)")
-        scale = scaling_of(x, table, self.outputs)
+        clean = self._cleaned(x, table)
+        rows, used = clean.kept, clean.x[clean.kept]
+        scale = scaling_of(used, clean.y[rows], self.outputs)
+        data = self._dependent(Data(scale.x(clean.x), scale.y(clean.y)), groups).rows(rows)
         with kept(out):
-            self._learn(x, scale, self._dependent(Data(scale.x(x), scale.y(table)), groups), wanted)
-        predicted, names = self._shape(self._outputs_of(x)), texts(self.output_columns_, "y")
-        self._summarize(x, values, predicted, float(r2_score(values, predicted)), names)
+            self._learn(used, scale, data, wanted)
+        self.notes_ += clean.notes
+        predicted, names = self._outputs_of(x), texts(self.output_columns_, "y")
+        score = float(r2_score(clean.y[rows], predicted[rows]))
+        self._summarize(x, values, self._shape(predicted), score, names)
         return self
 
     def predict(self, X: Any) -> Any:
@@ -204,7 +216,7 @@ class BottleneckClassifier(ClassifierMixin, BottleneckEstimator):
 
     Parameters
     ----------
-    n_components, ridges, depth, width, n_networks, steps, rtol, random_state, progress, cv
+    n_components, ridges, depth, width, n_networks, steps, rtol, random_state, progress, cv, robust
         As in :class:`BottleneckRegressor`.
 
     Attributes
@@ -215,7 +227,7 @@ class BottleneckClassifier(ClassifierMixin, BottleneckEstimator):
         As in :class:`BottleneckRegressor`; under ``set_output``, ``predict`` returns a DataFrame, and probabilities and
         logits remain arrays, which the scorers of scikit-learn index.
     n_components_, n_components_interval_, undetermined_, reason_, stability_, held_out_, held_out_error_, model_
-    encoder_, decoder_, network_, module_, spectrum_, sensitivity_, influence_, notes_
+    encoder_, decoder_, network_, module_, spectrum_, sensitivity_, influence_, outliers_, notes_
     state_dimension_, state_dimension_interval_, state_undetermined_, state_reason_
     n_input_directions_, n_input_directions_interval_, input_directions_undetermined_, input_directions_reason_
     input_directions_, input_spectrum_, input_held_out_, input_held_out_error_
@@ -251,11 +263,16 @@ class BottleneckClassifier(ClassifierMixin, BottleneckEstimator):
         count = len(self.classes_)
         validation.expect(count > 1, "y", f"1 class, {str(self.classes_[0])!r}: y is constant", "at least 2 classes")
         wanted = self._wanted(x.shape[1], count - 1, f"{count} classes")
-        scale = scaling_of(x, None, classes=count)
+        clean = self._cleaned(x, np.zeros((len(x), 0)), np.eye(count)[numbers])
+        rows, used = clean.kept, clean.x[clean.kept]
+        scale = scaling_of(used, None, classes=count)
+        data = self._dependent(Data(scale.x(clean.x), numbers, count), groups).rows(rows)
         with kept(out):
-            self._learn(x, scale, self._dependent(Data(scale.x(x), numbers, count), groups), wanted)
+            self._learn(used, scale, data, wanted)
+        self.notes_ += clean.notes
         predicted = self.classes_[self._outputs_of(x).argmax(axis=1)]
-        self._summarize(x, labels, predicted, float(np.mean(predicted == labels)), [str(c) for c in self.classes_])
+        score = float(np.mean((predicted == labels)[rows]))
+        self._summarize(x, labels, predicted, score, [str(c) for c in self.classes_])
         return self
 
     def decision_function(self, X: Any) -> np.ndarray:
@@ -289,7 +306,7 @@ class BottleneckAutoencoder(BottleneckEstimator):
 
     Parameters
     ----------
-    n_components, ridges, depth, width, n_networks, steps, rtol, random_state, progress, cv
+    n_components, ridges, depth, width, n_networks, steps, rtol, random_state, progress, cv, robust
         As in :class:`BottleneckRegressor`; a given number of components makes the split unnecessary.
 
     Attributes
@@ -299,7 +316,7 @@ class BottleneckAutoencoder(BottleneckEstimator):
     held_out_, held_out_error_ : ndarray
         Held-out loss of the reconstruction with k = 0, 1, ... components, and its standard error.
     state_dimension_, state_dimension_interval_, state_undetermined_, state_reason_, encoder_, decoder_, network_
-    module_, spectrum_, sensitivity_, influence_, notes_
+    module_, spectrum_, sensitivity_, influence_, outliers_, notes_
         As in :class:`BottleneckRegressor`, of the reconstruction.
     input_columns_, output_columns_
         As in :class:`BottleneckRegressor`; both are the columns of X.
@@ -323,15 +340,18 @@ class BottleneckAutoencoder(BottleneckEstimator):
         """Fit to rows (N, d); ``y`` is not used, ``groups`` and ``out`` as in :class:`BottleneckRegressor`."""
         x = self._begin(X)
         wanted = self._wanted(x.shape[1], x.shape[1], f"{x.shape[1]} columns")
-        scale, self.output_columns_ = scaling_of(x, x, "each"), self.input_columns_
-        data, count = self._dependent(Data(scale.x(x), scale.y(x)), groups), None
+        clean = self._cleaned(x, np.zeros((len(x), 0)))
+        rows, used = clean.kept, clean.x[clean.kept]
+        scale, self.output_columns_ = scaling_of(used, used, "each"), self.input_columns_
+        data, count = self._dependent(Data(scale.x(clean.x), scale.y(clean.x)), groups).rows(rows), None
         with kept(out):
             if wanted is None:
-                count = learning.few_rows(self._in_common(data, np.flatnonzero(~constant_columns(x))), data)
+                count = learning.few_rows(self._in_common(data, np.flatnonzero(~constant_columns(used))), data)
                 wanted = count.number
-            self._learn(x, scale, data, wanted, count)
+            self._learn(used, scale, data, wanted, count)
+        self.notes_ += clean.notes
         rebuilt = self._outputs_of(x)
-        self._summarize(x, x, rebuilt, _kept(x, rebuilt), texts(self.input_columns_, "x"))
+        self._summarize(x, x, rebuilt, _kept(used, rebuilt[rows]), texts(self.input_columns_, "x"))
         return self
 
     def inverse_transform(self, Z: Any) -> Any:

@@ -276,7 +276,7 @@ class Data:
 
     def rows(self, chosen: np.ndarray) -> Data:
         """Return some of the rows."""
-        units = None if self.units is None else self.units[chosen]
+        units = None if self.units is None else np.unique(self.units[chosen], return_inverse=True)[1].reshape(-1)
         splits = None if self.splits is None else self.splits.rows(chosen)
         return replace(self, x=self.x[chosen], y=self.y[chosen], units=units, splits=splits)
 
