@@ -6,7 +6,6 @@ scientists have them, fitted by `BottleneckRegressor`. For each: "right", "undet
 """
 
 import argparse
-import itertools
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -232,11 +231,12 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[FIRST], help=f"random seeds (default: {FIRST})")
     arguments = parser.parse_args()
     for kind in arguments.kinds or KINDS:
-        rows = list(itertools.chain.from_iterable(KINDS[kind](seed) for seed in arguments.seeds))
-        for name, verdict, said in rows:
-            print(f"{kind}: {name}: {verdict}: {said}", flush=True)
-        counts = Counter(verdict for _, verdict, _ in rows)
-        print(f"{kind}, {len(rows)} cases: {', '.join(f'{n} {verdict}' for verdict, n in sorted(counts.items()))}")
+        counts: Counter[str] = Counter()
+        for seed in arguments.seeds:
+            for name, verdict, said in KINDS[kind](seed):
+                print(f"{kind}, seed {seed}: {name}: {verdict}: {said}", flush=True)
+                counts[verdict] += 1
+        print(f"{kind}, {counts.total()} cases: {', '.join(f'{n} {verdict}' for verdict, n in sorted(counts.items()))}")
 
 
 if __name__ == "__main__":
