@@ -12,6 +12,7 @@ from bnrank.discovery.symmetry_search.problem import Problem, Sample, outputs_of
 from bnrank.discovery.symmetry_search.spectrum import EXACT, LARGEST, Found
 
 WITHIN = 1.5  # in units of the relative error of f; smaller changes are indistinguishable from 0
+EXCLUDED = 3.0  # the same where scores do not exclude a symmetry: errors are larger where samples are few
 FLOWS = 8  # random one-parameter groups
 INSIDE = 0.95  # quantile of the samples' distances to the mean that images may not exceed
 TIMES = (1.0, 0.5)  # standard deviations by which samples move; the second where the first leads off the data
@@ -88,7 +89,8 @@ def along_flows(found: Found, family: Family, where: Coordinates, tested: Sample
     along random combinations of the fields found; coordinates along ignored directions are shuffled among samples: the
     joint effect of several such directions can be large even if each effect is small. If f changes by more than 1.5
     times its error, or if no field was found, the fields with the smallest values are followed one by one. The status
-    is "none" if f changes by more than 1.5 times its error along each of them, otherwise "undetermined".
+    is "none" if f changes by more than 1.5 times its error along each of them (3 times where scores do not exclude all
+    fields), otherwise "undetermined".
     """
     rtol = given.rtol
     if not rtol or found.status == "exact" or not isinstance(family, AffineFields):
@@ -105,7 +107,7 @@ def along_flows(found: Found, family: Family, where: Coordinates, tested: Sample
             return replace(found, reason=f"{found.reason}; {words}")
         words = f", but {words}"
     changes = [_alone(vector, family, where, tested, given) for vector in found.lowest]
-    limit = WITHIN * rtol
+    limit = (WITHIN if found.status == "none" else EXCLUDED) * rtol
     known = [size for size in changes if not math.isnan(size)]
     within = sum(size <= limit for size in known)
     error = f"its error is {rtol:.2g}"

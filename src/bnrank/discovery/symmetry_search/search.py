@@ -77,7 +77,7 @@ def symmetries(
 
     The result is "none" only where every field is excluded: if s > 0.2 for all fields in all resamples, and, where the
     error of f is known, moving samples along the fields with the smallest s changes f by more than 1.5 times its error
-    (which alone suffices). Otherwise the status is "undetermined", and ``interval`` has what is left open.
+    (more than 3 times alone suffices). Otherwise the status is "undetermined", and ``interval`` has what is left open.
 
     f is known only near the data: symmetries refer to the affine span of the data, images must lie in the range of
     every column, or on the values of columns that take few, and finite maps that lead away from the samples are
