@@ -1,14 +1,18 @@
 """Ridges that are dropped early, networks that are trained on at fewer dimensions, and the dimension of the states."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from bnrank.discovery import BottleneckAutoencoder, BottleneckClassifier, BottleneckRegressor
+from bnrank.discovery.estimators import learning
 from bnrank.discovery.estimators import path as paths
 from bnrank.discovery.estimators.bottleneck import truncate
-from bnrank.discovery.estimators.cuts import descend, losses_of, retrained
-from bnrank.discovery.estimators.path import Budget, Fit, Path, explore
+from bnrank.discovery.estimators.budget import Budget
+from bnrank.discovery.estimators.cuts import descend, further, losses_of
+from bnrank.discovery.estimators.path import Fit, Path, explore
 from bnrank.discovery.estimators.splits import Splits
 from bnrank.discovery.estimators.tables import Data
 from bnrank.networks.mlp import from_layers
@@ -49,7 +53,10 @@ def test_an_arc_passes_through_one_dimension_after_further_training():
     fit = passed_on(arc)
     data = Data(arc, arc)
     assert fit.truncation.change[1] > 0.05
-    assert losses_of(retrained(fit, data, 1, 300), data).mean() < 0.1 * fit.truncation.change[1]
+    made = further(fit, data, data, 1, Budget(4, 16, 600, 3, 1, (1e-4,), False))
+    assert made.losses.mean() < 0.1 * fit.truncation.change[1]
+    assert np.array_equal(made.losses, losses_of(made.network, data))
+    assert torch.linalg.matrix_rank(made.network.weights[fit.truncation.layers[1] - 1]) == 1
 
 
 def test_the_count_of_an_arc_falls_to_one_and_that_of_a_plane_does_not():
@@ -62,19 +69,42 @@ def test_the_count_of_an_arc_falls_to_one_and_that_of_a_plane_does_not():
     assert arc.ridge_for(1) == 1e-4
     assert [trial.count for trial in arc.trials()] == [1, 1, 1]
     assert [trial.count for trial in whole.trials()] == [2, 2, 2]
+    assert sorted(arc.retrained) == [1, 2]  # both numbers are trained on alike
+    assert whole.retrained == {}
+
+
+def test_networks_that_were_trained_too_little_are_trained_on_at_both_numbers():
+    rng = np.random.default_rng(2)
+    x, mixed = rng.normal(size=(100, 4)), rng.normal(size=(3, 6))
+    u = x @ np.linalg.qr(rng.normal(size=(4, 4)))[0]
+    z = np.column_stack([np.abs(u[:, 0]), np.tanh(2 * u[:, 1]), 0.5 * np.sin(1.5 * u[:, 2])])
+    y = z @ np.linalg.qr(mixed.T)[0].T
+    found = BottleneckRegressor().fit(x, y + 0.05 * rng.normal(size=y.shape))
+    assert found.n_components_ == 3  # 2, where only networks of 2 dimensions are trained on
+
+
+def test_a_fit_trains_networks_on_at_fewer_dimensions(monkeypatch):
+    seen = []
+    monkeypatch.setattr(learning, "descend", lambda path, plan: seen.append(path.supported))
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(60, 3))
+    y = np.column_stack([np.abs(x[:, 0]), np.sin(2 * x[:, 1])]) @ rng.normal(size=(2, 3))
+    BottleneckRegressor(depth=4, steps=20, ridges=[0.01], n_networks=1).fit(x, y)
+    assert len(seen) == 1
 
 
 @pytest.fixture
 def pretended(monkeypatch):
     """Have networks of (depth, ridge) these held-out losses on every fold; return the members that were trained."""
-    losses: dict[tuple[int, float], float] = {}
+    losses: dict[tuple[int, float], float | tuple[float, ...]] = {}
     trained: list[tuple[int, float, int]] = []
 
     def train_members(data, members, plan, held_out=None, fold=None):
         fits = []
         for ridge, _ in members:
             trained.append((plan.depth, ridge, fold))
-            errors = np.full((2, len(held_out.x)), losses[plan.depth, ridge])
+            level = losses[plan.depth, ridge]
+            errors = np.full((2, len(held_out.x)), level[fold] if isinstance(level, tuple) else level)
             errors += np.where(np.arange(len(held_out.x)) % 2, 0.3, -0.3)  # standard error of a fold: 0.055
             truncation = type("Cut", (), {"errors": errors, "change": np.zeros(2)})
             fits.append(Fit(ridge, plan.depth, 0, fold, None, 0.0, None, truncation))
@@ -111,15 +141,39 @@ def test_the_path_is_extended_beyond_its_best_end_although_the_rest_was_dropped(
     assert explored(Budget(12, 16, 9, 3, 1, (0.1, 0.03), True)).tried == [0.1, 0.03, 0.1 * step]
 
 
-@pytest.mark.parametrize(("gain", "folds"), [(0.5, 1), (1.5, 3)])
-def test_another_depth_is_given_up_after_one_fold_unless_it_is_better(pretended, gain, folds):
+@pytest.mark.parametrize(
+    ("deep", "shallow", "kept"),
+    [
+        (1.0, 1.0, False),
+        (1.0, 1.01, False),
+        (1.0, 0.95, True),
+        ((3.0, 1.0, 1.0), (2.0, 0.3, 0.3), True),  # a hard first fold
+        ((1.0, 2.0, 2.0), (1.1, 1.1, 1.1), True),  # a network that stopped at a saddle on the other folds
+        ((1.0, 1.0, 1.0), (1.1, 0.1, 0.1), False),
+    ],
+)
+def test_another_depth_is_given_up_after_one_fold_unless_this_suggests_that_it_is_better(
+    pretended, deep, shallow, kept
+):
     losses, trained = pretended
-    losses |= {(12, 0.01): 1.0, (4, 0.01): 1.0 - gain * 0.3 / np.sqrt(90)}
-    deep = explored(Budget(12, 16, 9, 3, 1, (0.01,), False))
+    losses |= {(12, 0.01): deep, (4, 0.01): shallow}
+    rival = explored(Budget(12, 16, 9, 3, 1, (0.01,), False))
     trained.clear()
-    made = explored(Budget(4, 16, 9, 3, 1, (0.01,), False), rival=deep)
-    assert len(trained) == folds
-    assert (made is None) == (folds == 1)
+    made = explored(Budget(4, 16, 9, 3, 1, (0.01,), False), rival=rival)
+    assert (made is not None) == kept
+    assert len(trained) == (3 if kept else 1)
+
+
+def test_a_first_fold_of_few_groups_decides_nothing(pretended):
+    losses, _ = pretended
+    losses |= {(12, 0.03): 3.0, (12, 0.01): 1.0, (4, 0.01): 1.5}
+    few = np.arange(ROWS) % 57  # 19 groups in every fold
+    plan = Budget(12, 16, 9, 3, 1, (0.03, 0.01), False)
+    table = np.random.default_rng(0).normal(size=(ROWS, 1))
+    deep = explore(Data(table, table), SPLITS, few, np.full(57, 4.0), plan)
+    assert sorted(deep.errors) == [0.01, 0.03]
+    other = explore(Data(table, table), SPLITS, few, np.full(57, 4.0), replace(plan, depth=4, ridges=(0.01,)), deep)
+    assert other is not None
 
 
 def test_a_closed_curve_needs_two_components_and_has_dimension_1():
@@ -147,12 +201,23 @@ def test_without_components_there_are_no_states():
     assert found.state_dimension_interval_[0] == 0
 
 
+def test_rows_of_a_group_are_no_evidence_of_a_line():
+    rng = np.random.default_rng(6)
+    start, step = rng.normal(size=(60, 3)), 0.02 * rng.normal(size=(60, 3))
+    z = (start[:, None] + step[:, None] * np.arange(15)[:, None]).reshape(-1, 3)
+    groups = np.repeat(np.arange(60), 15)
+    found = BottleneckRegressor().fit(z @ rng.normal(size=(3, 5)), z @ rng.normal(size=(3, 4)), groups=groups)
+    assert found.n_components_ == 3
+    assert found.state_undetermined_
+    assert "only 60 groups" in found.state_reason_
+
+
 def test_few_rows_leave_the_state_dimension_undetermined():
     points = circle(60, 4)
     found = BottleneckRegressor().fit(points @ np.ones((2, 3)) + points[:, :1], points)
     assert found.state_undetermined_
     assert found.state_dimension_interval_[0] == 0
-    assert "expected at least 100" in found.state_reason_
+    assert "expected at least 200" in found.state_reason_
 
 
 def test_classes_have_states_too():
@@ -161,4 +226,4 @@ def test_classes_have_states_too():
     found = BottleneckClassifier(depth=2, steps=40, ridges=[0.01], n_networks=1).fit(
         x, np.digitize(x[:, 0], [-0.6, 0.6])
     )
-    assert 0 <= found.state_dimension_ <= found.n_components_
+    assert (found.n_components_, found.state_dimension_) == (1, 1)

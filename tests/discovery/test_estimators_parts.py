@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from bnrank.discovery.estimators import learning
 from bnrank.discovery.estimators.bottleneck import InputDirections, coordinates_of, project, truncate
+from bnrank.discovery.estimators.budget import budget_for
 from bnrank.discovery.estimators.counts import (
     Trial,
     best_linear,
@@ -20,7 +21,7 @@ from bnrank.discovery.estimators.counts import (
     standard_error,
 )
 from bnrank.discovery.estimators.learning import polish
-from bnrank.discovery.estimators.path import Path, budget_for, center_logits, finished, folds_of, train_members
+from bnrank.discovery.estimators.path import Path, center_logits, finished, folds_of, train_members
 from bnrank.discovery.estimators.splits import Splits
 from bnrank.discovery.estimators.tables import Data, apart, scaling_of
 from bnrank.networks import MLP

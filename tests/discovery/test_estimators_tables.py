@@ -9,7 +9,7 @@ import torch
 from sklearn.exceptions import NotFittedError
 
 from bnrank.discovery import BottleneckAutoencoder, BottleneckClassifier, BottleneckRegressor, NothingFoundWarning
-from bnrank.discovery.estimators.path import budget_for
+from bnrank.discovery.estimators.budget import budget_for
 from bnrank.discovery.estimators.tables import Data
 
 from .tables import QUICK, linear_table

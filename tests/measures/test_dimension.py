@@ -83,10 +83,18 @@ def test_points_that_are_equal_have_dimension_0() -> None:
 
 
 def test_more_directions_than_neighborhoods_can_judge_are_undetermined() -> None:
-    found = local_dimension(np.random.default_rng(0).normal(size=(150, 40)))
+    found = local_dimension(np.random.default_rng(0).normal(size=(300, 40)))
     assert found.undetermined
     assert "too few" in found.reason
     assert str(found).startswith("local dimension: 40 (undetermined)")
+
+
+@pytest.mark.parametrize("seed", [400, 401])
+def test_the_interval_covers_directions_inside_clusters(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    found = local_dimension(3 * rng.normal(size=(8, 3))[rng.integers(0, 8, 500)] + 0.3 * rng.normal(size=(500, 3)))
+    assert found.interval[1] == 3
+    assert found.dimension == 3 or "small ones in 3" in found.reason
 
 
 def test_bad_arguments_are_named() -> None:

@@ -20,8 +20,8 @@ SCALES = (10, 20, 40, 80, 160, 320)  # neighbors
 SHARE = 6  # neighborhoods hold at most this fraction, 1/6, of the points
 PER_DIRECTION = 2.5  # neighbors needed to judge a direction
 DOUBT = 1.5  # factor by which the limits are raised and lowered for the interval
-FEW = 100  # with fewer distinct points, dimensions are undetermined
-DRAWS = 400  # of balls, for their typical ratios
+FEW, FEW_GROUPS = 200, 100  # with fewer distinct points, or groups of them, dimensions are undetermined
+DRAWS = 100  # of balls, for their typical ratios
 FLAT = 1e-9  # standard deviation, relative to the largest, up to which a direction does not vary
 
 
@@ -34,7 +34,8 @@ class LocalDimension(Printed):
     dimension : int
         The number of directions in which neighborhoods of every size extend.
     interval : tuple of int
-        The dimensions with limits 1.5 times higher and lower; from 0 where undetermined.
+        The dimensions with limits 1.5 times higher and lower, up to that of the smallest neighborhoods; from 0 where
+        undetermined.
     undetermined : bool
         Whether the points do not settle the dimension.
     reason : str
@@ -75,7 +76,9 @@ def local_dimension(
     limit: the smaller of ``rtol`` and half of what uniform points in a ball of dimension j give. This is done for
     neighborhoods of 10, 20, 40, ... points, up to a sixth of all, and a direction counts only if it exceeds the limit
     at every size. Curvature contributes to large neighborhoods (its share vanishes with their size), noise to small
-    ones, the tangent space to all. A direction j is judged by neighborhoods of at least 2.5 j points.
+    ones, the tangent space to all. A direction j is judged by neighborhoods of at least 2.5 j points. Large
+    neighborhoods in clusters extend between the clusters, and hide directions inside them: the interval ends at the
+    dimension of small neighborhoods, if this is larger.
 
     A closed curve has local dimension 1, although no single continuous coordinate describes it: the number of
     coordinates needed is larger.
@@ -142,18 +145,19 @@ def local_dimension(
         return LocalDimension(min(columns, count - 1), (0, columns), True, reason, sizes, np.zeros((0, columns)))
     centers = np.random.default_rng(seed).permutation(count)[:max_samples]
     spectrum = _spectra(values, centers, sizes, units)
-    limits = np.array([[min(rtol, _ratio_in_ball(j, size) / 2) for j in range(1, columns + 1)] for size in sizes])
     judged = np.array([[size >= PER_DIRECTION * j for j in range(1, columns + 1)] for size in sizes])
-    low, dimension, high = (_extent(spectrum, factor * limits, judged) for factor in (DOUBT, 1.0, 1 / DOUBT))
+    low, dimension, high = _extents(spectrum, sizes, judged, rtol)
     reason = f"neighborhoods of {', '.join(map(str, sizes))} points extend in {dimension} direction(s)"
-    if most < FEW:
-        what = "points differ" if units is None else "groups of points"
-        reason = f"undetermined: only {most} {what}, expected at least {FEW}; {reason}"
+    if high[1] > dimension:
+        reason += f", small ones in {high[1]}"
+    least, what = (FEW, "points differ") if units is None else (FEW_GROUPS, "groups of points")
+    if most < least:
+        reason = f"undetermined: only {most} {what}, expected at least {least}; {reason}"
     elif dimension and not judged[:, dimension - 1].any():
         reason = f"undetermined: {sizes[-1]} neighbors are too few for {dimension} directions"
     else:
-        return LocalDimension(dimension, (low, high), False, reason, sizes, spectrum)
-    return LocalDimension(dimension, (0, high), True, reason, sizes, spectrum)
+        return LocalDimension(dimension, (low, max(high)), False, reason, sizes, spectrum)
+    return LocalDimension(dimension, (0, max(high)), True, reason, sizes, spectrum)
 
 
 def _principal(values: Array, whiten: bool) -> Array:
@@ -205,7 +209,29 @@ def _ratio_in_ball(dimension: int, neighbors: int) -> float:
     return float(_relative_variances(draws / np.linalg.norm(draws, axis=2, keepdims=True) * radii)[-1])
 
 
-def _extent(spectrum: Array, limits: Array, judged: NDArray[np.bool_]) -> int:
-    """Return the number of leading directions above the limit at all sizes that judge them."""
-    counts = np.atleast_1d(((spectrum >= limits) | ~judged).all(axis=0))
-    return len(counts) if counts.all() else int(np.argmin(counts))
+def _extents(
+    spectrum: Array, sizes: Sequence[int], judged: NDArray[np.bool_], rtol: float
+) -> tuple[int, int, tuple[int, int]]:
+    """Return the number of leading directions that extend, at limits raised, as they are, and lowered.
+
+    The last is a pair: at all sizes with lowered limits, and at the smallest size that judges a direction.
+    """
+    counts = {"low": 0, "all": 0, "high": 0, "small": 0}
+    alive = set(counts)
+    for j in range(spectrum.shape[1]):
+        places = [int(i) for i in np.flatnonzero(judged[:, j])]
+        ratios = np.array([_relative(spectrum[i, j], j + 1, sizes[i], rtol) for i in places])
+        seen = {"low": ratios >= DOUBT, "all": ratios >= 1, "high": ratios >= 1 / DOUBT, "small": ratios[:1] >= 1}
+        alive = {name for name in alive if seen[name].all()}
+        for name in alive:
+            counts[name] += 1
+        if not alive:
+            break
+    return counts["low"], counts["all"], (counts["high"], counts["small"])
+
+
+def _relative(variance: float, direction: int, size: int, rtol: float) -> float:
+    """Return a relative variance in units of its limit: the smaller of ``rtol`` and half of that of a ball."""
+    if variance >= DOUBT * rtol:  # far above the limit, whatever a ball gives
+        return float(variance / rtol)
+    return float(variance / min(rtol, _ratio_in_ball(direction, size) / 2))

@@ -19,11 +19,11 @@ from bnrank._core import identity, store, validation
 from bnrank.discovery.columns import columns_of, expect_columns, framed, texts
 from bnrank.discovery.estimators import learning, partial, summary
 from bnrank.discovery.estimators.bottleneck import coordinates_of, sensitivity
+from bnrank.discovery.estimators.budget import FEW, Budget, budget_for
 from bnrank.discovery.estimators.counts import Count, is_better, standard_error
 from bnrank.discovery.estimators.dependence import consecutive
 from bnrank.discovery.estimators.directions import directions_of
 from bnrank.discovery.estimators.outliers import Cleaned, cleaned
-from bnrank.discovery.estimators.path import FEW, Budget, budget_for
 from bnrank.discovery.estimators.progress import voice
 from bnrank.discovery.estimators.splits import Splits
 from bnrank.discovery.estimators.states import state_dimension
@@ -261,7 +261,7 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         self.input_scale_, self.output_scale_ = scaling.x_factor, scaling.y_factor
         inputs = torch.from_numpy(data.x)
         made = coordinates_of(model.network, inputs, model.layer, k) if k else None
-        state = state_dimension(made.encoder if made else None, data.x, count, evidence)
+        state = state_dimension(made.encoder if made else None, data, count, evidence)
         self.state_dimension_, self.state_dimension_interval_ = state.number, state.interval
         self.state_reason_, self.state_undetermined_ = state.reason, state.undetermined
         if made is not None:

@@ -5,9 +5,11 @@ import torch
 from torch import nn
 
 from bnrank.discovery.estimators.bottleneck import coordinates_of, project
-from bnrank.discovery.estimators.counts import by_group, sample_losses
+from bnrank.discovery.estimators.budget import Budget
+from bnrank.discovery.estimators.counts import by_group, sample_losses, standard_error
 from bnrank.discovery.estimators.keeping import train
-from bnrank.discovery.estimators.path import FAR, Budget, Fit, Path, finished
+from bnrank.discovery.estimators.path import ENOUGH, FAR, Fit, Further, Path, finished
+from bnrank.discovery.estimators.progress import current
 from bnrank.discovery.estimators.tables import Data, apart
 from bnrank.networks.mlp import MLP, from_layers
 from bnrank.training import Record
@@ -17,40 +19,50 @@ def descend(path: Path, plan: Budget) -> None:
     """Lower the supported number of dimensions as far as networks trained on at fewer dimensions predict as well.
 
     A cut leaves the rest of the network as it is, and may be poor where a solution of fewer dimensions exists. On every
-    fold, the network of the best ridge is cut to one dimension less than supported, and trained on; this is repeated
-    while the number falls. A network that predicts its fold worse by more than ``FAR`` standard errors of a fold ends
-    it.
+    fold, the network of the best ridge is cut to the supported number of dimensions k, and to k - 1, and both are
+    trained on alike; this is repeated while the number falls. It ends as soon as the folds done predict worse at k - 1
+    than at k by more than what is negligible and ``FAR`` standard errors of the difference.
     """
-    while (fits := path.at(path.best)) and (k := path.supported - 1) > 0 and k not in path.retrained:
-        plan.tell(f"further training at {k} dimensions")
-        errors, limit = np.zeros(len(path.data.x)), FAR * path.negligible * len(path.splits) ** 0.5
+    while (fits := path.at(path.best)) and (k := path.supported) > 1 and k - 1 not in path.retrained:
+        plan.tell(f"further training at {k} and {k - 1} dimensions")
+        errors = {number: np.zeros(len(path.data.x)) for number in (k, k - 1)}
+        seen = np.zeros(len(path.data.x), dtype=int)
         for fit in sorted(fits, key=lambda fit: fit.fold or 0):
             assert fit.fold is not None
             out = path.splits.out[fit.fold]
             known, held_out = apart(path.data, path.splits.known[fit.fold], out)
-            losses = losses_of(retrained(fit, known, k, plan.steps // 2), held_out)
-            more = losses.mean() - fit.truncation.errors[-1].mean()
-            fit.retrained[k] = float(more)
-            errors[out] += losses
-            if more > limit:
+            for number, sums in errors.items():
+                sums[out] += further(fit, known, held_out, number, plan).losses
+            seen += out
+            more = (errors[k - 1] - errors[k])[seen > 0] / seen[seen > 0]
+            more = by_group(more, np.unique(path.groups[seen > 0], return_inverse=True)[1].reshape(-1))
+            if len(more) >= ENOUGH and more.mean() > path.negligible + FAR * standard_error(more):
                 return
-        path.retrained[k] = by_group(path.splits.mean(errors), path.splits.units(path.groups))
+        for number, sums in errors.items():
+            path.retrained[number] = by_group(path.splits.mean(sums), path.splits.units(path.groups))
 
 
 def judge(fits: list[Fit], path: Path, data: Data, k: int, plan: Budget) -> None:
-    """Train networks of all rows on at k dimensions, if those of the folds were judged so."""
-    if k not in path.retrained:
-        return
-    for fit in fits:
-        after = losses_of(retrained(fit, data, k, plan.steps // 2), data)
-        fit.retrained[k] = float(after.mean() - losses_of(fit.network, data).mean())
+    """Train networks of all rows on at k and k + 1 dimensions, if those of the folds were judged so and k was kept."""
+    if k in path.retrained and k + 1 in path.retrained:
+        for fit in fits:
+            for number in (k, k + 1):
+                further(fit, data, data, number, plan)
 
 
-def retrained(fit: Fit, data: Data, k: int, steps: int) -> MLP:
-    """Return a network cut to k dimensions and trained on at these."""
-    layer = fit.truncation.layers[k]
-    cut = project(fit.network, torch.from_numpy(data.x), layer, k)
-    return polish(cut, data, layer, k, fit.ridge, steps)
+def further(fit: Fit, known: Data, judged: Data, k: int, plan: Budget) -> Further:
+    """Return a network cut to k dimensions and trained on at these; it is kept in ``fit.further``."""
+    if k not in fit.further:
+        current().expect(_steps(plan) * (plan.depth + 1))
+        layer = fit.truncation.layers[k]
+        cut = project(fit.network, torch.from_numpy(known.x), layer, k)
+        made = polish(cut, known, layer, k, fit.ridge, _steps(plan))
+        fit.further[k] = Further(made, losses_of(made, judged))
+    return fit.further[k]
+
+
+def _steps(plan: Budget) -> int:
+    return max(plan.steps // 2, 1)
 
 
 def losses_of(net: MLP, data: Data) -> np.ndarray:

@@ -8,21 +8,12 @@ import torch
 from bnrank._core import validation
 from bnrank.discovery.estimators import counts
 from bnrank.discovery.estimators.bottleneck import project, truncate
+from bnrank.discovery.estimators.budget import DEEPER, Budget
 from bnrank.discovery.estimators.counts import Count, LinearFit, Trial, best_linear, linear_map
 from bnrank.discovery.estimators.cuts import descend, judge, losses_of, polish
 from bnrank.discovery.estimators.dependence import CHANCE, misaligned, near
 from bnrank.discovery.estimators.keeping import train
-from bnrank.discovery.estimators.path import (
-    DEEPER,
-    MAX_ROWS,
-    Budget,
-    Fit,
-    Path,
-    explore,
-    finished,
-    folds_of,
-    train_members,
-)
+from bnrank.discovery.estimators.path import MAX_ROWS, Fit, Path, explore, finished, folds_of, train_members
 from bnrank.discovery.estimators.splits import Splits
 from bnrank.discovery.estimators.tables import Data
 from bnrank.networks.mlp import MLP
@@ -194,7 +185,8 @@ def learn(data: Data, found: Evidence) -> Model:
     judge(fits, path, some, k, plan)
     path.fits += fits
     candidates = [fit for fit in fits if fit.ridge == ridge and fit.depth == plan.depth]
-    whole = min(candidates, key=lambda fit: fit.loss + float(fit.truncation.change[k])).network
+    chosen = min(candidates, key=lambda fit: _loss_at(fit, k))
+    whole = chosen.network
     if losses_of(whole, some).mean() > path.errors[ridge][-1].mean() + counts.standard_error(path.errors[ridge][-1]):
         plan.tell("these stopped at a saddle: continuing from a network of the folds")
         best = min(path.at(ridge), key=lambda fit: float(fit.truncation.errors[-1].mean()))
@@ -202,6 +194,8 @@ def learn(data: Data, found: Evidence) -> Model:
     if not all_used:
         plan.tell(f"all {len(data.x):,} rows")
         whole = _on_all_rows(whole, data, ridge)
+    if whole is chosen.network and k in chosen.further:
+        return Model(chosen.further[k].network, chosen.truncation.layers[k], ridge, whole)
     inputs = torch.from_numpy(some.x)
     truncation = truncate(whole, inputs, k, None, data.classes)
     layer = truncation.layers[k]
@@ -210,6 +204,11 @@ def learn(data: Data, found: Evidence) -> Model:
         plan.tell(f"further training at {k} dimensions")
         network = polish(network, some, layer, k, ridge, plan.steps)
     return Model(network, layer, ridge, whole)
+
+
+def _loss_at(fit: Fit, k: int) -> float:
+    """Return the training loss of a network, and how much it changes at k dimensions."""
+    return float(fit.further[k].losses.mean()) if k in fit.further else fit.loss + float(fit.truncation.change[k])
 
 
 def _final_fits(data: Data, path: Path, ridge: float, plan: Budget) -> list[Fit]:

@@ -37,12 +37,17 @@ def of_folds(data: Data, found: Evidence) -> Model:
     k, path = found.number, found.path
     assert path is not None
     ridge, rows = path.ridge_for(k), data.rows(found.rows)
-    own = [fit for fit in path.fits if fit.ridge == ridge and fit.fold is not None]
-    best = min(own, key=lambda fit: float(fit.truncation.errors[k].mean()))
-    biases = [bias.detach().clone() for bias in best.network.biases]
+    trained_on = k in path.retrained and path.retrained[k].mean() <= path.errors[ridge][k].mean()
+    losses = {
+        i: float((fit.further[k].losses if trained_on else fit.truncation.errors[k]).mean())
+        for i, fit in enumerate(path.at(ridge))
+    }
+    best = path.at(ridge)[min(losses, key=lambda i: losses[i])]
+    net = best.further[k].network if trained_on else best.network
+    biases = [bias.detach().clone() for bias in net.biases]
     if not data.classes and best.fold is not None:  # training subtracts the mean of its rows
         biases[-1] += torch.from_numpy(rows.y[path.splits.known[best.fold]].mean(axis=0)).to(biases[-1].dtype)
-    whole = from_layers([w.detach() for w in best.network.weights], biases, best.network.slope)
+    whole = from_layers([w.detach() for w in net.weights], biases, net.slope)
     inputs = torch.from_numpy(rows.x)
     layer = truncate(whole, inputs, k, None, data.classes).layers[k]
     return Model(project(whole, inputs, layer, k), layer, ridge, whole)

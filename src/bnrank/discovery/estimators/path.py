@@ -1,6 +1,6 @@
 """The path over ridges: ensembles on the folds of a cross-validation and on all rows."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,6 +9,7 @@ import torch
 
 from bnrank._core import validation
 from bnrank.discovery.estimators.bottleneck import Truncation, truncate
+from bnrank.discovery.estimators.budget import Budget
 from bnrank.discovery.estimators.counts import Trial, by_group, is_better, smallest_within_error, standard_error
 from bnrank.discovery.estimators.keeping import train
 from bnrank.discovery.estimators.splits import Splits
@@ -16,98 +17,13 @@ from bnrank.discovery.estimators.tables import Data, apart
 from bnrank.measures import bottlenecks
 from bnrank.measures.spectra import weight_singular_values
 from bnrank.networks.mlp import MLP
-from bnrank.training import Adam, Record, Run, Stop
+from bnrank.training import Record, Run, Stop
 
-FEW = 30  # with fewer rows, only linear maps are fitted
 MAX_ROWS = 4000  # largest number of rows used by the path over ridges
-DEEP, SHALLOW = 12, 4  # depths
-DEEPER = 4  # additional layers of the networks that test whether the count depends on depth
-MAX_STEPS = 500  # evaluations after which a network of depth 12 on a few hundred rows has converged
 STEP = 10**0.5  # ratio of consecutive ridges
 LARGEST, SMALLEST = 1.0, 1e-5  # ridges
+ENOUGH = 20  # groups of rows in the first fold, for it to decide
 FAR = 2.0  # standard errors on the first fold; a ridge farther from the best is not trained on the others
-
-
-@dataclass(frozen=True)
-class Budget:
-    """The settings of a fit: the amount of training, the seed, and the display of progress.
-
-    Attributes
-    ----------
-    depth, width : int
-        L and the width of the hidden layers.
-    steps : int
-        Evaluations of cost and gradient per network.
-    folds, n_networks : int
-        Folds of the cross-validation; networks per ridge trained on all rows.
-    ridges : tuple of float
-        Initial ridges.
-    grow : bool
-        Whether the path is extended to larger or smaller ridges while the best one is at an end.
-    rtol : float
-        Fraction of the total explained loss that a component must add to count.
-    shallow : int
-        Depth of additional networks, selected if they predict clearly better; 0 for none.
-    seed : int
-        Random seed of folds and networks.
-    tell : callable
-        Receives progress messages.
-    """
-
-    depth: int
-    width: int
-    steps: int
-    folds: int
-    n_networks: int
-    ridges: tuple[float, ...]
-    grow: bool
-    rtol: float = 0.01
-    shallow: int = 0
-    seed: int = 0
-    tell: Callable[[str], None] = lambda text: None
-
-    @property
-    def work(self) -> float:
-        """Evaluations of single networks, times their depth, to be expected for a fit."""
-        folds = self.folds * len(self.ridges) * (self.depth + self.shallow)
-        whole = min(len(self.ridges), 3) * self.n_networks * self.depth + self.grow * (self.depth + DEEPER)
-        return float(self.steps * (folds + whole))
-
-    @property
-    def optimizer(self) -> str | Adam:
-        """The optimizer: with few steps, Adam alone, with larger and then decaying step sizes."""
-        return Adam(1e-2, "cosine") if self.steps <= 200 else "adam+kfac-lbfgs"
-
-
-def budget_for(n: int, d_in: int, d_out: int, bound: int) -> Budget:
-    """Return the budget for n distinct rows.
-
-    A count needs a deep network: the ridge penalizes each dimension by lambda L, and only near L = 12 does a network
-    drop a dimension at the price of more curvature (at depth 8 it keeps one too many on the noisy task of F4). The
-    number of steps grows with the number of rows: two per row, up to 500. Below 100 rows networks are small and
-    shallow. Below 30 rows no network could be shown to be better than a linear map, and only linear maps are fitted
-    (``ridges`` is empty). Networks are also shallow where at most one component can be detected (``bound`` is 1: one
-    output or two classes), since prediction needs no depth. In addition to networks of depth 12, shallow ones
-    (``shallow``) are trained: deep ones can remain at a saddle that shallow ones leave, as for products of inputs.
-
-    Examples
-    --------
-    >>> made = budget_for(300, 20, 20, 20)
-    >>> made.depth, made.width, made.steps, made.folds
-    (12, 40, 500, 3)
-    >>> made = budget_for(40, 3, 1, 1)
-    >>> made.depth, made.width, made.steps, made.folds
-    (4, 16, 80, 2)
-    """
-    d = max(d_in, d_out)
-    if n < FEW:
-        return Budget(4, 16, 0, 2, 1, (), False)
-    if n < 100:
-        return Budget(4, 16, 2 * n, 2 if n < 50 else 3, 1, (3e-2, 3e-3), False)
-    width = int(np.clip(2 * min(d, n // 6), 16, 64))
-    depth, shallow = (SHALLOW, 0) if bound == 1 else (DEEP, SHALLOW)
-    ridges = (3e-2, 10**-2.0, 3e-3)
-    return Budget(depth, width, min(MAX_STEPS, 2 * n), 3, 2, ridges, n >= 200, shallow=shallow)
 
 
 def folds_of(groups: np.ndarray, count: int, seed: int, labels: np.ndarray | None = None) -> np.ndarray:
@@ -137,12 +53,16 @@ def folds_of(groups: np.ndarray, count: int, seed: int, labels: np.ndarray | Non
 
 
 @dataclass(frozen=True)
-class Fit:
-    """One trained network, and its truncations to every number of dimensions.
+class Further:
+    """A network cut to k dimensions and trained on at these, and its loss on every held-out row, or else every row."""
 
-    ``retrained``: k -> the change of the loss (on held-out rows, or on the own ones without any) when the network is
-    cut to k dimensions and trained on.
-    """
+    network: MLP
+    losses: np.ndarray
+
+
+@dataclass(frozen=True)
+class Fit:
+    """One trained network, its truncations to every number k of dimensions, and those that were trained on."""
 
     ridge: float
     depth: int
@@ -152,7 +72,7 @@ class Fit:
     loss: float
     weight_rank: int | None
     truncation: Truncation
-    retrained: dict[int, float] = field(default_factory=dict)
+    further: dict[int, Further] = field(default_factory=dict)
 
 
 @dataclass
@@ -245,21 +165,38 @@ class Path:
         """Return the networks of the folds at a ridge."""
         return [fit for fit in self.fits if fit.fold is not None and fit.ridge == ridge]
 
-    def lowest(self, fold: int) -> float:
-        """Return the lowest held-out loss of a fold over ridges and numbers of dimensions."""
-        return min(float(fit.truncation.errors.mean(axis=1).min()) for fit in self.fits if fit.fold == fold)
+    def lowest(self, fold: int) -> np.ndarray:
+        """Return the held-out loss of a fold, by group, with the ridge and number of dimensions where it is lowest."""
+        own = [fit.truncation.errors for fit in self.fits if fit.fold == fold]
+        best = min(own, key=lambda errors: float(errors.mean(axis=1).min()))
+        return self._by_group(best[int(best.mean(axis=1).argmin())], fold)
 
-    def to_beat(self, folds: int) -> float:
-        """Return the mean of the lowest losses of all folds, less a standard error of the lowest loss."""
-        return float(np.mean([self.lowest(fold) for fold in range(folds)])) - self.error
+    def beats(self, rival: "Path") -> bool:
+        """Return whether the first fold suggests that this path predicts better than another.
+
+        Either it predicts the first fold better than the other does, by a standard error of the difference, or better
+        than the other predicts a fold on average, by a standard error of the latter's lowest loss.
+        """
+        here = self.lowest(0)
+        gain = rival.lowest(0) - here
+        if len(here) < ENOUGH or gain.mean() > standard_error(gain):
+            return True
+        average = np.mean([rival.lowest(fold).mean() for fold in range(len(self.splits))])
+        return bool(here.mean() < average - rival.error)
 
     def near(self) -> set[float]:
-        """Return the ridges whose lowest loss on the first fold is at most ``FAR`` standard errors above the best."""
-        first = {fit.ridge: fit.truncation.errors for fit in self.fits if fit.fold == 0}
-        lowest = {ridge: float(errors.mean(axis=1).min()) for ridge, errors in first.items()}
-        best = min(lowest, key=lambda ridge: lowest[ridge])
-        rows = first[best][int(first[best].mean(axis=1).argmin())]
-        return {ridge for ridge, loss in lowest.items() if loss <= lowest[best] + FAR * standard_error(rows)}
+        """Return the ridges whose lowest loss on the first fold is at most ``FAR`` standard errors above the best.
+
+        All of them, where the first fold has fewer than ``ENOUGH`` groups.
+        """
+        first = {fit.ridge: fit.truncation.errors.mean(axis=1).min() for fit in self.fits if fit.fold == 0}
+        rows = self.lowest(0)
+        far = FAR * standard_error(rows) if len(rows) >= ENOUGH else np.inf
+        return {ridge for ridge, loss in first.items() if loss <= rows.mean() + far}
+
+    def _by_group(self, losses: np.ndarray, fold: int) -> np.ndarray:
+        groups = self.groups[self.splits.out[fold]]
+        return by_group(losses, np.unique(groups, return_inverse=True)[1].reshape(-1))
 
     def trials(self) -> tuple[Trial, ...]:
         """Return one trial per network."""
@@ -272,9 +209,11 @@ class Path:
         nominal = fit.ridge * fit.depth / self.fits[0].depth  # a dimension costs lambda L
         own = {name: getattr(fit, name) for name in ("ridge", "depth", "seed", "fold", "weight_rank", "loss")}
         cut = int(np.argmax(change <= negligible))
+        further = {k: float(made.losses.mean()) for k, made in fit.further.items()}
+        best = min(further.values(), default=0.0)
         return Trial(
             **own,
-            count=min([cut, *(k for k, more in fit.retrained.items() if more <= negligible)]),
+            count=min([cut, *(k for k, loss in further.items() if loss - best <= negligible)]),
             held_out=float(held_out[-1].mean()) if held_out.size else float("nan"),
             considered=bool(min(abs(np.log(ridge / nominal)) for ridge in self.running) < 0.5 * np.log(STEP)),
         )
@@ -293,7 +232,7 @@ def explore(
     All ridges of a fold are one ensemble. A larger ridge shrinks the function (and finally collapses the network to a
     constant, T17b), a smaller one fits noise; the held-out loss determines where the path ends. The first fold decides
     which ridges are worth the other folds: a ridge is dropped if its lowest loss there, over all numbers of
-    dimensions, exceeds the lowest of all ridges by more than ``FAR`` standard errors.
+    dimensions, exceeds the lowest of all ridges by more than ``FAR`` standard errors (over at least ``ENOUGH`` groups).
 
     Parameters
     ----------
@@ -308,8 +247,7 @@ def explore(
     plan : Budget
         Sizes, steps, and the seed of the first fold.
     rival : Path, optional
-        Networks of another depth. Unless the new ones predict the first fold better than these predict a fold on
-        average, by a standard error, the result is None.
+        Networks of another depth. The result is None unless :meth:`Path.beats` holds after the first fold.
     """
     path = Path(data, splits, groups, rtol=plan.rtol)
     wanted: Sequence[float] = plan.ridges
@@ -327,7 +265,7 @@ def explore(
                     collected[fit.ridge][:, out] += fit.truncation.errors
                     path.fits.append(fit)
                 if number == 0 and len(splits) > 1:
-                    if rival is not None and not path.errors and path.lowest(0) >= rival.to_beat(len(splits)):
+                    if rival is not None and not path.errors and not path.beats(rival):
                         return None
                     near = path.near()
                     collected = {ridge: sums for ridge, sums in collected.items() if ridge in near}

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from bnrank.discovery.estimators.bottleneck import coordinates_of
 from bnrank.discovery.estimators.counts import Count
 from bnrank.discovery.estimators.learning import Evidence
+from bnrank.discovery.estimators.tables import Data
 from bnrank.measures.dimension import local_dimension
 from bnrank.networks.mlp import MLP
 
@@ -38,7 +38,7 @@ class StateDimension:
     reason: str
 
 
-def state_dimension(encoder: MLP | None, x: np.ndarray, count: Count, evidence: Evidence) -> StateDimension:
+def state_dimension(encoder: MLP | None, data: Data, count: Count, evidence: Evidence) -> StateDimension:
     """Return the local dimension of the coordinates z = g(x) on the rows.
 
     It is at most the number of coordinates, and smaller where the states fill a curved set: a closed curve needs two
@@ -48,8 +48,9 @@ def state_dimension(encoder: MLP | None, x: np.ndarray, count: Count, evidence: 
     ----------
     encoder : MLP or None
         g, in the scale of training; None without components.
-    x : ndarray
-        (N, d_in), of which at most 4,000 rows are used.
+    data : Data
+        The rows, of which at most 4,000 are used. Neighbors are taken from other groups, or blocks of dependent rows,
+        one from each.
     count : Count
         The number of coordinates.
     evidence : Evidence
@@ -58,10 +59,11 @@ def state_dimension(encoder: MLP | None, x: np.ndarray, count: Count, evidence: 
     if encoder is None:
         low, high = 0, count.interval[1]
         return StateDimension(0, (low, high), count.undetermined, "no component was found")
-    some = torch.from_numpy(x[:: max(1, -(-len(x) // MAX_ROWS))])
+    step = max(1, -(-len(data.x) // MAX_ROWS))
+    some, units = torch.from_numpy(data.x[::step]), None if data.units is None else data.units[::step]
     with torch.no_grad():
-        found = local_dimension(encoder(some.double()))
-    rivals = [local_dimension(z) for z in _coordinates_of_rivals(evidence, some)]
+        found = local_dimension(encoder(some.double()), groups=units)
+    rivals = [local_dimension(z, groups=units) for z in _coordinates_of_rivals(evidence, some)]
     low = min(result.interval[0] for result in (found, *rivals))
     high = max(result.interval[1] for result in (found, *rivals))
     if found.undetermined:
@@ -83,6 +85,8 @@ def _coordinates_of_rivals(evidence: Evidence, x: torch.Tensor) -> Sequence[torc
         return []
     both = zip(path.fits, path.trials(), strict=True)
     considered = [fit for fit, trial in both if fit.fold is None and trial.considered]
-    made = (coordinates_of(fit.network, x.double(), fit.truncation.layers[k], k) for fit in considered)
+    networks = [fit.further[k].network if k in fit.further else fit.network for fit in considered]
+    layers = [fit.truncation.layers[k] for fit in considered]
+    made = [coordinates_of(net, x.double(), layer, k) for net, layer in zip(networks, layers, strict=True)]
     with torch.no_grad():
         return [split.encoder(x.double()) for split in made]
