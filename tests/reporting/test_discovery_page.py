@@ -115,6 +115,11 @@ def symmetric():
             "interval 2 to 2",
         ),
         (
+            dataclasses.replace(make_summary(), state_dimension=1, state_dimension_interval=(1, 1)),
+            "suffice to predict the 3 outputs; the rows fill a set of dimension 1 in them",
+            "interval 2 to 2",
+        ),
+        (
             make_summary(estimator="BottleneckAutoencoder"),
             "2 variables suffice to describe the 5 inputs",
             "interval 2 to 2",

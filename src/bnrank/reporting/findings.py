@@ -72,6 +72,8 @@ def _fit(summary: Summary) -> tuple[str, str, str]:
     reason = summary.reason.removeprefix("undetermined: ").removeprefix("nothing was found: ")
     if summary.undetermined:
         return said, "warn", f"undetermined because {reason} (interval {low} to {high}); {k} used here"
+    if not summary.state_undetermined and summary.state_dimension < k:
+        said += f"; the rows fill a set of dimension {summary.state_dimension} in them"
     return said, _mark("good" if k else "warn", low, high), f"interval {low} to {high}: {reason}"
 
 
