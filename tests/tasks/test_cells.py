@@ -82,6 +82,62 @@ def test_missing_groups_are_gaps_and_numbers_name_groups(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("cells", "groups"),
+    [
+        (["7", "8B", "8"], ["7", "8B", "8"]),
+        (["1.10", "1.1", " 1.1 "], ["1.10", "1.1", "1.1"]),
+        (["007", "7", "7.0"], ["007", "7", "7.0"]),
+        (["1e3", "1000", "True"], ["1e3", "1000", "True"]),
+        (["01.02", '"1,5"', "1.5"], ["01.02", "1,5", "1.5"]),
+    ],
+)
+@pytest.mark.parametrize("decimal", [".", ","])
+def test_groups_are_told_apart_as_they_are_written(tmp_path, cells, groups, decimal):
+    path = table(tmp_path, "plate ,a,y\n" + "".join(f"{cell},{i},{i + 1}\n" for i, cell in enumerate(cells)))
+    found = read_table(path, "y", groups="plate", sep=",", decimal=decimal)
+    assert found.groups.tolist() == groups
+    assert (found.columns, found.x.tolist(), found.y.ravel().tolist()) == (("a",), [[0], [1], [2]], [1, 2, 3])
+
+
+def test_blank_groups_are_missing_and_the_others_stay_texts(tmp_path):
+    path = table(tmp_path, "a,plate,y\n1,7,0.5\n2, ,1.5\n3,07,2.5\n")
+    found = read_table(path, "y", groups="plate", drop_missing=True)
+    assert (found.groups.tolist(), found.rows.tolist()) == (["7", "07"], [0, 2])
+
+
+def test_categories_may_be_numbers_in_part(tmp_path):
+    path = table(tmp_path, "visits,dose,y\n1,1.10,1\n2,1.1,2\n5+,high,3\n5+,1.1,4\n1,,5\n2,high,6\n")
+    found = read_table(path, "y", one_hot=True, drop_missing=True)
+    assert found.columns == ("visits=1", "visits=2", "visits=5+", "dose=1.1", "dose=1.10", "dose=high")
+    assert found.x.tolist() == [
+        [1, 0, 0, 0, 1, 0], [0, 1, 0, 1, 0, 0], [0, 0, 1, 0, 0, 1], [0, 0, 1, 1, 0, 0], [0, 1, 0, 0, 0, 1]
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match="'5\\+' among numbers"):
+        read_table(path, "visits", "dose")  # classes
+
+
+@pytest.mark.parametrize("code", ["01.02", "1.02"])
+def test_codes_with_dots_are_categories_beside_decimal_commas(tmp_path, code):
+    lines = [f"0,{i};{code if i % 2 else 'A'};{i}" for i in range(4)]
+    path = table(tmp_path, "\n".join(["x;kind;y", *lines]))
+    found = read_table(path, "y", decimal=",", one_hot=True)
+    assert found.columns == ("x", "kind=A")
+    assert found.x.tolist() == [[0, 1], [0.1, 0], [0.2, 1], [0.3, 0]]
+    task = load_table(path, "kind", decimal=",") if code == "01.02" else None
+    assert task is None or task.class_names == ("01.02", "A")
+
+
+def test_dates_alone_are_categories_beside_decimal_commas(tmp_path):
+    path = table(tmp_path, "day;y\n01.02;1\n02.02;2\n01.02;3\n02.02;4\n")
+    assert read_table(path, "y", decimal=",", one_hot=True).columns == ("day=02.02",)
+
+
+def test_numbers_with_the_other_mark_are_no_numbers_beside_blanks(tmp_path):
+    with pytest.raises(ValueError, match="expected the decimal mark ','"):
+        read_table(table(tmp_path, 'a;y\n1.5;1\n" ";2\n2.5;3\n'), "y", decimal=",", drop_missing=True)
+
+
+@pytest.mark.parametrize(
     ("text", "options", "message"),
     [
         (GERMAN, {}, "line 2: got 3 cells, expected 1 as in the header; its cells are separated by ';' (option sep)"),
@@ -112,9 +168,14 @@ def test_missing_groups_are_gaps_and_numbers_name_groups(tmp_path):
         ),
         ("a,b,c\n1,2,u\n", {"targets": "b", "ignore": "c", "groups": "c"}, "got b, c, c, expected each column once"),
         (
-            "a,b,c\n1,2,u\n1,3,3\n",
+            "a;b\n" + "".join(f"{i}{mark}5;{i}\n" for i, mark in enumerate(".,.,.")),
+            {"targets": "b", "one_hot": True, "sep": ";"},
+            "line 3, column 'a': got '1,5' among numbers, expected the decimal mark '.'",
+        ),
+        (
+            "a,b\n" + "".join(f"{i or 'x'},{i}\n" for i in range(9)),
             {"targets": "b", "one_hot": True},
-            "column 'c': got 'u' among numbers, expected numbers",
+            "got 9 different texts in column a of 9 rows ('x' on line 2 among numbers), expected at most 4",
         ),
         (
             "a,b\n" + "".join(f"t{i},{i}\n" for i in range(9)),

@@ -85,19 +85,24 @@ class Cells:
             raise ValueError(f"{self.name}: {got}; {advice}")
         return self.frame[list(columns)].astype(np.float64).to_numpy()
 
-    def texts(self, column: str) -> np.ndarray:
+    def texts(self, column: str, *, mixed: bool = False) -> np.ndarray:
         """Return a column as text, (N,), "" where cells are missing.
 
         Raises
         ------
         ValueError
-            If some cells are texts and some are numbers.
+            If some cells are texts and some are numbers, unless such ``mixed`` columns are allowed; if all cells are
+            numbers, some with the other decimal mark.
         """
-        if self.is_text(column):
+        if self.is_text(column) and not (mixed and self._has_words(column)):
             cell, line, advice = self._first_wrong(column)
             if advice or self._numeric(column).any():
                 expected = advice or "expected numbers only, or text only for classes and categories"
                 raise ValueError(f"{self.name}, line {line}, column {column!r}: got {cell!r} among numbers, {expected}")
+        return self.raw(column)
+
+    def raw(self, column: str) -> np.ndarray:
+        """Return the cells of a column that was read as text, (N,), "" where they are missing."""
         return self.frame[column].map(str, na_action="ignore").fillna("").to_numpy(np.str_)
 
     def levels(self, column: str) -> list[str]:
@@ -108,10 +113,12 @@ class Cells:
         ValueError
             If there are too many for categories.
         """
-        found = np.unique(self.texts(column))
+        found = np.unique(self.texts(column, mixed=True))
         found = found[found != ""]
         limit = min(MAX_LEVELS, max(len(self.frame) // 2, 2))
         got = f"{len(found)} different texts in column {column} of {len(self.frame)} rows"
+        if self._numeric(column).any():
+            got += " ({!r} on line {} among numbers)".format(*self._first_wrong(column)[:2])
         expected = f"at most {limit} for one_hot; ignore leaves a column out"
         validation.expect(len(found) <= limit, self.name, got, expected)
         return list(map(str, found))
@@ -122,12 +129,12 @@ class Cells:
 
     def _numeric(self, column: str) -> pd.Series:
         """Return which cells of a column of texts are numbers."""
-        import pandas as pd
+        return _as_numbers(self.frame[column], self.decimal).notna()
 
+    def _has_words(self, column: str) -> bool:
+        """Return whether some cells of a column of texts are numbers with neither decimal mark."""
         values = self.frame[column]
-        if self.decimal == ",":
-            values = values.map(lambda cell: str(cell).replace(",", "."), na_action="ignore")
-        return pd.to_numeric(values, errors="coerce").notna()
+        return not (values.isna() | self._numeric(column) | values.map(self._has_other_mark)).all()
 
     def _first_wrong(self, column: str) -> tuple[str, int, str]:
         """Return the first cell with the other decimal mark, or else that is no number, its line, and advice or ""."""
@@ -138,12 +145,12 @@ class Cells:
         return str(values.iloc[row]), self.lines[row], advice
 
     def _has_other_mark(self, cell: object) -> bool:
-        """Return whether a cell is a number with the other decimal mark."""
+        """Return whether a cell is a number with the other decimal mark; "01.02" is a code or a date."""
         other = "," if self.decimal == "." else "."
-        return re.fullmatch(rf"[+-]?\d*\{other}\d+([eE][+-]?\d+)?", str(cell)) is not None
+        return re.fullmatch(rf"[+-]?(0|[1-9]\d*)?\{other}\d+([eE][+-]?\d+)?", str(cell)) is not None
 
 
-def read_cells(path: Path, sep: str | None = None, decimal: str = ".") -> Cells:
+def read_cells(path: Path, sep: str | None = None, decimal: str = ".", texts: Sequence[str] = ()) -> Cells:
     r"""Return the columns of a .csv file; a first column without a name has the names of the rows, and is left out.
 
     Parameters
@@ -154,6 +161,8 @@ def read_cells(path: Path, sep: str | None = None, decimal: str = ".") -> Cells:
         What separates cells; by default a comma, or a semicolon where the decimal mark is a comma.
     decimal : {".", ","}
         The decimal mark of numbers.
+    texts : sequence of str
+        Names of columns whose cells are kept as they are written: "1.10" is not "1.1", and "7" not "7.0".
 
     Raises
     ------
@@ -172,32 +181,36 @@ def read_cells(path: Path, sep: str | None = None, decimal: str = ".") -> Cells:
         path,
         sep=sep,
         decimal=decimal,
+        names=header,
+        header=0,
+        index_col=False,
+        dtype={name: object for name in texts if name in header},
         encoding="utf-8-sig",
         skipinitialspace=True,
         keep_default_na=False,
         na_values=list(MISSING),
         low_memory=False,
     )
-    frame.columns = pd.Index(header)
     if header[0] == "":
         frame = frame.iloc[:, 1:].copy()
     for name in frame.columns:
         if frame[name].dtype.kind not in "biuf":
-            frame[name] = _stripped(frame[name], decimal)
+            bare = frame[name].map(lambda cell: cell.strip() if isinstance(cell, str) else cell)
+            blank = bare.isin(MISSING) & bare.notna()
+            frame[name] = bare.mask(blank)
+            if blank.any() and name not in texts:  # spaces may have hidden that all others are numbers
+                numbers = _as_numbers(frame[name], decimal)
+                frame[name] = numbers if numbers.notna().eq(frame[name].notna()).all() else frame[name]
     return Cells(path.name, frame, lines, decimal)
 
 
-def _stripped(column: pd.Series, decimal: str) -> pd.Series:
-    """Return a column of texts without spaces at their ends, as numbers where these hid that all are."""
+def _as_numbers(column: pd.Series, decimal: str) -> pd.Series:
+    """Return the numbers among texts, NaN for all others."""
     import pandas as pd
 
-    bare = column.map(lambda cell: cell.strip() if isinstance(cell, str) else cell)
-    blank = bare.isin(MISSING) & bare.notna()
-    if not blank.any():
-        return bare
-    bare = bare.mask(blank)
-    numbers = pd.to_numeric(bare.map(lambda cell: str(cell).replace(decimal, "."), na_action="ignore"), errors="coerce")
-    return numbers if numbers.notna().eq(bare.notna()).all() else bare
+    if decimal == ",":
+        column = column.map(lambda cell: "" if "." in str(cell) else str(cell).replace(",", "."), na_action="ignore")
+    return pd.to_numeric(column, errors="coerce")
 
 
 def _check_rows(path: Path, sep: str) -> tuple[list[str], list[int]]:

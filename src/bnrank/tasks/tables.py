@@ -121,7 +121,7 @@ def load_table(
         The decimal mark of the numbers of a .csv.
     one_hot : bool
         Replace columns of x with text by a column of 0 and 1 for each different text, "column=text"; one column for
-        two texts.
+        two texts. A column of which some cells are numbers ("1", "2", "5+") is one of texts.
 
     Returns
     -------
@@ -200,7 +200,8 @@ def read_table(
     min_rows : int
         Minimum number of complete rows.
     groups : str, optional
-        The column of a .csv that says which rows depend on each other (subjects, plates, batches). It is no input.
+        The column of a .csv that says which rows depend on each other (subjects, plates, batches). It is not an input,
+        and its cells are texts: "1.10" and "1.1" are two groups.
 
     Raises
     ------
@@ -221,7 +222,7 @@ def read_table(
         if not path.is_file():  # folders, pipes and devices included
             raise MissingDataError(f"path: got {str(path)!r}, expected an existing file")
         if kind == ".csv":
-            cells = read_cells(path, sep, decimal)
+            cells = read_cells(path, sep, decimal, [] if groups is None else [groups])
             table, levels = _from_cells(cells, path.stem, targets, ignore, groups, outputs, one_hot)
             return _one_hot(_complete(table, path.name, drop_missing, min_rows), levels)
     expected = f"none for {path}, whose arrays are x and y"
@@ -269,14 +270,14 @@ def _from_cells(
     classes = outputs and len(targets) == 1 and not cells.is_number(targets[0])
     plain = [column for column in columns if column not in levels]
     numbers = dict(zip(plain, cells.numbers(plain + (targets if outputs and not classes else [])).T, strict=False))
-    places = {column: _places(cells.texts(column), known) for column, known in levels.items()}
+    places = {column: _places(cells.texts(column, mixed=True), known) for column, known in levels.items()}
     x, y = np.stack([(numbers | places)[column] for column in columns], axis=1), None
     if classes:
         y = cells.texts(targets[0])
     elif outputs:
         whole = len(targets) == 1 and cells.frame[targets[0]].dtype.kind in "iu"
         y = cells.frame[targets[0]].to_numpy() if whole else cells.numbers(targets)
-    units = None if groups is None else cells.texts(groups)
+    units = None if groups is None else cells.raw(groups)
     outs = tuple(targets) if outputs else ()
     return Table(name, x, y, tuple(columns), outs, np.arange(len(x)), groups=units, group=groups), levels
 
