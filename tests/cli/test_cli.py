@@ -1,5 +1,6 @@
 """The command line as a user types it."""
 
+import itertools
 import re
 import subprocess
 import sys
@@ -31,9 +32,33 @@ def own(tmp_path):
 def test_version_and_help(command):
     done = command("--version")
     assert done.out.strip() == f"bnrank {bnrank.__version__}"
-    for verb in ("demo", "train", "profile", "check", "discover", "compress", "reproduce"):
+    for verb in VERBS:
         text = command(verb, "--help").out
         assert f"Example: bnrank {verb}" in re.sub(r"\s+", " ", text)
+
+
+VERBS = ("demo", "train", "profile", "check", "discover", "compress", "reproduce")
+
+
+def test_examples_of_help_read_nothing_but_built_in_tasks_and_a_run_that_help_trains(command):
+    for verb in VERBS:
+        text = command(verb, "--help").out
+        for words in map(str.split, re.findall(rf"Example: bnrank {verb} ([^│\n]*)", text)):
+            given = list(itertools.takewhile(lambda word: not word.startswith("--"), words))
+            known = {"F9", "all", *bnrank.tasks.NAMED} | ({"run"} if "bnrank train low-rank" in text else set())
+            assert set(given) <= known, (verb, words)
+
+
+@pytest.mark.slow
+def test_the_examples_of_help_work_as_typed(tmp_path, command):
+    text = {verb: command(verb, "--help").out for verb in ("train", "profile", "check")}
+    typed = {verb: re.findall(rf"Example: bnrank ({verb} [^│\n]*)", said)[0].strip() for verb, said in text.items()}
+    for verb in ("profile", "check"):
+        assert f"The folder run is written by bnrank {typed['train']}." in text[verb]
+    for line in typed.values():
+        done = command(*line.split())
+        assert done.code == 0, done.error
+    assert {path.name for path in tmp_path.rglob("*.html")} == {"report.html", "profile.html", "check.html"}
 
 
 def test_profile_of_ones_own_network_on_ones_own_data(own, command):

@@ -145,12 +145,14 @@ def test_german_tables_with_texts_and_groups(tmp_path, command):
 
 
 @pytest.mark.slow
-def test_the_example_of_help_finds_the_planted_count(command):
-    examples = re.findall(r"Example: bnrank (discover low-rank.*)", command("discover", "--help").out)
-    assert len(examples) == 1
-    done = command(*examples[0].strip(" │").split(), "--quiet")
-    assert done.code == 0, done.error
-    assert f"components: {bnrank.tasks.low_rank_map().truth.rank} (interval 2 to 2;" in done.out
+def test_the_examples_of_help_find_the_planted_count(tmp_path, command):
+    examples = re.findall(r"Example: bnrank (.*)", command("discover", "--help").out)
+    assert len(examples) == 2
+    for example in examples:
+        done = command(*example.strip(" │").split(), "--quiet")
+        assert done.code == 0, done.error
+        assert f"components: {bnrank.tasks.low_rank_map().truth.rank} (interval 2 to 2;" in done.out
+    assert (tmp_path / "z.csv").exists()
 
 
 def test_an_interrupted_discovery_writes_what_it_knows_and_goes_on(tmp_path, command, monkeypatch):
@@ -169,7 +171,7 @@ def test_an_interrupted_discovery_writes_what_it_knows_and_goes_on(tmp_path, com
     ask = ("discover", "bent.npz", *QUICK, "--steps", 100, "--keep", "kept")
     done = command(*ask)
     assert done.code == 130
-    assert "Interrupted; the same command goes on with what is in kept" in done.out
+    assert "Interrupted; rerun to resume from kept" in done.out
     assert "undetermined: partial result" in flat(done.out)
     assert "partial result" in (tmp_path / "discover.html").read_text()
     done = command(*ask)

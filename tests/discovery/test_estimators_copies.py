@@ -124,7 +124,7 @@ def test_copies_of_replicates_are_still_copies():
     with pytest.warns(NothingFoundWarning):
         found = BottleneckRegressor().fit(data.x, data.y)
     assert any("280 of 300 rows repeat inputs and outputs" in note for note in found.notes_)
-    assert any("10 different inputs, with several outputs" in note for note in found.notes_)
+    assert any("10 different inputs in 300 rows" in note for note in found.notes_)
 
 
 def test_two_settings_with_replicates_are_told_apart():
@@ -186,7 +186,7 @@ def test_only_tables_with_replicates_are_looked_at_twice(monkeypatch):
     calls = []
     monkeypatch.setattr(learning, "investigate", lambda *arguments, **named: calls.append(named) or investigated)
     losses = np.random.default_rng(0).uniform(0.9, 1.1, size=(3, 20)) * [[9.0], [1.0], [1.1]]
-    linear, path = SimpleNamespace(errors=losses), SimpleNamespace(by_number=losses[:2])
+    linear, path = SimpleNamespace(errors=losses), SimpleNamespace(by_number=losses[:2], partial=False)
     investigated = SimpleNamespace(number=1, errors=losses, linear=linear, path=path)
     count = Count(2, (2, 3), 1.0, False, "all")
     x = np.repeat(np.arange(20.0), 2)[:, None]

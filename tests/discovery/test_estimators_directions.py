@@ -10,6 +10,7 @@ from bnrank.discovery import BottleneckClassifier, BottleneckRegressor, NothingF
 from bnrank.discovery.estimators import directions
 from bnrank.discovery.estimators.bottleneck import InputDirections
 from bnrank.discovery.estimators.counts import sample_losses
+from bnrank.reporting.findings import found_blocks
 
 QUICK = {"ridges": [0.01, 0.003], "n_networks": 1}
 
@@ -38,7 +39,7 @@ def test_the_number_of_combinations_is_the_headline(fitted):
     assert lines[0] == "BottleneckRegressor: 300 rows, 6 inputs, 1 output"
     assert lines[1] == f"y depends on 2 linear combinations of the inputs (interval 2 to {high}), model: network"
     assert lines[2].strip() == fitted.input_directions_reason_
-    assert "components" not in str(fitted.summary())
+    assert "components" not in str(fitted.summary()).split("\nterms\n")[0]
     frame = fitted.summary().to_frame()
     assert frame[["n_input_directions", "directions_low", "directions_high"]].values.tolist() == [[2, 2, high]]
 
@@ -114,6 +115,39 @@ def test_a_count_that_is_undetermined_leaves_the_directions_undetermined():
     assert found.undetermined_
     assert found.input_directions_undetermined_
     assert "(undetermined, interval 0 to 1)" in str(found.summary())
+    assert "undetermined: so is the number of components (only 8 rows differ" in str(found.summary())
+
+
+@pytest.mark.parametrize("kind", [BottleneckRegressor, BottleneckClassifier])
+def test_a_component_that_was_requested_makes_no_relation_of_noise(kind, tmp_path):
+    generator = np.random.default_rng(0)
+    x, y = generator.normal(size=(120, 4)), generator.normal(size=120)
+    with pytest.warns(NothingFoundWarning, match="nothing was found"):
+        found = kind(1).fit(x, y if kind is BottleneckRegressor else y > 0)
+    assert (found.n_components_, found.n_components_interval_, found.undetermined_) == (1, (0, 1), True)
+    low, high = found.n_input_directions_interval_
+    assert low == 0 < found.n_input_directions_ <= high
+    assert found.input_directions_undetermined_
+    lines = str(found.summary()).splitlines()
+    assert f"(undetermined, interval 0 to {high})" in lines[1]
+    assert lines[2].endswith(
+        "nothing was found: on held-out rows the component(s) requested (1) predict no better than the mean"
+    )
+    (headline, how, *_) = found_blocks(found.summary(), "found")
+    assert headline.text.startswith(
+        "It is undetermined on how many linear combinations of the 4 inputs y depends: 0 to"
+    )
+    assert how.mark == "warn"
+
+
+def test_components_requested_of_several_outputs_of_noise_are_undetermined():
+    generator = np.random.default_rng(1)
+    with pytest.warns(NothingFoundWarning):
+        found = BottleneckRegressor(2).fit(generator.normal(size=(120, 4)), generator.normal(size=(120, 3)))
+    assert (found.n_components_, found.n_components_interval_, found.undetermined_) == (2, (0, 2), True)
+    assert found.state_undetermined_
+    headline, how, *_ = found_blocks(found.summary(), "found")
+    assert (headline.text.split(" variables")[0], how.mark) == ("It is undetermined how many", "warn")
 
 
 def test_saved_directions_return(fitted, tmp_path):

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import Progress, TimeRemainingColumn
 
 from bnrank.discovery import BottleneckAutoencoder, BottleneckClassifier, BottleneckRegressor
-from bnrank.discovery.estimators import progress
+from bnrank.discovery.estimators import learning, progress
 from bnrank.training import trainer
 
 rng = np.random.default_rng(0)
@@ -106,6 +106,45 @@ def test_classes_and_columns_in_common_are_interrupted_too(tmp_path, evaluations
         columns.fit(np.hstack([X, Y, Y @ Y.T[:, :2]]), out=tmp_path)
     assert not hasattr(columns, "summary_")  # one half of the columns only
     assert list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("seed", [None, np.random.RandomState(0)], ids=["none", "state"])
+def test_a_folder_needs_a_seed_that_is_the_same_in_the_next_call(tmp_path, evaluations, seed):
+    evaluations.update(done=0, interrupt=None)
+    labels = np.digitize(Y[:, 0], [0.3, 0.7])
+    for kind, outputs in ((BottleneckRegressor, Y), (BottleneckClassifier, labels), (BottleneckAutoencoder, None)):
+        with pytest.raises(ValueError, match=r"random_state: got (None|RandomState).*, expected an integer"):
+            kind(**QUICK, random_state=seed).fit(X, outputs, out=tmp_path / "kept")
+    assert not evaluations["done"]
+    assert not (tmp_path / "kept").exists()
+
+
+def test_ctrl_c_in_the_second_cross_validation_gives_a_partial_result(evaluations, monkeypatch):
+    """Inputs are repeated with other outputs: the folds are trained again, all rows of an input held out together."""
+    x = np.repeat(X[:60], 2, axis=0)
+    y = np.repeat(Y[:60], 2, axis=0) + 0.05 * rng.normal(size=(120, 2))
+    second, investigate = [], learning.investigate
+
+    def told(*arguments, **options):
+        if options.get("by_input"):
+            second.append(evaluations["done"])
+            evaluations["interrupt"] = evaluations["done"] + FOLDS + 20  # at the other depth
+        return investigate(*arguments, **options)
+
+    monkeypatch.setattr(learning, "investigate", told)
+    evaluations.update(done=0, interrupt=None)
+    found = BottleneckRegressor(**QUICK)
+    with pytest.raises(KeyboardInterrupt):
+        found.fit(x, y)
+    assert len(second) == 1
+    assert (found.partial_, found.undetermined_) == (True, True)
+    assert "undetermined: partial result" in str(found.summary())
+    columns = BottleneckAutoencoder(**QUICK)
+    evaluations.update(done=0, interrupt=None)
+    z = rng.normal(size=(120, 1)) * [1.5, -1.5, 1.5, 1.5]
+    with pytest.raises(KeyboardInterrupt):
+        columns.fit(np.round(z + 0.5 * rng.normal(size=(120, 4))))
+    assert (len(second), hasattr(columns, "summary_")) == (2, False)
 
 
 def test_a_folder_that_is_none_is_refused_before_the_work(tmp_path, evaluations):

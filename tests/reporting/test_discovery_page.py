@@ -510,3 +510,18 @@ def test_the_terms_on_the_page_are_explained_there(tmp_path):
     assert TERMS["undetermined"] not in page.text
     assert TERMS["undetermined"] in read(make_summary(undetermined=True), tmp_path)[0].text
     assert set(TERMS) == set(explained(" ".join(TERMS)))
+
+
+def test_names_of_inputs_are_no_terms(tmp_path):
+    names = ("depth", "country", "seed", "ridges", "gap")
+    plain = make_summary(1, d_out=1, stability=(), notes=())
+    named = dataclasses.replace(plain, inputs=names, notes=("constant inputs left out: ridge, interval, fold",))
+    assert str(named).split("\nterms\n")[1] == str(plain).split("\nterms\n")[1]
+    assert "country" in str(named)
+    assert "  gap: " not in str(named)
+    meanings = [
+        {meaning for meaning in TERMS.values() if f" {meaning} " in read(summary, tmp_path)[0].text}
+        for summary in (plain, named)
+    ]
+    assert meanings[0] == meanings[1] >= {TERMS["combination"], TERMS["ridge"]}
+    assert not meanings[0] & {TERMS["depth"], TERMS["seed"], TERMS["count"], TERMS["gap"]}

@@ -30,7 +30,9 @@ def check_command(
 
     The exit status is 1 if a statement is violated.
 
-    Example: [bold]bnrank check model.safetensors data.npz --ridge 0.001 --out check.html[/]
+    Example: [bold]bnrank check run low-rank --out check.html[/]
+
+    The folder run is written by [bold]bnrank train low-rank --depth 8 --width 30 --steps 300 --out run[/].
     """
     page_path(out, model, data, files.weights)
     task = columns.task(data)

@@ -74,8 +74,8 @@ def discover_command(
     groups: Annotated[
         str | None,
         typer.Option(
-            help="Column of subjects, plates or batches, whose rows depend on each other: held out together, and no "
-            "input.",
+            help="Column of subjects, plates or batches, whose rows depend on each other: held out together; "
+            "not used as an input.",
             metavar="COLUMN",
         ),
     ] = None,
@@ -97,9 +97,11 @@ def discover_command(
 
     Example: [bold]bnrank discover low-rank[/]
 
-    Example: [bold]bnrank discover table.csv --targets price,quality --ignore id --coordinates z.csv[/]
+    Example: [bold]bnrank discover low-rank --components 2 --coordinates z.csv[/]
 
-    Example: [bold]bnrank discover messung.csv --decimal , --targets Ertrag,Reinheit --one-hot --groups Charge[/]
+    For a .csv file, name the target columns: [bold]--targets price,quality --ignore id[/].
+
+    With decimal commas, inputs with text, and batches, add: [bold]--decimal , --one-hot --groups batch[/].
     """
     page_path(out, data)
     if save is not None:
@@ -173,7 +175,7 @@ def _fit(estimator: Any, x: pd.DataFrame, y: pd.DataFrame | None, groups: np.nda
             estimator.fit(x, outputs, groups, out=keep)
         except KeyboardInterrupt:
             if keep is not None:
-                say(f"Interrupted; the same command goes on with what is in {keep}")
+                say(f"Interrupted; rerun to resume from {keep}")
             if not getattr(estimator, "partial_", False) or not hasattr(estimator, "summary_"):
                 raise
 

@@ -30,7 +30,9 @@ def profile_command(
 ) -> None:
     """Measure your network layer by layer on your data, and write a page.
 
-    Example: [bold]bnrank profile model.safetensors data.npz --out profile.html[/]
+    Example: [bold]bnrank profile run low-rank --out profile.html[/]
+
+    The folder run is written by [bold]bnrank train low-rank --depth 8 --width 30 --steps 300 --out run[/].
     """
     page_path(out, model, data, files.weights)
     task = columns.task(data)

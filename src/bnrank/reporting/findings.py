@@ -126,7 +126,7 @@ def _fit_tables(summary: Summary) -> list[Block]:
         )
     networks = table(_stability_rows(summary.stability), "Count of every trained network", whole=True)
     shown = explained(
-        " ".join([str(summary), *facts]), ["sensitivity", "fold", "seed"] if networks else ["sensitivity"]
+        " ".join([summary.wording, *facts]), ["sensitivity", "fold", "seed"] if networks else ["sensitivity"]
     )
     terms = [{"term": term, "meaning": meaning} for term, meaning in shown.items()]
     return [

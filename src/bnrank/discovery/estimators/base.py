@@ -3,6 +3,7 @@
 import numbers
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import KW_ONLY, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Self
@@ -20,9 +21,10 @@ from bnrank.discovery.columns import columns_of, expect_columns, framed, texts
 from bnrank.discovery.estimators import learning, partial, summary
 from bnrank.discovery.estimators.bottleneck import coordinates_of, sensitivity
 from bnrank.discovery.estimators.budget import FEW, Budget, budget_for
-from bnrank.discovery.estimators.counts import Count, is_better, standard_error
+from bnrank.discovery.estimators.counts import Count, standard_error
 from bnrank.discovery.estimators.dependence import consecutive
-from bnrank.discovery.estimators.directions import directions_of
+from bnrank.discovery.estimators.directions import directions_of, nothing_found
+from bnrank.discovery.estimators.keeping import kept
 from bnrank.discovery.estimators.outliers import Cleaned, cleaned
 from bnrank.discovery.estimators.progress import voice
 from bnrank.discovery.estimators.splits import Splits
@@ -211,6 +213,13 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
                 f"random_state: got {validation.describe(self.random_state)}, expected {expected}"
             ) from None
 
+    def _keeping(self, out: Any) -> AbstractContextManager[None]:
+        """Return a context in which trainings are kept in a folder; a fit of other seeds would find none of them."""
+        known = isinstance(self.random_state, int | np.integer)
+        expected = "an integer where trained networks are kept (out): only the same seed finds them again"
+        validation.expect(out is None or known, "random_state", validation.describe(self.random_state), expected)
+        return kept(out)
+
     def _wanted(self, d_in: int, d_out: int, outputs: str) -> int | None:
         """Return n_components as a number, or None for "auto", or raise ValueError."""
         if isinstance(self.n_components, str):
@@ -243,10 +252,11 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
                     self.partial_ = True
                 count = learning.by_order(count, data)
         if wanted is not None and known is None:
-            reason = f"{wanted} component(s) were requested"
-            if not is_better(evidence.errors[wanted], evidence.errors[0]):
-                reason += "; but nothing was found: on held-out rows they predict no better than the mean"
-            known = Count(wanted, (wanted, wanted), float("nan"), False, reason)
+            known = Count(wanted, (wanted, wanted), float("nan"), False, f"{wanted} component(s) were requested")
+            if wanted and nothing_found(evidence):
+                reason = "undetermined: nothing was found: on held-out rows the component(s) requested"
+                reason = f"{reason} ({wanted}) predict no better than the mean"
+                known = replace(known, interval=(0, wanted), undetermined=True, reason=reason)
         count, k = known or count, evidence.number
         count = partial.doubted(count) if self.partial_ else count
         self.model_ = evidence.kind
@@ -285,7 +295,7 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         self.input_held_out_, self.input_held_out_error_ = found.held_out, found.held_out_error
         self.stability_ = found.trials
         self.notes_ = tuple(self._notes(x, data))
-        if evidence.kind == "constant":
+        if nothing_found(evidence):
             warnings.warn(f"{type(self).__name__}: {count.reason}", NothingFoundWarning, stacklevel=3)
 
     def _notes(self, x: np.ndarray, data: Data) -> Iterator[str]:

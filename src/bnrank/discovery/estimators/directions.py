@@ -48,7 +48,7 @@ def directions_of(found: Evidence, model: Model, data: Data, count: Count) -> Di
     On every fold the network receives only its first j directions (:class:`~bnrank.discovery.estimators.bottleneck.
     InputDirections`); their number is the smallest j whose held-out loss is within one standard error of the best. It
     is compared with the numbers of single networks, and with those on resamples of the held-out rows, as the number of
-    components is. What makes that number (``count``) undetermined concerns this one, too.
+    components is. If the component count (``count``) is undetermined, so is this one.
     """
     inputs = torch.from_numpy(data.x)
     every = InputDirections(model.network, inputs)
@@ -65,14 +65,22 @@ def directions_of(found: Evidence, model: Model, data: Data, count: Count) -> Di
             own = _count(errors, path, told)
         else:
             own = _beside_a_network(own, path, errors)
-    if count.undetermined and found.kind == "network":
+    if count.undetermined:
         low, high = own.interval
-        own = replace(own, interval=(min(low, count.interval[0]), high), undetermined=True, reason=count.reason)
+        reason = count.reason
+        if not nothing_found(found):
+            reason = f"undetermined: so is the number of components ({reason.removeprefix('undetermined: ')})"
+        own = replace(own, interval=(min(low, count.interval[0]), high), undetermined=True, reason=reason)
     vectors = every.down[:, : own.number].T.numpy()
     largest = np.abs(vectors * data.x.std(axis=0)).argmax(axis=1)
     vectors = vectors * np.where(vectors[np.arange(len(vectors)), largest] < 0, -1.0, 1.0)[:, None]
     error = np.array([standard_error(rows) for rows in errors])
     return Directions(own, vectors, every.spectrum, errors.mean(axis=1), error, trials)
+
+
+def nothing_found(found: Evidence) -> bool:
+    """Return whether nothing predicts held-out rows better than the mean, components that were requested included."""
+    return found.number == 0 or not counts.is_better(found.errors[found.number], found.errors[0])
 
 
 def held_out_by_number(path: Path, ridge: float) -> np.ndarray:

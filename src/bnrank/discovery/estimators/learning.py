@@ -286,6 +286,8 @@ def between_inputs(count: Count, data: Data, plan: Budget) -> Count:
         return count
     plan.tell("all rows of an input held out together")
     found = investigate(data, plan, by_input=True)
+    if found.path is not None and found.path.partial:
+        raise KeyboardInterrupt  # fewer networks would support fewer dimensions
     other = found.number
     errors = [found.linear.errors] + ([found.path.by_number] if found.path else [])
     shown = any(counts.is_better(e[number], found.errors[other], sure=1.0) for e in errors if number < len(e))
@@ -319,9 +321,8 @@ def count_from(found: Evidence, bound: int) -> Count:
     if path is not None:
         reason = "the relation is linear: no network predicts held-out rows better than weighted sums of the inputs do"
     elif linear.is_exact(number):
-        reason = (
-            "the relation is linear: weighted sums of the inputs explain everything (curved maps of fewer not tried)"
-        )
+        reason = "the relation is linear: weighted sums of the inputs explain everything"
+        reason += " (nonlinear maps with fewer components were not tried)"
     else:
         reason = "only linear models were tried: none with more components predicts better"
     return Count(number, interval, NAN, False, reason)

@@ -17,7 +17,6 @@ from bnrank.discovery.columns import columns_of, texts
 from bnrank.discovery.estimators import learning, summary
 from bnrank.discovery.estimators.base import BottleneckEstimator
 from bnrank.discovery.estimators.counts import Count
-from bnrank.discovery.estimators.keeping import kept
 from bnrank.discovery.estimators.progress import voice
 from bnrank.discovery.estimators.tables import (
     Data,
@@ -168,8 +167,9 @@ class BottleneckRegressor(RegressorMixin, MultiOutputMixin, BottleneckEstimator)
         Without it, blocks of consecutive rows are, if inputs and outputs both correlate with those of the row before.
 
         ``out`` is a folder that keeps every trained network: a fit that was interrupted or killed resumes when it is
-        called again with the same arguments. Ctrl-C raises KeyboardInterrupt; where the cross-validation had a result,
-        the estimator is fitted to it, with ``partial_`` True, and says that it is undetermined, a partial result.
+        called again with the same arguments; ``random_state`` must be an integer. Ctrl-C raises KeyboardInterrupt;
+        where the cross-validation had a result, the estimator is fitted to it, with ``partial_`` True, and says that
+        it is undetermined, a partial result.
         """
         x = self._begin(X)
         validation.choice(self.outputs, "outputs", ["auto", "jointly", "each"])
@@ -188,7 +188,7 @@ class BottleneckRegressor(RegressorMixin, MultiOutputMixin, BottleneckEstimator)
         rows, used = clean.kept, clean.x[clean.kept]
         scale = scaling_of(used, clean.y[rows], self.outputs)
         data = self._dependent(Data(scale.x(clean.x), scale.y(clean.y)), groups).rows(rows)
-        with kept(out):
+        with self._keeping(out):
             self._learn(used, scale, data, wanted)
         self.notes_ += clean.notes
         predicted, names = self._outputs_of(x), texts(self.output_columns_, "y")
@@ -267,7 +267,7 @@ class BottleneckClassifier(ClassifierMixin, BottleneckEstimator):
         rows, used = clean.kept, clean.x[clean.kept]
         scale = scaling_of(used, None, classes=count)
         data = self._dependent(Data(scale.x(clean.x), numbers, count), groups).rows(rows)
-        with kept(out):
+        with self._keeping(out):
             self._learn(used, scale, data, wanted)
         self.notes_ += clean.notes
         predicted = self.classes_[self._outputs_of(x).argmax(axis=1)]
@@ -344,7 +344,7 @@ class BottleneckAutoencoder(BottleneckEstimator):
         rows, used = clean.kept, clean.x[clean.kept]
         scale, self.output_columns_ = scaling_of(used, used, "each"), self.input_columns_
         data, count = self._dependent(Data(scale.x(clean.x), scale.y(clean.x)), groups).rows(rows), None
-        with kept(out):
+        with self._keeping(out):
             if wanted is None:
                 count = learning.few_rows(self._in_common(data, np.flatnonzero(~constant_columns(used))), data)
                 wanted = count.number

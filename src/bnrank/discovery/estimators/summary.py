@@ -3,7 +3,7 @@
 import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -178,9 +178,13 @@ class Summary(Printed):
         return pd.DataFrame(values, index, pd.MultiIndex.from_tuples(columns, names=[None, *self.input_columns.names]))
 
     def __str__(self) -> str:
-        lines = list(self._lines())
-        terms = explained("\n".join(lines)).items()
-        return "\n".join([*lines, "terms", *(f"  {term}: {meaning}" for term, meaning in terms)])
+        terms = explained(self.wording).items()
+        return "\n".join([*self._lines(), "terms", *(f"  {term}: {meaning}" for term, meaning in terms)])
+
+    @property
+    def wording(self) -> str:
+        """The text without the names of the inputs and the notes on them."""
+        return "\n".join(replace(self, inputs=("",) * len(self.inputs), notes=())._lines())
 
     @property
     def scalar(self) -> bool:

@@ -1,5 +1,6 @@
 """The words of a summary and of its page, each in one sentence."""
 
+import re
 from collections.abc import Sequence
 
 TERMS = {
@@ -20,17 +21,17 @@ TERMS = {
     "depth": "the number of layers of weights of a network",
     "fold": "a part of the rows that is held out while a network is trained on the others",
     "seed": "a number that fixes the random initial weights of a network",
-    "count": "how many of these a single network needs to predict about as well as with all of its own",
+    "count": "number of components (or combinations) one network needs",
 }
 
 
 def explained(text: str, also: Sequence[str] = ()) -> dict[str, str]:
-    """Return the terms that occur in a text, with their meaning.
+    """Return the terms that occur in a text as whole words, in the singular or the plural, with their meaning.
 
     Parameters
     ----------
     text : str
-        The text.
+        The text, without names of columns, which may be such words.
     also : sequence of str
         Terms to explain in any case.
 
@@ -38,5 +39,7 @@ def explained(text: str, also: Sequence[str] = ()) -> dict[str, str]:
     --------
     >>> list(explained("held-out loss by number of components"))
     ['component', 'held-out loss']
+    >>> list(explained("models of discounts, countries and a seedling"))
+    ['model']
     """
-    return {term: meaning for term, meaning in TERMS.items() if term in text or term in also}
+    return {term: means for term, means in TERMS.items() if term in also or re.search(rf"\b{term}(e?s)?\b", text)}
