@@ -6,7 +6,7 @@ import scipy.special
 import torch
 
 from bnrank.discovery import BottleneckAutoencoder, BottleneckClassifier, BottleneckRegressor, NothingFoundWarning
-from bnrank.discovery.estimators.counts import best_linear, linear_map
+from bnrank.discovery.estimators.linear_maps import best_linear, linear_map
 from bnrank.discovery.estimators.splits import Splits
 from bnrank.tasks import low_rank_map
 from bnrank.training import train

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from bnrank.discovery import BottleneckAutoencoder, BottleneckClassifier, BottleneckRegressor, NothingFoundWarning
 from bnrank.discovery.estimators import learning
 from bnrank.discovery.estimators.budget import budget_for
-from bnrank.discovery.estimators.counts import Count, best_linear
+from bnrank.discovery.estimators.counts import Count
 from bnrank.discovery.estimators.learning import between_inputs, investigate
+from bnrank.discovery.estimators.linear_maps import best_linear
 from bnrank.discovery.estimators.tables import Data, groups_of_rows
 
 from .tables import QUICK

@@ -7,8 +7,9 @@ from sklearn.model_selection import GroupKFold, RepeatedKFold, ShuffleSplit, Tim
 
 from bnrank.discovery import BottleneckAutoencoder, BottleneckClassifier, BottleneckRegressor
 from bnrank.discovery.estimators import dependence, learning
-from bnrank.discovery.estimators.counts import Count, best_linear, linear_map
+from bnrank.discovery.estimators.counts import Count
 from bnrank.discovery.estimators.learning import rows_of
+from bnrank.discovery.estimators.linear_maps import best_linear, linear_map
 from bnrank.discovery.estimators.splits import Splits
 from bnrank.discovery.estimators.tables import Data, apart
 

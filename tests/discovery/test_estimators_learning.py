@@ -11,9 +11,10 @@ from bnrank.discovery import BottleneckAutoencoder, BottleneckRegressor
 from bnrank.discovery.estimators import learning
 from bnrank.discovery.estimators.bottleneck import truncate
 from bnrank.discovery.estimators.budget import budget_for
-from bnrank.discovery.estimators.counts import Count, best_linear, standard_error
+from bnrank.discovery.estimators.counts import Count, standard_error
 from bnrank.discovery.estimators.cuts import losses_of
 from bnrank.discovery.estimators.learning import Evidence, count_from, investigate, learn, rows_of
+from bnrank.discovery.estimators.linear_maps import best_linear
 from bnrank.discovery.estimators.path import Fit, Path, folds_of
 from bnrank.discovery.estimators.splits import Splits
 from bnrank.discovery.estimators.tables import Data

@@ -11,16 +11,9 @@ from hypothesis import strategies as st
 from bnrank.discovery.estimators import learning
 from bnrank.discovery.estimators.bottleneck import InputDirections, coordinates_of, project, truncate
 from bnrank.discovery.estimators.budget import budget_for
-from bnrank.discovery.estimators.counts import (
-    Trial,
-    best_linear,
-    by_group,
-    count_of,
-    linear_map,
-    smallest_within_error,
-    standard_error,
-)
+from bnrank.discovery.estimators.counts import Trial, by_group, count_of, smallest_within_error, standard_error
 from bnrank.discovery.estimators.learning import polish
+from bnrank.discovery.estimators.linear_maps import best_linear, linear_map
 from bnrank.discovery.estimators.path import Path, center_logits, finished, folds_of, train_members
 from bnrank.discovery.estimators.splits import Splits
 from bnrank.discovery.estimators.tables import Data, apart, scaling_of

@@ -21,7 +21,7 @@ from threadpoolctl import threadpool_info
 
 import bnrank
 from bnrank._core import store
-from bnrank.discovery.estimators import counts
+from bnrank.discovery.estimators import linear_maps
 from bnrank.networks.files import load_module
 from bnrank.networks.graph import values
 from bnrank.training import Record, grid
@@ -134,12 +134,12 @@ def test_one_progress_bar_is_shown_at_a_time(monkeypatch):
 
 def test_warnings_filters_are_restored_in_whatever_order_fits_end():
     before = list(warnings.filters)
-    counts._UNWARNED.__enter__()
-    counts._UNWARNED.__enter__()
-    counts._UNWARNED.__exit__()
+    linear_maps._UNWARNED.__enter__()
+    linear_maps._UNWARNED.__enter__()
+    linear_maps._UNWARNED.__exit__()
     with warnings.catch_warnings(record=True) as told:
         warnings.warn("late", ConvergenceWarning, stacklevel=1)
-    counts._UNWARNED.__exit__()
+    linear_maps._UNWARNED.__exit__()
     assert (told, warnings.filters) == ([], before)
 
 

@@ -1,9 +1,9 @@
 """Estimators with the interface of scikit-learn: the components through which y depends on x, and their number."""
 
+from bnrank.discovery.estimators.autoencoder import BottleneckAutoencoder
 from bnrank.discovery.estimators.base import BottleneckEstimator, NothingFoundWarning
 from bnrank.discovery.estimators.counts import Trial
 from bnrank.discovery.estimators.predictors import (
-    BottleneckAutoencoder,
     BottleneckClassifier,
     BottleneckRegressor,
     open_estimator,

@@ -1,26 +1,15 @@
-"""The number of components supported by held-out rows, and the linear baselines for networks."""
+"""The number of components supported by held-out rows, with its uncertainty."""
 
-import contextlib
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
-from scipy.special import log_softmax, logsumexp
-from sklearn.exceptions import ConvergenceWarning
-from sklearn.linear_model import LogisticRegression
-
-from bnrank._core.shared import Shared
-from bnrank.discovery.estimators.splits import Splits
-from bnrank.networks.mlp import MLP, from_layers
+from scipy.special import log_softmax
 
 SURE = 2.0  # standard errors by which a function must improve on the mean
 NEGLIGIBLE = 1e-6  # relative to the loss of the mean; smaller differences are round-off
 RESAMPLES = 200
 AGREE = 0.5  # smallest fraction of the trials that must agree with the count
-RIDGES = np.geomspace(1e-9, 10.0, 11)  # per sample, in the scale of training
-INVERSE_RIDGES = (0.01, 1.0, 100.0)  # scikit-learn's C
 
 
 @dataclass(frozen=True)
@@ -232,117 +221,6 @@ def count_of(number: int, trials: Sequence[Trial], bound: int, resamples: tuple[
     return Count(number, interval, agree / len(running), undetermined, reason)
 
 
-@dataclass(frozen=True)
-class LinearMap:
-    """The map x -> B (x - center) + level, with the principal directions V of its values.
-
-    At rank 0, logits are ``constant`` (the logarithms of the class frequencies) instead of ``level``. A missing class
-    counts as one row, in both: the loss of a class with a single row stays finite when that row is held out.
-    """
-
-    b: np.ndarray
-    center: np.ndarray
-    level: np.ndarray
-    v: np.ndarray
-    constant: np.ndarray
-
-    def losses(self, x: np.ndarray, y: np.ndarray, top: int, classes: int = 0) -> np.ndarray:
-        """Return the loss of every row of the map truncated to ranks 0, 1, ..., top: shape (top + 1, N)."""
-        made = ((x - self.center) @ self.b.T @ self.v[:, :top]).T
-        if not classes:  # V is orthonormal: each rank changes one coordinate of y
-            seen = ((y - self.level) @ self.v[:, :top]).T
-            gains = np.cumsum(np.square(seen) - np.square(seen - made), axis=0)
-            whole = np.square(y - self.level).sum(axis=1)
-            return np.maximum(whole - np.vstack([np.zeros((1, len(x))), gains]), 0.0)
-        values = np.tile(self.level, (len(x), 1))
-        losses = [sample_losses(np.tile(self.constant, (len(x), 1)), y, classes)]
-        for j in range(top):
-            values = values + made[j][:, None] * self.v[:, j]
-            losses.append(sample_losses(values, y, classes))
-        return np.array(losses)
-
-    def network(self, rank: int) -> MLP:
-        """Return the map truncated to a rank, as V (V^T B x) + c of inner dimension max(rank, 1), float64."""
-        v = self.v[:, : max(rank, 1)] * (rank > 0)
-        bias = self.level - v @ (v.T @ (self.b @ self.center)) if rank else self.constant
-        down = torch.from_numpy(v.T @ self.b)
-        return from_layers([down, torch.from_numpy(v)], [torch.zeros(len(down)), torch.from_numpy(bias)], 1.0)
-
-
-@dataclass(frozen=True)
-class LinearFit:
-    """f(x) = B x + c and the rank that held-out rows support.
-
-    Attributes
-    ----------
-    rank : int
-        The smallest rank whose held-out loss is within one standard error of the best.
-    ridge : float
-        Per sample, of the ridge regression; 1 / (C N) of a logistic regression.
-    errors : ndarray
-        Held-out loss of every row (or group of copies) at ranks 0, 1, ..., (K + 1, N).
-    map : LinearMap
-        The linear map of full rank, on all rows.
-    """
-
-    rank: int
-    ridge: float
-    errors: np.ndarray
-    map: LinearMap
-
-    def is_exact(self, rank: int) -> bool:
-        """Return whether a rank explains the held-out rows up to round-off."""
-        return bool(self.errors[rank].mean() <= NEGLIGIBLE * self.errors[0].mean())
-
-
-def best_linear(
-    x: np.ndarray,
-    y: np.ndarray,
-    splits: Splits,
-    max_rank: int,
-    classes: int = 0,
-    groups: np.ndarray | None = None,
-) -> LinearFit:
-    """Return the linear map of lowest held-out loss over ridges and ranks, and the supported rank.
-
-    Parameters
-    ----------
-    x, y : ndarray
-        (N, d_in); (N, d_out), or class indices (N,).
-    splits : Splits
-        Training rows and held-out rows.
-    max_rank : int
-        Largest rank.
-    classes : int
-        Number of classes, 0 for the squared error.
-    groups : ndarray, optional
-        The group of each row, (N,), where some are copies of others or depend on them.
-
-    Examples
-    --------
-    >>> x = np.random.default_rng(0).normal(size=(60, 4))
-    >>> best_linear(x, x[:, :2] @ np.ones((2, 3)), Splits.of(np.arange(60) % 3), 3).rank
-    1
-    """
-    x = x.astype(np.float64)
-    y = y if classes else y.astype(np.float64)
-    ridges = 1 / (np.array(INVERSE_RIDGES) * len(x)) if classes else RIDGES
-    sums = np.zeros((len(ridges), max_rank + 1, len(x)))
-    for known, out in zip(splits.known, splits.out, strict=True):
-        for i, map_ in enumerate(_maps(x[known], y[known], ridges, classes)):
-            sums[i][:, out] += map_.losses(x[out], y[out], max_rank, classes)
-    errors = splits.mean(sums)
-    best = int(errors.mean(axis=2).min(axis=1).argmin())
-    kept = errors[best] if groups is None else by_group(errors[best], splits.units(groups))
-    rank, ridge = smallest_within_error(kept, paired=True), float(ridges[best])
-    return LinearFit(rank, ridge, kept, linear_map(x, y, ridge, classes))
-
-
-def linear_map(x: np.ndarray, y: np.ndarray, ridge: float, classes: int = 0) -> LinearMap:
-    """Return the linear map of a table at one ridge."""
-    return next(_maps(x, y, np.array([ridge]), classes))
-
-
 def sample_losses(values: np.ndarray, y: np.ndarray, classes: int) -> np.ndarray:
     """Return the loss of every row: the squared error summed over outputs, or -log softmax.
 
@@ -354,52 +232,3 @@ def sample_losses(values: np.ndarray, y: np.ndarray, classes: int) -> np.ndarray
     if not classes:
         return np.square(values - y).sum(axis=1)
     return -log_softmax(values, axis=1)[np.arange(len(y)), y]
-
-
-def _maps(x: np.ndarray, y: np.ndarray, ridges: np.ndarray, classes: int) -> Iterator[LinearMap]:
-    center = x.mean(axis=0)
-    x = x - center
-    for b, level in _logistic(x, y, ridges, classes) if classes else _least_squares(x, y, ridges):
-        v = np.linalg.svd(x @ b.T, full_matrices=False)[2].T
-        if v.shape[1] < v.shape[0]:  # fewer rows than outputs
-            v = np.hstack([v, np.zeros((v.shape[0], v.shape[0] - v.shape[1]))])
-        counts = np.maximum(np.bincount(y, minlength=classes), 1) if classes else None
-        constant = level if counts is None else np.log(counts / counts.sum())
-        yield LinearMap(b, center, level, v, constant)
-
-
-@contextlib.contextmanager
-def _unwarned() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        yield
-
-
-_UNWARNED = Shared(_unwarned)
-
-
-def _least_squares(x: np.ndarray, y: np.ndarray, ridges: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    level = y.mean(axis=0)
-    u, s, vt = np.linalg.svd(x, full_matrices=False)
-    uy = u.T @ (y - level)
-    known = s > 1e-7 * max(s[0], 1e-300)
-    for ridge in ridges:
-        filter_ = np.where(known, s / (np.square(s) + ridge * len(x)), 0.0)
-        yield ((vt.T * filter_) @ uy).T, level
-
-
-def _logistic(
-    x: np.ndarray, y: np.ndarray, ridges: np.ndarray, classes: int
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    seen = np.unique(y)
-    for ridge in ridges:
-        b, level = np.zeros((classes, x.shape[1])), np.zeros(classes)
-        if len(seen) > 1:
-            with _UNWARNED:
-                fit = LogisticRegression(C=1 / (ridge * len(x)), max_iter=300).fit(x, y)
-            slopes, offsets = fit.coef_, fit.intercept_
-            if len(seen) == 2:
-                slopes, offsets = np.vstack([-slopes, slopes]) / 2, np.append(-offsets, offsets) / 2
-            b[seen], level[seen] = slopes - slopes.mean(axis=0), offsets
-        level[np.setdiff1d(np.arange(classes), seen)] = logsumexp(level[seen]) - np.log(len(y))
-        yield b, level

@@ -9,10 +9,11 @@ from bnrank._core import validation
 from bnrank.discovery.estimators import counts
 from bnrank.discovery.estimators.bottleneck import project, truncate
 from bnrank.discovery.estimators.budget import DEEPER, Budget
-from bnrank.discovery.estimators.counts import Count, LinearFit, Trial, best_linear, linear_map
+from bnrank.discovery.estimators.counts import Count, Trial
 from bnrank.discovery.estimators.cuts import descend, judge, losses_of, polish
 from bnrank.discovery.estimators.dependence import CHANCE, misaligned, near
 from bnrank.discovery.estimators.keeping import train
+from bnrank.discovery.estimators.linear_maps import LinearFit, best_linear, linear_map
 from bnrank.discovery.estimators.path import MAX_ROWS, Fit, Path, explore, finished, folds_of, train_members
 from bnrank.discovery.estimators.splits import Splits
 from bnrank.discovery.estimators.tables import Data

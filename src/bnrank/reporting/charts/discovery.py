@@ -1,6 +1,5 @@
-"""Charts of the results of discovery: a fit, a compression, symmetries."""
+"""Charts of the results of discovery: a fit, a compression, films."""
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,9 +11,9 @@ from bnrank.discovery.compression.search import Compressed
 from bnrank.discovery.estimators.summary import Summary
 from bnrank.discovery.films.summary import FilmSummary
 from bnrank.discovery.symmetry_search.result import Symmetries
-from bnrank.discovery.symmetry_search.spectrum import EXACT, IGNORED, LARGEST, Found
 from bnrank.reporting.charts import parts
 from bnrank.reporting.charts.parts import Change, Chart, Control, Group, View
+from bnrank.reporting.charts.symmetries import symmetry_view
 
 MAX_OUTPUTS = 50
 """Largest number of selectable outputs: those that vary most."""
@@ -24,8 +23,6 @@ MAX_INPUTS = 60
 """Largest number of columns of the sensitivity map: the most sensitive."""
 MAX_VALUES = 20
 """Largest number of entries of a spectrum: the largest entries."""
-MAX_FIELDS = 200
-"""Largest number of singular values of fields: the smallest values."""
 ROUNDING = 1e-10
 """Scores below this are printed as 0."""
 SYMBOLS = ("circle", "square", "diamond", "cross", "x", "triangle-up")
@@ -37,7 +34,7 @@ def view(found: Summary | FilmSummary | Compressed | Symmetries) -> View:
         return _summary(found)
     if isinstance(found, FilmSummary):
         return _films(found)
-    return _compressed(found) if isinstance(found, Compressed) else _symmetries(found)
+    return _compressed(found) if isinstance(found, Compressed) else symmetry_view(found)
 
 
 def classes(summary: Summary) -> list[str] | None:
@@ -137,7 +134,7 @@ def _spectrum(summary: Summary) -> Chart | None:
         )
         dots.marker = {"size": 9, "color": [parts.member_color(0) if i < count else parts.MUTED for i in range(len(x))]}
         axis = (parts.log_axis if wide else parts.value_axis)(title, y)
-        more = {} if gap is None else _gap(gap, count, len(x), 0.98)
+        more = {} if gap is None else parts.gap_after(gap, count, len(x), 0.98)
         figures.append(parts.figure(dots, parts.count_axis("direction", len(x)), axis, **more))
         said = ["Blue: directions kept, which are all."]
         if gap is not None:
@@ -161,15 +158,6 @@ def _chosen(
         for target, values in (("figure", figures), ("note", notes))
     ]
     return Chart(title, figures[0], note=notes[0], size=size, controls=controls, changes=changes)
-
-
-def _gap(ratio: float, place: int, of: int, y: float) -> dict[str, Any]:
-    """Return a dotted line after a place and, next to it, the ratio of the values there, as parts of a layout."""
-    left = place > of / 2
-    text = f"gap {ratio:.1e}" if ratio >= 1e5 else f"gap {ratio:,.0f}" if ratio >= 100 else f"gap {parts.short(ratio)}"
-    side = {"xanchor": "right", "xshift": -6} if left else {"xanchor": "left", "xshift": 6}
-    label = parts.written(text, x=place + 0.5, y=y, yref="paper", **side)
-    return {"shapes": [parts.dotted("x", place + 0.5)], "annotations": [label]}
 
 
 def _outputs(summary: Summary, notes: list[str]) -> list[dict[str, Any]]:
@@ -379,39 +367,3 @@ def _films(summary: FilmSummary) -> View:
         figure = parts.figure(dots, {"title": "coordinate 1"}, {"title": "coordinate 2"})
         charts.append(Chart("Coordinates of the state", figure, note="Every dot is one pair of frames."))
     return View("films", [Group("", charts)])
-
-
-# symmetries ----------------------------------------------------------------------------------------------------------
-
-
-def _symmetries(found: Symmetries) -> View:
-    limit = IGNORED if found.rtol is None else LARGEST
-    kinds = [
-        ("Shifts along directions that f ignores", found.translations, limit),
-        ("Rotations, scalings and other changes", found.fields, LARGEST),
-    ]
-    if found.scalings:
-        kinds.append(("Scalings of positive columns", found.scalings, limit))
-    charts = [_fields(title, part, most, found.rtol) for title, part, most in kinds if len(part.values)]
-    return View("symmetries", [Group("", charts)])
-
-
-def _fields(title: str, part: Found, most: float, error: float | None) -> Chart:
-    """Return the chart of the change of f along every field, ascending; fields below the gap are symmetries."""
-    gap, count = part.gap, part.count if part.status in ("exact", "approximate") else 0
-    level, meaning = (EXACT, "rounding below") if gap.exact or error == 0 else (most, "above: no symmetry")
-    values = part.values[:MAX_FIELDS].numpy()
-    y, x = np.maximum(values, 1e-16), list(range(1, len(values) + 1))
-    colors = [parts.member_color(2) if i < count else parts.MUTED for i in range(len(x))]
-    dots = parts.dots(x, parts.numbers(y), "change %{x}<br>%{customdata}", size=8, color=colors)
-    dots.customdata = [parts.short(value) for value in values]
-    place = {"xref": "paper", "x": 1, "xanchor": "right", "y": math.log10(level), "yanchor": "bottom"}
-    more = {"shapes": [parts.dotted("y", level)]}
-    more["annotations"] = [parts.written(f"{parts.short(level)}, {meaning}", **place)]
-    if math.isfinite(gap.ratio) and 0 < gap.candidate < len(values):
-        more = {name: [*more[name], *own] for name, own in _gap(gap.ratio, gap.candidate, len(values), 0.5).items()}
-    axis = parts.log_axis("residual: change of f, relative", [*y, level, 1])
-    note = "How much f changes along every independent change of x: 0 for a symmetry, about 1 for others."
-    if len(part.values) > len(values):
-        note += f" The {len(values)} smallest of {len(part.values)}."
-    return Chart(title, parts.figure(dots, parts.count_axis("change of x", len(x)), axis, **more), note=note)

@@ -174,6 +174,15 @@ def band(low: float, high: float) -> dict[str, Any]:
     return {**box, "layer": "below", "x0": low, "x1": high}
 
 
+def gap_after(ratio: float, place: int, of: int, y: float) -> dict[str, Any]:
+    """Return a dotted line after a place and, next to it, the ratio of the values there, as parts of a layout."""
+    left = place > of / 2
+    text = f"gap {ratio:.1e}" if ratio >= 1e5 else f"gap {ratio:,.0f}" if ratio >= 100 else f"gap {short(ratio)}"
+    side = {"xanchor": "right", "xshift": -6} if left else {"xanchor": "left", "xshift": 6}
+    label = written(text, x=place + 0.5, y=y, yref="paper", **side)
+    return {"shapes": [dotted("x", place + 0.5)], "annotations": [label]}
+
+
 def written(text: str, **where: Any) -> dict[str, Any]:
     """Return a text annotation of the plot."""
     return {"text": text, "showarrow": False, "font": {"color": MUTED, "size": 12}, **where}
