@@ -42,7 +42,7 @@ class BottleneckRegressor(RegressorMixin, MultiOutputMixin, BottleneckEstimator)
     ----------
     n_components : int or "auto"
         k, at most the number of inputs or outputs. "auto" detects up to 25 components; the rank of a linear map has no
-        limit.
+        limit. A given number is undetermined, from 0, if held-out rows are predicted no better than by the mean.
     ridges : sequence of float or "auto"
         The path of lambda, in a scale in which ||x|| has root mean square 3 and ||y|| 2; "auto" starts with 0.03, 0.01,
         0.003 and adds ridges while the best one is at an end.
