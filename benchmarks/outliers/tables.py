@@ -150,6 +150,36 @@ def _bundled(load: Callable[..., Any]) -> Draw:
     return drawn
 
 
+def _treatment(generator: np.random.Generator) -> tuple[Array, Array]:
+    """Draw a treatment that 3 of 200 rows have, with a large effect on y."""
+    x = np.column_stack([generator.normal(size=(200, 3)), np.zeros(200)])
+    x[generator.permutation(200)[:3], 3] = 1
+    return x, x[:, :1] + 50 * x[:, 3:] + 0.1 * generator.normal(size=(200, 1))
+
+
+def _regime(generator: np.random.Generator) -> tuple[Array, Array]:
+    """Draw a large step of y where two inputs are large, in about 8 of 300 rows."""
+    x = generator.normal(size=(300, 3))
+    step = (x[:, 1:2] > 1) & (x[:, 2:] > 1)
+    return x, x[:, :1] + 20 * step + 0.1 * generator.normal(size=(300, 1))
+
+
+def _saturation(generator: np.random.Generator) -> tuple[Array, Array]:
+    """Draw an input 15 times larger in 4 of 100 rows, where y saturates."""
+    x = generator.normal(size=(100, 3))
+    x[:, 0] = generator.uniform(0, 1, 100)
+    x[generator.permutation(100)[:4], 0] *= 15
+    return x, x[:, :1] / (1 + x[:, :1]) + 0.2 * x[:, 1:2] + 0.02 * generator.normal(size=(100, 1))
+
+
+def _sessions(generator: np.random.Generator) -> tuple[Array, Array]:
+    """Draw times of two sessions, the second of 12 rows, which y does not depend on."""
+    x = generator.normal(size=(200, 3))
+    times = [generator.uniform(0, 100, 188), generator.uniform(5000, 5010, 12)]
+    x[:, 2] = np.concatenate([np.sort(part) for part in times])
+    return x, x[:, :2] @ generator.normal(size=(2, 2))
+
+
 CLEAN: dict[str, Draw] = {
     "normal": _table(lambda g, n: g.normal(size=n)),
     "uniform": _table(lambda g, n: g.uniform(size=n)),
@@ -159,6 +189,10 @@ CLEAN: dict[str, Draw] = {
     "t noise, 3 degrees of freedom": _noise(lambda g, n: g.standard_t(3, size=n)),
     "exponential growth": _growth,
     "rare class": _rare_class,
+    "rare treatment": _treatment,
+    "rare regime": _regime,
+    "saturation at rare inputs": _saturation,
+    "times of two sessions": _sessions,
     "indicators, counts, sparse columns": _indicators,
     "diabetes": _bundled(datasets.load_diabetes),
     "linnerud": _bundled(datasets.load_linnerud),

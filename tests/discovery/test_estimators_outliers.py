@@ -124,14 +124,20 @@ def test_replacing_values_makes_no_relation():
         assert BottleneckRegressor(**QUICK).fit(x, y).n_components_ == 0
 
 
-def test_outliers_in_x_are_found():
-    x, y, generator = plane()
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_outliers_in_x_are_found(seed):
+    x, y, generator = plane(seed=seed)
     bad = generator.choice(200, 10, replace=False)
     x[bad, 0] *= 1000
-    fitted = BottleneckRegressor(**QUICK).fit(x, y)
-    assert fitted.n_components_ == 2
-    assert set(fitted.outliers_) <= set(bad)
-    assert len(fitted.outliers_) >= 9
+    found = cleaned(x, y).rows
+    assert set(found) <= set(bad)
+    assert len(found) >= 9
+
+
+def test_outliers_in_x_do_not_change_the_count():
+    x, y, generator = plane(seed=1)
+    x[generator.choice(200, 10, replace=False), 0] *= 1000
+    assert BottleneckRegressor(**QUICK).fit(x, y).n_components_ == 2
 
 
 @pytest.mark.parametrize("how", ["class", "plane"])
@@ -257,3 +263,39 @@ def test_robust_is_checked():
     x, y, _ = plane(40)
     with pytest.raises(TypeError, match="robust: got auto, expected"):
         BottleneckRegressor(**QUICK, robust="auto").fit(x, y)
+
+
+def treated(g):
+    x = np.column_stack([g.normal(size=(200, 3)), np.zeros(200)])
+    x[g.permutation(200)[:3], 3] = 1
+    return x, x[:, :1] + 50 * x[:, 3:] + 0.1 * g.normal(size=(200, 1))
+
+
+def regime(g):
+    x = g.normal(size=(300, 3))
+    return x, x[:, :1] + 20 * ((x[:, 1:2] > 1) & (x[:, 2:] > 1)) + 0.1 * g.normal(size=(300, 1))
+
+
+def sessions(g):
+    x = g.normal(size=(200, 3))
+    x[:, 2] = np.r_[np.sort(g.uniform(0, 100, 188)), np.sort(g.uniform(5000, 5010, 12))]
+    return x, x[:, :2] @ g.normal(size=(2, 2))
+
+
+@pytest.mark.parametrize("draw", [treated, regime, sessions])
+def test_rare_causes_and_later_sessions_are_no_outliers(draw):
+    changed = [len(cleaned(*draw(np.random.default_rng(seed))).rows) > 0 for seed in range(6)]
+    assert sum(changed) <= 1
+
+
+def test_codes_and_values_at_random_rows_are_outliers():
+    for seed in range(4):
+        g = np.random.default_rng(seed)
+        x = g.normal(size=(200, 5))
+        y = np.tanh(x @ g.normal(size=(5, 3)))
+        rows = np.sort(g.permutation(200)[:10])
+        codes, wild = x.copy(), y.copy()
+        codes[rows, 2] = -999
+        wild[rows] += 60 * g.normal(size=(10, 3))
+        assert cleaned(codes, y).rows.tolist() == rows.tolist()
+        assert len(cleaned(x, wild).rows) >= 9

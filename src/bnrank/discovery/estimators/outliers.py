@@ -4,10 +4,10 @@ import warnings
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import rankdata
-from sklearn.ensemble import RandomForestRegressor
+from scipy.stats import mannwhitneyu, rankdata
+from sklearn.ensemble import ExtraTreesClassifier, RandomForestRegressor
 from sklearn.linear_model import RidgeCV
-from sklearn.model_selection import cross_val_predict
+from sklearn.model_selection import StratifiedKFold, cross_val_predict
 
 from bnrank.discovery.estimators.tails import far, is_heavy, scores
 
@@ -17,6 +17,7 @@ FEWEST = 20  # different rows; with fewer, no value can be told to be far
 LEFT_OUT = 0.1  # share of the rows that are left out; if more rows have outliers, single values are replaced
 LIMIT = 4.0  # spreads to which heavy tails are shortened
 ABOVE = 0.75  # mean rank of predictions at extreme values, from which these are explained
+CHANCE = 0.003  # over all columns with far values; below this probability, their rows are foreseen
 CODE = 3  # equal outliers of a column that make a code, such as -999
 SHOWN = 10  # rows named
 FOREST_ROWS, TREES = 500, 50
@@ -55,14 +56,16 @@ def cleaned(x: Array, y: Array, labels: Array | None = None) -> Cleaned:
     Values far from all others of their column (:func:`~bnrank.discovery.estimators.tails.far`) are outliers unless
     the other side of the table explains them: if at least half of their distance from the median is predicted by a
     forest, each row from trees that were not trained on it (a rare class, far from all others in x and y, is no
-    outlier), or by ridge regression on the rows without far values (nor are points far out on a line). Three or more
-    equal outliers of a column are a code, such as -999, and never explained. Classes keep their rows if more than half
-    of them are outliers.
+    outlier), or by ridge regression on the rows without far values (nor are points far out on a line). They are kept,
+    too, if the other side tells which rows have them, though not their values (a rare treatment, a regime, a saturated
+    response). Three or more equal outliers of a column are a code, such as -999, and never explained. Inputs that rise
+    or fall from row to row, such as times, have no outliers. Classes keep their rows if more than half of them are
+    outliers.
 
     If at most a tenth of the rows have outliers, these rows are left out of the fit. Otherwise rows with outliers in
     more than half of the inputs, or of the outputs, are left out, and other outliers are replaced by ridge regressions
-    on the other inputs, or on the other outputs. Never are inputs used for outputs or outputs for inputs: this would
-    make a relation.
+    on the other inputs, or on the other outputs. Inputs are never used to replace outputs, nor outputs to replace
+    inputs, since that would create a relation.
 
     Heavy tails have no gap. If those of an output are heavier than those of t with 1.25 degrees of freedom (Cauchy
     noise), and predictions from the inputs and the other outputs are hardly larger at its extreme values than
@@ -92,7 +95,7 @@ def cleaned(x: Array, y: Array, labels: Array | None = None) -> Cleaned:
     order = np.argsort(first)  # copies of a row are no evidence
     first, copies = first[order], np.argsort(order)[copies.reshape(-1)]
     x, y, labels = x[first], y[first], None if labels is None else labels[first]
-    away_x, away_y = far(x), far(y)
+    away_x, away_y = far(x) & ~_in_order(x), far(y)
     plain = ~(_some(away_x) | _some(away_y))
     out_x = _unexplained(x, away_x, y if labels is None else labels, plain)
     out_y = _unexplained(y, away_y, x, plain)
@@ -149,8 +152,34 @@ def _unexplained(table: Array, away: Array, other: Array, plain: Array) -> Array
         found[:, group] &= ~(by_line | by_trees)
     for j in columns:
         values, counts = np.unique(table[away[:, j], j], return_counts=True)
+        if other.shape[1] and _is_foreseen(found[:, j], other, CHANCE / len(columns)):
+            found[:, j] = False
         found[:, j] |= away[:, j] & np.isin(table[:, j], values[counts >= CODE])
     return found
+
+
+def _is_foreseen(rows: Array, inputs: Array, chance: float) -> bool:
+    """Return whether other columns tell which rows these are, (N,), better than by chance.
+
+    Every row is judged by trees that were not trained on it; the probability of ranks like theirs, if these rows were
+    drawn at random, is compared with ``chance`` (Mann-Whitney). One row alone cannot be foreseen.
+    """
+    if rows.sum() < 2:
+        return False
+    used = rows.copy()
+    used[np.random.default_rng(0).permutation(np.flatnonzero(~rows))[:FOREST_ROWS]] = True
+    trees = ExtraTreesClassifier(TREES, class_weight="balanced", random_state=0)
+    parts = StratifiedKFold(min(5, int(rows.sum())), shuffle=True, random_state=0)
+    ranks = rankdata(inputs[used], axis=0)
+    made = cross_val_predict(trees, ranks, rows[used], cv=parts, method="predict_proba")[:, 1]
+    made = made + 1e-9 * np.random.default_rng(1).random(len(made))  # without ties, the test of few rows is exact
+    return bool(mannwhitneyu(made[rows[used]], made[~rows[used]], alternative="greater").pvalue < chance)
+
+
+def _in_order(table: Array) -> Array:
+    """Return the columns that rise or fall from row to row: times and numbers of rows, (d,), bool."""
+    steps = np.diff(table, axis=0)
+    return np.array((steps >= 0).all(axis=0) | (steps <= 0).all(axis=0))
 
 
 def _compressed(signed: Array) -> Array:
