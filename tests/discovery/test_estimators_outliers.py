@@ -299,3 +299,12 @@ def test_codes_and_values_at_random_rows_are_outliers():
         wild[rows] += 60 * g.normal(size=(10, 3))
         assert cleaned(codes, y).rows.tolist() == rows.tolist()
         assert len(cleaned(x, wild).rows) >= 9
+
+
+def test_groups_of_outliers_only_are_refused_by_name():
+    x, y, _ = plane()
+    groups = np.zeros(200)
+    groups[:8] = 1
+    y[:8] = 1e3 + np.arange(8.0)[:, None] ** 2
+    with pytest.raises(ValueError, match=r"groups: got 1 group in the 192 rows that are no outliers"):
+        BottleneckRegressor(**QUICK).fit(x, y, groups=groups)

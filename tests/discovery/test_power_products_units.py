@@ -110,3 +110,22 @@ def test_bad_units_are_named(change, message):
     table = {"X": pd.DataFrame({"a": [1.0, 2, 3], "b": [1.0, 2, 5]}), "y": [1.0, 2, 3]}
     with pytest.raises((TypeError, ValueError), match=message):
         dimensionless_groups(**table | change)
+
+
+@pytest.mark.parametrize("y_unit", ["", "m"])
+def test_noise_is_no_power_law(y_unit):
+    x = positive(120, "ab")
+    noise = np.exp(np.random.default_rng(3).normal(size=120))
+    with pytest.warns(UserWarning, match="nothing was found|does not depend|than its mean"):
+        found = dimensionless_groups(x, noise, units={"a": "m", "b": "m"}, y_unit=y_unit, estimator=QUICK)
+    assert found.verdict == "nothing found"
+    assert (found.coefficient, found.groups) == (None, ())
+
+
+def test_a_signed_output_of_a_hidden_time_is_undetermined():
+    rng = np.random.default_rng(4)
+    x = pd.DataFrame({"L": rng.uniform(1, 3, 200), "h": rng.uniform(1, 3, 200), "t": rng.uniform(0, 6, 200)})
+    y = x.L * np.sin(x.t) + 0.7 * x.h - x.L  # the sine of a time: a frequency of 1 Hz is missing
+    found = dimensionless_groups(x, y, units={"L": "m", "h": "m", "t": "s"}, y_unit="m")
+    assert found.verdict != "power products"
+    assert "may be missing" in found.reason or "does not depend" in found.reason

@@ -183,7 +183,7 @@ class StateVariables(BaseEstimator):
         If nothing was found, they are the mean frame.
         """
         z = self._latent(frames)
-        best = self._best()
+        best = self._best() if self.state_dimension_ else None
         flat = np.repeat(self.components_.mean[None], 2 * len(z), axis=0)
         if best is not None:
             codes = outputs(best[1], torch.from_numpy(z))
@@ -198,7 +198,7 @@ class StateVariables(BaseEstimator):
         windows = windows_of([len(film) for film in films], self.stride_)
         codes = [self.components_.project(film) for film in films]
         target = windows.pick(codes, range(SEEN, SHOWN)).reshape(len(windows), -1)
-        best = self._best()
+        best = self._best() if self.state_dimension_ else None
         if best is None:
             return 0.0
         predicted = outputs(torch.nn.Sequential(*best), self._seen(films, codes, windows))

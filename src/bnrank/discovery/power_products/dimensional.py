@@ -1,5 +1,6 @@
 """The search for power products among the dimensionless groups that the units allow."""
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -7,15 +8,18 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from sklearn.metrics import r2_score
 
 from bnrank._core import validation
-from bnrank.discovery.estimators import BottleneckRegressor
+from bnrank.discovery.estimators import BottleneckRegressor, NothingFoundWarning
+from bnrank.discovery.estimators.counts import is_better
 from bnrank.discovery.power_products import units as dimensions
 from bnrank.discovery.power_products.exponents import Table
 from bnrank.discovery.power_products.fits import drawn_together, exponents_of, fitted, log_is_closer_to_normal, seed_of
 from bnrank.discovery.power_products.result import DimensionlessGroups, Factor, PowerProduct, products_of
 
 VARIES = 1e-9  # range of the logarithm of a group above which it is not constant
+LESS = 0.1  # of R^2 on the rows, by which groups may explain less than the inputs where y has no logarithm
 CLEARLY = 2.0  # standard errors by which the groups may predict worse than the inputs
 
 
@@ -113,7 +117,7 @@ def search_by_units(model: BottleneckRegressor, table: Dimensionless, groups: An
         logs = fitted(model, pd.DataFrame(table.z, columns=list(table.names)), table.target, groups)
     n = logs.n_input_directions_ if logs is not None else 0
     interval = logs.n_input_directions_interval_ if logs is not None else (0, 0)
-    law = table.use_log and (logs is None or n == 0 or logs.model_ == "linear")
+    law = table.use_log and (_is_scaled(table) if n == 0 else logs is not None and logs.model_ == "linear")
     made, left = tuple[PowerProduct, ...](), tuple[Factor, ...]()
     drawn = drawn_together(table.inputs.to_numpy(), table.observed, groups)
     if logs is not None and n and (law or n < len(table.names)):
@@ -126,16 +130,28 @@ def search_by_units(model: BottleneckRegressor, table: Dimensionless, groups: An
         made = tuple(table.bases.values())
     verdict, reason = _judged(given, logs, table)
     coefficient = None
+    if verdict == "nothing found":
+        made, left, law = (), (), False
     if law and table.positive.all():
         made = (_times(table.scale, made[0]) if made else table.scale,)
         coefficient = float(np.exp((table.observed - made[0].logarithm(table.inputs)).mean()))
     elif not made and verdict == "power products":
         verdict, reason = "nothing found", "y, without its unit, does not depend on the groups that the units allow"
+    if verdict == "nothing found":
+        warnings.warn(f"dimensionless_groups: {reason}", NothingFoundWarning, stacklevel=3)
     summaries = given.summary(), logs.summary() if logs is not None else None
     varies = table.inputs.nunique() > 1
     names = tuple(name for name in table.inputs if varies[name] and (table.inputs[name] > 0).all())
     result = DimensionlessGroups(verdict, reason, made, interval, coefficient, names, left, *summaries)
     return replace(result, pi=allowed, scale=table.scale)
+
+
+def _is_scaled(table: Dimensionless) -> bool:
+    """Return whether log y varies less, by two standard errors, without the product of inputs that has its unit."""
+    if not table.scale.factors:
+        return False
+    before, after = (np.square(values - values.mean()) for values in (table.observed, table.target))
+    return is_better(after, before)
 
 
 def expanded(product: PowerProduct, bases: dict[str, PowerProduct]) -> PowerProduct:
@@ -182,7 +198,7 @@ def _judged(given: BottleneckRegressor, logs: BottleneckRegressor | None, table:
     size = int(table.positive.sum())
     said = f"the units allow {size} dimensionless group{'' if size == 1 else 's'}"
     if not table.use_log and table.scale.factors:  # losses of y and of y without its unit cannot be compared
-        return "power products", said
+        return _judged_in_units(given, logs, table, said)
     n = given.n_input_directions_
     loss, error = (float(values[n]) / given.output_scale_[0] ** 2 for values in _losses(given))
     own, spread = float(np.var(table.target)), 0.0
@@ -193,6 +209,9 @@ def _judged(given: BottleneckRegressor, logs: BottleneckRegressor | None, table:
         f"; held-out mean squared error {own:.3g} +- {spread:.2g} with groups, {loss:.3g} +- {error:.2g} with inputs"
     )
     said += " as they are" + (" (of log y)" if table.use_log else "")
+    variance = float(np.var(table.observed))
+    if min(own + CLEARLY * spread, loss + CLEARLY * error) >= variance:
+        return "nothing found", f"{said}, {variance:.3g} with the mean: nothing predicts y better than its mean"
     if own > loss + CLEARLY * np.hypot(error, spread):
         return "undetermined", f"{said}: an input, or a constant with a unit, may be missing"
     if logs is not None and logs.input_directions_undetermined_:
@@ -202,3 +221,22 @@ def _judged(given: BottleneckRegressor, logs: BottleneckRegressor | None, table:
 
 def _losses(fit: BottleneckRegressor) -> tuple[np.ndarray, np.ndarray]:
     return fit.input_held_out_, fit.input_held_out_error_
+
+
+def _judged_in_units(
+    given: BottleneckRegressor, logs: BottleneckRegressor | None, table: Dimensionless, said: str
+) -> tuple[str, str]:
+    """Return the verdict for a y that has no logarithm, by R^2 on the rows of the fit, in units of y."""
+    divided = np.full(len(table.observed), table.target.mean())
+    if logs is not None:
+        divided = np.asarray(logs.predict(pd.DataFrame(table.z, columns=list(table.names)))).ravel()
+    own = float(r2_score(table.observed, divided * np.exp(table.scale.logarithm(table.inputs))))
+    inputs = float(r2_score(table.observed, np.asarray(given.predict(table.inputs)).ravel()))
+    said += f"; R^2 {own:.3g} with groups, {inputs:.3g} with inputs as they are"
+    if max(own, inputs) < LESS:
+        return "nothing found", f"{said}: nothing predicts y better than its mean"
+    if own < inputs - LESS:
+        return "undetermined", f"{said}: an input or a constant with a unit may be missing"
+    if logs is not None and logs.input_directions_undetermined_:
+        return "undetermined", f"{logs.input_directions_reason_.removeprefix('undetermined: ')}; {said}"
+    return "power products", said
