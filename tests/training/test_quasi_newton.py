@@ -9,10 +9,11 @@ from scipy.optimize import minimize
 from torch import nn
 
 from bnrank.tasks import Task
-from bnrank.training import quasi_newton
+from bnrank.training import kronecker
 from bnrank.training.ensemble import Workers
+from bnrank.training.kronecker import KroneckerCurvature
 from bnrank.training.objectives import MLPObjective
-from bnrank.training.quasi_newton import LBFGS, KroneckerCurvature
+from bnrank.training.quasi_newton import LBFGS
 
 from .common import cost_of, flat, mlp, put, random_task, trained
 
@@ -193,9 +194,9 @@ def dense_curvature(net, task, row, ridge, curvature, count, caution):
         if net.biases:
             a = torch.cat([a, torch.ones(len(a), 1, dtype=torch.float64)], dim=1)
         A, B = a.T @ a / len(a), b.T @ b / len(a)
-        share = max(quasi_newton.RELATIVE * quasi_newton.DECAY**count, quasi_newton.FLOOR)
+        share = max(kronecker.RELATIVE * kronecker.DECAY**count, kronecker.FLOOR)
         mean = float(A.trace() * B.trace()) / (len(A) * len(B))
-        damping = (2 * ridge * quasi_newton.DAMPING + share * mean + 1e-12) * 10**caution
+        damping = (2 * ridge * kronecker.DAMPING + share * mean + 1e-12) * 10**caution
         blocks.append(torch.kron(B, A) + (2 * ridge + damping) * torch.eye(len(A) * len(B), dtype=torch.float64))
     return blocks
 

@@ -10,7 +10,7 @@ from torch import nn
 import bnrank
 from bnrank._core import store
 from bnrank.measures import balance
-from bnrank.training.quasi_newton import SAMPLES, KroneckerCurvature
+from bnrank.training.kronecker import SAMPLES, KroneckerCurvature
 
 from .common import trained
 

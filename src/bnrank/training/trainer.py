@@ -26,9 +26,10 @@ from bnrank.training.interruption import (
     refused,
     save_checkpoint,
 )
+from bnrank.training.kronecker import KroneckerCurvature
 from bnrank.training.objectives import MLPObjective, ModuleObjective
 from bnrank.training.options import Adam, GradientDescent, Record, Save, Stop, Watcher, folder_of, given
-from bnrank.training.quasi_newton import LBFGS, KroneckerCurvature, Optimizer, WarmStarted
+from bnrank.training.quasi_newton import LBFGS, Optimizer, WarmStarted
 from bnrank.training.settings import Start, TrainSettings, by_hand, starting_points
 
 CHECKPOINT = "checkpoint.safetensors"
