@@ -105,8 +105,8 @@ def local_dimension(
     Returns
     -------
     LocalDimension
-        Undetermined, with an interval from 0, where fewer than 100 points or groups differ or all neighborhoods are too
-        small to judge the last direction that counts.
+        Undetermined, with an interval from 0, where fewer than 200 points, or 100 groups, differ or all neighborhoods
+        are too small to judge the last direction that counts.
 
     Raises
     ------
@@ -139,9 +139,9 @@ def local_dimension(
         validation.expect(sizes[-1] < count, "neighbors", f"{sizes[-1]}", f"fewer than the {count} points that differ")
     if not columns:
         return LocalDimension(0, (0, 0), False, "all points are equal", sizes, np.zeros((len(sizes), 0)))
+    least, what = (FEW, "points differ") if units is None else (FEW_GROUPS, "groups of points")
     if not sizes:
-        what = "points differ" if units is None else "groups of points"
-        reason = f"undetermined: only {most} {what}, expected at least {FEW}"
+        reason = f"undetermined: only {most} {what}, expected at least {least}"
         return LocalDimension(min(columns, count - 1), (0, columns), True, reason, sizes, np.zeros((0, columns)))
     centers = np.random.default_rng(seed).permutation(count)[:max_samples]
     spectrum = _spectra(values, centers, sizes, units)
@@ -150,7 +150,6 @@ def local_dimension(
     reason = f"neighborhoods of {', '.join(map(str, sizes))} points extend in {dimension} direction(s)"
     if high[1] > dimension:
         reason += f", small ones in {high[1]}"
-    least, what = (FEW, "points differ") if units is None else (FEW_GROUPS, "groups of points")
     if most < least:
         reason = f"undetermined: only {most} {what}, expected at least {least}; {reason}"
     elif dimension and not judged[:, dimension - 1].any():

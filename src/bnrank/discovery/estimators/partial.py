@@ -37,7 +37,7 @@ def of_folds(data: Data, found: Evidence) -> Model:
     k, path = found.number, found.path
     assert path is not None
     ridge, rows = path.ridge_for(k), data.rows(found.rows)
-    trained_on = k in path.retrained and path.retrained[k].mean() <= path.errors[ridge][k].mean()
+    trained_on = k in path.retrained and path.retrained[k].mean() < path.errors[ridge][k].mean()
     losses = {
         i: float((fit.further[k].losses if trained_on else fit.truncation.errors[k]).mean())
         for i, fit in enumerate(path.at(ridge))

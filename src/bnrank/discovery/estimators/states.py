@@ -75,7 +75,9 @@ def state_dimension(encoder: MLP | None, data: Data, count: Count, evidence: Evi
     reason = found.reason.replace("extend", "of z = g(x) extend")
     if rivals:
         reason += f"; {agree} of {len(rivals)} networks trained on all rows agree"
-    return StateDimension(found.dimension, (low, high), 2 * agree < len(rivals), reason)
+    if 2 * agree < len(rivals):
+        return StateDimension(found.dimension, (0, high), True, f"undetermined: {reason}")
+    return StateDimension(found.dimension, (low, high), False, reason)
 
 
 def _coordinates_of_rivals(evidence: Evidence, x: torch.Tensor) -> Sequence[torch.Tensor]:
