@@ -12,8 +12,10 @@ from bnrank.discovery import BottleneckRegressor, NothingFoundWarning, dimension
 from bnrank.discovery.power_products import embedding, exponents
 from bnrank.discovery.power_products.exponents import Exponents, Table, fraction_in, normal_form
 from bnrank.discovery.power_products.result import products_of
+from bnrank.discovery.power_products.rows import fitted_rows
 
 QUICK = BottleneckRegressor(ridges=[0.02], n_networks=1)
+FAR = np.append(np.arange(19.0), 1e5)
 
 
 def positive(rows, names, seed=0):
@@ -57,6 +59,40 @@ def test_a_power_law_has_absolute_exponents_and_a_coefficient():
     assert "y is a power law: y = 6.2" in str(law)
     with pytest.raises(ValueError, match=r"X: got g down to -1"):
         law.values(x.assign(g=-1.0))
+
+
+def test_all_fits_are_to_the_rows_without_outliers():
+    x = positive(90, "Lgm", seed=5)
+    y = 6.28 * np.sqrt(x.L / x.g) * (1 + 0.02 * np.random.default_rng(1).normal(size=90))
+    wrong, bad = y.copy(), x.copy()
+    wrong[[3, 50]] = [-999.0, 7000.0]  # the first hides that y is positive
+    wrong[70] *= 1e-4  # far in the logarithm only
+    bad.loc[20, "g"] = -999.0  # hides that g is positive
+    bad.loc[21, "g"] *= 1e5
+    found = dimensionless_groups(bad, wrong)
+    assert found.outliers == (3, 20, 21, 50, 70)
+    assert "left out as gross outliers: 5 rows (3, 20, 21, 50, 70)" in str(found)
+    kept = np.setdiff1d(np.arange(90), found.outliers)
+    clean = dimensionless_groups(x.iloc[kept], y.iloc[kept], estimator=BottleneckRegressor(robust=False))
+    pd.testing.assert_frame_equal(found.to_frame(), clean.to_frame())
+    assert (found.coefficient, found.reason) == (clean.coefficient, clean.reason)
+    folds = np.arange(90) % 3
+    pairs = [(np.flatnonzero(folds != k), np.flatnonzero(folds == k)) for k in range(3)]
+    split = dimensionless_groups(bad, wrong, groups=np.arange(90) // 2, estimator=BottleneckRegressor(cv=pairs))
+    assert split.outliers == found.outliers
+    assert str(split.groups[0]) == "L^(1/2) / g^(1/2)"
+    with pytest.warns(NothingFoundWarning):
+        all_rows = dimensionless_groups(bad, wrong, estimator=BottleneckRegressor(robust=False))
+    assert (all_rows.outliers, all_rows.notes, all_rows.coefficient) == ((), (), None)
+
+
+def test_clean_decades_of_a_power_law_have_no_outliers():
+    for seed in range(5):
+        rng = np.random.default_rng(seed)
+        x = np.exp(rng.uniform(-5, 5, (200, 3)))
+        y = x[:, 0] * x[:, 1] ** 2 / x[:, 2] * np.exp(0.1 * rng.normal(size=200))
+        made = fitted_rows(BottleneckRegressor(), x, y, None)
+        assert (made.outliers, made.model.robust) == ((), False)
 
 
 def test_sums_and_noise_have_no_groups():
@@ -136,6 +172,7 @@ def test_fractions_and_texts():
         ({"X": np.full((20, 2), np.nan)}, "X: got missing values"),
         ({"estimator": 3}, "estimator: got 3"),
         ({"groups": "text"}, "groups: "),
+        ({"groups": np.arange(19), "X": np.arange(40.0).reshape(20, 2), "y": FAR}, "groups: got shape"),
         ({"X": pd.DataFrame(np.ones((20, 2)), columns=["a", "a"])}, "unique column names"),
     ],
 )

@@ -8,7 +8,9 @@ import pytest
 
 from bnrank.discovery import BottleneckRegressor, dimensionless_groups
 from bnrank.discovery.power_products import units
-from bnrank.discovery.power_products.dimensional import without_units
+from bnrank.discovery.power_products.dimensional import expanded, without_units
+from bnrank.discovery.power_products.exponents import Exponents
+from bnrank.discovery.power_products.result import Factor, PowerProduct, products_of
 
 pint = pytest.importorskip("pint")
 
@@ -48,7 +50,7 @@ def test_a_product_with_a_dimension_and_none():
 
 def test_units_are_converted_before_signs_are_looked_at():
     x = np.array([[-10.0, 1.0], [20.0, 2.0], [30.0, 5.0]])
-    made = without_units(x, np.array([1.0, 2.0, 3.0]), ["T", "L"], ["degC", "km"], "m")
+    made = without_units(units.quantities(x, np.array([1.0, 2.0, 3.0]), "TL", ["degC", "km"], "m"), "TL")
     np.testing.assert_allclose(made.inputs, [[263.15, 1000], [293.15, 2000], [303.15, 5000]])
     assert str(made.scale) == "L"
     np.testing.assert_allclose(np.exp(made.target) if made.use_log else made.target, [1e-3, 1e-3, 6e-4])
@@ -65,6 +67,57 @@ def test_the_pendulum_needs_no_fit_of_exponents():
     doubted = dimensionless_groups(x, hidden, units=["m", "m/s^2", "kg"], y_unit="s", estimator=QUICK)
     assert doubted.verdict == "undetermined"
     assert "may be missing" in str(doubted)
+
+
+def test_values_take_the_units_of_the_fit():
+    rng = np.random.default_rng(0)
+    x = pd.DataFrame(
+        {"T": rng.uniform(-50, 150, 60), "n": rng.uniform(1, 5, 60), "D": rng.uniform(3, 9, 60), "R": 8.314}
+    )
+    y = 8.314 * x.n * (x["T"] + 273.15) / (x.D / 1000) ** 3 * (1 + 0.01 * rng.normal(size=60))
+    given = {"T": "degC", "n": "mol", "D": "mm", "R": "J/(mol*K)"}
+    found = dimensionless_groups(x, y, units=given, y_unit="Pa", estimator=QUICK)
+    assert {factor.name for group in found.groups for factor in group.factors} == {"T", "n", "D", "R"}
+    base = x.assign(T=x["T"] + 273.15, D=x.D / 1000)
+    again = dimensionless_groups(base, y, units=given | {"T": "K", "D": "m"}, y_unit="Pa", estimator=QUICK)
+    np.testing.assert_allclose(found.values(x), again.values(base), rtol=1e-9)
+    np.testing.assert_allclose(found.coefficient * found.values(x)[:, 0], y, rtol=0.05)
+    np.testing.assert_allclose(found.values(x.to_numpy()), found.values(x))
+    with pytest.raises(ValueError, match="X: got T down to -27, expected above 0"):
+        found.values(x.assign(T=-300.15))
+
+
+def test_a_signed_input_is_divided_by_a_product_with_its_unit():
+    rng = np.random.default_rng(2)
+    x = pd.DataFrame({"h": rng.normal(size=150), "L": np.exp(rng.normal(size=150))})
+    y = x.L * (2 + np.tanh(2 * x.h / x.L)) * (1 + 0.01 * rng.normal(size=150))
+    found = dimensionless_groups(1000 * x, y, units=["mm", "mm"], y_unit="m", estimator=QUICK)
+    (group,) = found.groups
+    assert str(group) == "h / (L)"
+    np.testing.assert_allclose(np.log(found.values(1000 * x))[:, 0], x.h / x.L, rtol=1e-9)
+    with pytest.raises(ValueError, match="one named L"):
+        found.values(x[["h"]])
+
+
+def test_intervals_of_several_groups_are_those_of_the_sum():
+    rng = np.random.default_rng(0)
+    bases = {
+        "Re": PowerProduct(tuple(Factor(n, p, p, p, Fraction(p)) for n, p in [("v", 1), ("D", 1), ("nu", -1)])),
+        "Fr": PowerProduct(tuple(Factor(n, p, p, p, Fraction(p)) for n, p in [("v", 2), ("g", -1), ("D", -1)])),
+    }
+    values = np.array([[1.0, 0.41]])
+    deviations = 0.01 * rng.normal(size=(200, 1, 2))
+    deviations[:, 0, 1] -= 0.9 * deviations[:, 0, 0]
+    width = 2.6006 * np.sqrt(np.square(deviations).mean(axis=0))
+    (product,) = products_of(
+        Exponents(values, values - width, values + width, (), deviations), ["Re", "Fr"], [True] * 2
+    )
+    made = {f.name: f for f in expanded(product, bases).factors}
+    matrix = {"v": [1, 2], "D": [1, -1], "nu": [-1, 0], "g": [0, -1]}  # exponents of the inputs in the groups
+    for name, powers in matrix.items():
+        spread = np.sqrt(np.mean((deviations[:, 0] @ powers) ** 2))
+        assert (made[name].high - made[name].low) / 2 == pytest.approx(2.6006 * spread, rel=1e-4)
+        assert (made[name].high + made[name].low) / 2 == pytest.approx(np.dot(values[0], powers))
 
 
 def test_two_groups_of_which_one_counts():

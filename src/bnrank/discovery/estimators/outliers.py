@@ -116,7 +116,7 @@ def cleaned(x: Array, y: Array, labels: Array | None = None) -> Cleaned:
         "single gross outliers replaced by values that fit the row": wrong & kept,
         f"heavy tails of y shortened to {LIMIT:g} spreads": changed,
     }
-    notes = tuple(f"{text}: {_named(rows[copies])}" for text, rows in texts.items() if rows.any())
+    notes = tuple(f"{text}: {named_rows(rows[copies])}" for text, rows in texts.items() if rows.any())
     rows = np.flatnonzero((wrong | changed)[copies])
     return Cleaned(_replaced(x, out_x)[copies], short[copies], kept[copies], rows, notes)
 
@@ -126,7 +126,14 @@ def _some(table: Array) -> Array:
     return np.array(table.any(axis=1))
 
 
-def _named(rows: Array) -> str:
+def named_rows(rows: Array) -> str:
+    """Return the number of rows, given as a mask, and the first of them, as text.
+
+    Examples
+    --------
+    >>> named_rows(np.array([False, True, True]))
+    '2 rows (1, 2)'
+    """
     places = np.flatnonzero(rows)
     more = ", ..." if len(places) > SHOWN else ""
     return f"{len(places)} rows ({', '.join(map(str, places[:SHOWN]))}{more})"

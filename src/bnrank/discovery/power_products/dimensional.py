@@ -1,6 +1,5 @@
 """The search for power products among the dimensionless groups that the units allow."""
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -11,12 +10,13 @@ import pandas as pd
 from sklearn.metrics import r2_score
 
 from bnrank._core import validation
-from bnrank.discovery.estimators import BottleneckRegressor, NothingFoundWarning
+from bnrank.discovery.estimators import BottleneckRegressor
 from bnrank.discovery.estimators.counts import is_better
 from bnrank.discovery.power_products import units as dimensions
-from bnrank.discovery.power_products.exponents import Table
+from bnrank.discovery.power_products.exponents import Table, half_widths
 from bnrank.discovery.power_products.fits import drawn_together, exponents_of, fitted, log_is_closer_to_normal, seed_of
 from bnrank.discovery.power_products.result import DimensionlessGroups, Factor, PowerProduct, products_of
+from bnrank.discovery.power_products.units import Quantities
 
 VARIES = 1e-9  # range of the logarithm of a group above which it is not constant
 LESS = 0.1  # of R^2 on the rows, by which groups may explain less than the inputs where y has no logarithm
@@ -58,23 +58,18 @@ class Dimensionless:
     inputs: pd.DataFrame
 
 
-def without_units(x: np.ndarray, y: np.ndarray, names: Sequence[str], units: Any, y_unit: Any) -> Dimensionless | None:
+def without_units(table: Quantities, names: Sequence[str]) -> Dimensionless | None:
     """Return a table in dimensionless groups; None if no product of powers of the inputs has the unit of y.
 
     Raises
     ------
     ValueError
-        If a unit is missing or unknown, or an input with negative values has a unit that no product of the others has.
+        If an input with negative values has a unit that no product of the others has.
     """
-    given = dimensions.given_units(units, names)
-    expected = "the unit of y as text, as units are given ('' for a number)"
-    validation.expect(y_unit is not None, "y_unit", "None", expected)
-    read = [dimensions.in_base_units(column, unit, "units") for column, unit in zip(x.T, given, strict=True)]
-    x, own = np.column_stack([values for values, _ in read]), [powers for _, powers in read]
-    y, of_y = dimensions.in_base_units(y, y_unit, "y_unit")
+    x, y, own = table.x, table.y, table.powers
     place = [int(i) for i in np.flatnonzero((x > 0).all(axis=0))]
     known, logs = [own[i] for i in place], np.log(x[:, place])
-    scale = dimensions.with_dimension(known, of_y)
+    scale = dimensions.with_dimension(known, table.of_y)
     if scale is None:
         return None
     columns, bases = list[np.ndarray](), dict[str, PowerProduct]()
@@ -87,13 +82,13 @@ def without_units(x: np.ndarray, y: np.ndarray, names: Sequence[str], units: Any
     groups = len(columns)
     for i in (i for i in range(len(names)) if i not in place and np.ptp(x[:, i]) > 0):
         divisor = dimensions.with_dimension(known, own[i])
-        found = f"{names[i]} in {given[i]}, with negative values or 0"
+        found = f"{names[i]} in {table.units[i]}, with negative values or 0"
         validation.expect(divisor is not None, "units", found, "a unit that a product of positive inputs has")
         assert divisor is not None
         under = _product(divisor, [names[j] for j in place])
         columns.append(x[:, i] / np.exp(logs @ np.array(divisor, dtype=np.float64)))
-        name = f"{names[i]} / ({under})" if under.factors else names[i]
-        bases[name] = PowerProduct((Factor(name, 1.0, 1.0, 1.0, Fraction(1), positive=False),))
+        signed = Factor(names[i], 1.0, 1.0, 1.0, Fraction(1), positive=False, divisor=under if under.factors else None)
+        bases[signed.label] = PowerProduct((signed,))
     divided = y / np.exp(logs @ np.array(scale, dtype=np.float64))
     above = bool((divided > 0).all())
     use_log = above and (np.ptp(np.log(divided)) <= VARIES or log_is_closer_to_normal(divided))
@@ -137,8 +132,6 @@ def search_by_units(model: BottleneckRegressor, table: Dimensionless, groups: An
         coefficient = float(np.exp((table.observed - made[0].logarithm(table.inputs)).mean()))
     elif not made and verdict == "power products":
         verdict, reason = "nothing found", "y, without its unit, does not depend on the groups that the units allow"
-    if verdict == "nothing found":
-        warnings.warn(f"dimensionless_groups: {reason}", NothingFoundWarning, stacklevel=3)
     summaries = given.summary(), logs.summary() if logs is not None else None
     varies = table.inputs.nunique() > 1
     names = tuple(name for name in table.inputs if varies[name] and (table.inputs[name] > 0).all())
@@ -155,7 +148,10 @@ def _is_scaled(table: Dimensionless) -> bool:
 
 
 def expanded(product: PowerProduct, bases: dict[str, PowerProduct]) -> PowerProduct:
-    """Return a product of groups as a product of inputs; the ends of intervals are those of the worst case.
+    """Return a product of groups as a product of inputs, with the intervals of the exponents of these.
+
+    An input of several groups has the sum of their contributions, whose error is that of the sum on half-samples.
+    Without these, the ends of the intervals are those of the worst case.
 
     Examples
     --------
@@ -170,21 +166,30 @@ def expanded(product: PowerProduct, bases: dict[str, PowerProduct]) -> PowerProd
         for base in bases[factor.name].factors:
             ends = sorted((factor.low * base.value, factor.high * base.value))
             exact = None if factor.fraction is None or base.fraction is None else factor.fraction * base.fraction
-            made.append(Factor(base.name, factor.value * base.value, ends[0], ends[1], exact, base.positive))
+            made.append(replace(base, value=factor.value * base.value, low=ends[0], high=ends[1], fraction=exact))
         total = _times(total, PowerProduct(tuple(made)))
-    return total
+    if product.deviations is None:
+        return total
+    rows = [{base.label: base.value for base in bases[factor.name].factors} for factor in product.factors]
+    powers = np.array([[row.get(factor.label, 0.0) for factor in total.factors] for row in rows])
+    widths = half_widths(product.deviations @ powers)
+    factors = [
+        replace(f, low=f.value - width, high=f.value + width)
+        for f, width in zip(total.factors, map(float, widths), strict=True)
+    ]
+    return PowerProduct(tuple(factors))
 
 
 def _times(one: PowerProduct, other: PowerProduct) -> PowerProduct:
     """Return the product of two products, without the inputs whose exponents cancel exactly."""
-    total = {factor.name: factor for factor in one.factors}
+    total = {factor.label: factor for factor in one.factors}
     for f in other.factors:
-        if (known := total.get(f.name)) is not None:
+        if (known := total.get(f.label)) is not None:
             exact = None if known.fraction is None or f.fraction is None else known.fraction + f.fraction
             ends = known.low + f.low, known.high + f.high
-            total[f.name] = Factor(f.name, known.value + f.value, *ends, exact, f.positive)
+            total[f.label] = replace(f, value=known.value + f.value, low=ends[0], high=ends[1], fraction=exact)
         else:
-            total[f.name] = f
+            total[f.label] = f
     return PowerProduct(tuple(factor for factor in total.values() if factor.fraction != 0))
 
 

@@ -30,12 +30,15 @@ class Exponents:
         (n, d), with the ends of 99 percent intervals; both equal the value where it is fixed by convention.
     pivots : tuple of int
         The inputs whose exponents are 1 in one product and 0 in the others; empty for a power law.
+    deviations : ndarray, optional
+        Differences of the estimates of m half-samples and ``values``, (m, n, d).
     """
 
     values: np.ndarray
     low: np.ndarray
     high: np.ndarray
     pivots: tuple[int, ...]
+    deviations: np.ndarray | None = None
 
     @property
     def rounded(self) -> list[list[Fraction | None]]:
@@ -92,7 +95,7 @@ def power_law(table: Table) -> Exponents:
     """Return the exponents of y = c z_1^a_1 z_2^a_2 ..., by least squares of log y on log z."""
     values = _slopes(table.z, table.y)[None]
     draws = np.array([_slopes(table.z[rows], table.y[rows])[None] for rows in table.halves(LINEAR_HALVES)])
-    return Exponents(values, *_ends(values, draws), ())
+    return _estimated(values, draws, ())
 
 
 def exponents(table: Table, directions: np.ndarray, linear: bool) -> Exponents:
@@ -150,16 +153,28 @@ def _best_form(whole: np.ndarray, draws: np.ndarray, spread: np.ndarray) -> Expo
     forms = []
     for pivots in (pivots for pivots in choices if smallest[pivots] >= limit):
         values = normal_form(whole, pivots)
-        form = Exponents(values, *_ends(values, normal_form(draws, pivots)), pivots)
+        form = _estimated(values, normal_form(draws, pivots), pivots)
         known = sum(fraction is not None for row in form.rounded for fraction in row)
         size = sum(abs(fraction) for row in form.rounded for fraction in row if fraction is not None)
         forms.append((known, -size, smallest[pivots], form))
     return max(forms, key=lambda entry: entry[:3])[3]
 
 
-def _ends(values: np.ndarray, draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    width = t.ppf((1 + CONFIDENCE) / 2, len(draws)) * np.sqrt(np.square(draws - values).mean(axis=0))
-    return values - width, values + width
+def _estimated(values: np.ndarray, draws: np.ndarray, pivots: tuple[int, ...]) -> Exponents:
+    width = half_widths(draws - values)
+    return Exponents(values, values - width, values + width, pivots, draws - values)
+
+
+def half_widths(deviations: np.ndarray) -> np.ndarray:
+    """Return half the widths of 99 percent intervals, (...), from the deviations of m half-samples, (m, ...).
+
+    Examples
+    --------
+    >>> half_widths(np.array([[0.1], [-0.1]] * 1000)).round(3).tolist()
+    [0.258]
+    """
+    width = t.ppf((1 + CONFIDENCE) / 2, len(deviations)) * np.sqrt(np.square(deviations).mean(axis=0))
+    return np.asarray(width)
 
 
 def _slopes(z: np.ndarray, y: np.ndarray) -> np.ndarray:

@@ -1,7 +1,7 @@
 """The power products that an output depends on, as text and as a table."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
@@ -10,8 +10,10 @@ import pandas as pd
 
 from bnrank._core import text, validation
 from bnrank._core.results import Printed
+from bnrank.discovery.columns import columns_of, texts
 from bnrank.discovery.estimators import Summary
 from bnrank.discovery.power_products.exponents import Exponents, smallest_integers
+from bnrank.discovery.power_products.units import in_base_units
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,8 @@ class Factor:
         The only fraction with a denominator of at most 4 in the interval, if there is one.
     positive : bool
         Whether the input is positive; otherwise the factor is exp(value x).
+    divisor : PowerProduct or None
+        By what an input that is not positive is divided, to have no unit.
     """
 
     name: str
@@ -36,6 +40,12 @@ class Factor:
     high: float
     fraction: Fraction | None
     positive: bool = True
+    divisor: "PowerProduct | None" = None
+
+    @property
+    def label(self) -> str:
+        """The input, divided by what removes its unit."""
+        return self.name if self.divisor is None else f"{self.name} / ({self.divisor})"
 
     @property
     def exponent(self) -> float:
@@ -47,7 +57,7 @@ class Factor:
         exact = self.fraction is not None
         size = f"{self.fraction * sign if self.fraction is not None else self.value * sign:{'' if exact else '.3g'}}"
         if not self.positive:
-            return f"exp({'' if size == '1' else f'{size} '}{self.name})"
+            return f"exp({'' if size == '1' else f'{size} '}{self.label})"
         return self.name if size == "1" else f"{self.name}^({size})" if "/" in size else f"{self.name}^{size}"
 
 
@@ -59,13 +69,16 @@ class PowerProduct:
     ----------
     factors : tuple of Factor
         The inputs with their exponents, without those of exponent 0.
+    deviations : ndarray or None
+        Differences of the exponents on m half-samples and their values, (m, number of factors), where they are kept.
     """
 
     factors: tuple[Factor, ...]
+    deviations: np.ndarray | None = field(default=None, compare=False, repr=False)
 
     def __str__(self) -> str:
         if self.factors and not any(factor.positive for factor in self.factors):  # a sum, not a product
-            return " + ".join(f.name if f.exponent == 1 else f"{f.exponent:.3g} {f.name}" for f in self.factors)
+            return " + ".join(f.label if f.exponent == 1 else f"{f.exponent:.3g} {f.label}" for f in self.factors)
         above = [factor.power() for factor in self.factors if factor.exponent > 0]
         below = [factor.power(-1) for factor in self.factors if factor.exponent < 0]
         under = f"({' '.join(below)})" if len(below) > 1 else "".join(below)
@@ -76,6 +89,8 @@ class PowerProduct:
         total = np.zeros(len(table))
         for factor in self.factors:
             column = table[factor.name].to_numpy(dtype=np.float64)
+            if factor.divisor is not None:
+                column = column / np.exp(factor.divisor.logarithm(table))
             total += factor.exponent * (np.log(column) if factor.positive else column)
         return total
 
@@ -91,7 +106,7 @@ def products_of(found: Exponents, names: Sequence[str], positive: Sequence[bool]
     """
     made = []
     rows = zip(found.values, found.low, found.high, found.rounded, strict=True)
-    for value, low, high, fractions in rows:
+    for number, (value, low, high, fractions) in enumerate(rows):
         scale: float | Fraction = 1
         known = [fraction for fraction in fractions if fraction is not None]
         if found.pivots and len(known) == len(fractions) and any(known):
@@ -108,7 +123,9 @@ def products_of(found: Exponents, names: Sequence[str], positive: Sequence[bool]
                 exact = None if fraction is None else Fraction(fraction * scale)
                 size = float(value[place]) * float(scale)
                 factors.append(Factor(names[place], size, first_end, last_end, exact, bool(positive[place])))
-        made.append(PowerProduct(tuple(factors)))
+        used = [place for place, fraction in enumerate(fractions) if fraction != 0]
+        own = None if found.deviations is None else found.deviations[:, number, used] * float(scale)
+        made.append(PowerProduct(tuple(factors), own))
     return tuple(made)
 
 
@@ -139,6 +156,12 @@ class DimensionlessGroups(Printed):
         A basis of the dimensionless groups that the units allow, with smallest integers; empty without units.
     scale : PowerProduct or None
         The product of inputs with the unit of y by which y was divided; None without units.
+    units : tuple of str
+        The units in which the inputs were given, and in which :meth:`values` takes them; empty without units.
+    outliers : tuple of int
+        Rows with gross outliers, which are left out or have other values in all fits.
+    notes : tuple of str
+        What was done with them.
     """
 
     verdict: str
@@ -152,6 +175,9 @@ class DimensionlessGroups(Printed):
     in_logarithms: Summary | None
     pi: tuple[PowerProduct, ...] = ()
     scale: PowerProduct | None = None
+    units: tuple[str, ...] = ()
+    outliers: tuple[int, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
@@ -159,7 +185,7 @@ class DimensionlessGroups(Printed):
     def to_frame(self) -> pd.DataFrame:
         """Return one row for each exponent: group (from 1), input, exponent, low, high, and fraction as text."""
         rows = [
-            (number, f.name, f.value, f.low, f.high, "" if f.fraction is None else str(f.fraction))
+            (number, f.label, f.value, f.low, f.high, "" if f.fraction is None else str(f.fraction))
             for number, group in enumerate(self.groups, 1)
             for f in group.factors
         ]
@@ -168,18 +194,30 @@ class DimensionlessGroups(Printed):
     def values(self, X: Any) -> np.ndarray:
         """Return the power products on rows, (N, n); for a power law, its values of y without the coefficient.
 
+        With ``units``, X is in these units, and values are in SI base units, as the coefficient is.
+
         Raises
         ------
         ValueError
             If a column is missing, or not positive where it was.
         """
         table = pd.DataFrame(X)
-        if not isinstance(X, pd.DataFrame):
+        if isinstance(X, pd.DataFrame):
+            table.columns = pd.Index(texts(columns_of(X, "x", X.shape[1]), "x"))
+        else:
             named = self.as_given.inputs
             validation.expect(table.shape[1] == len(named), "X", f"{table.shape[1]} columns", f"{len(named)}")
             table.columns = pd.Index(named)
-        for factor in (factor for group in self.groups for factor in group.factors):
-            validation.expect(factor.name in table, "X", f"columns {list(table)}", f"one named {factor.name}")
+        factors = [factor for group in self.groups for factor in group.factors]
+        needed = [
+            other for factor in factors for other in (factor, *(factor.divisor.factors if factor.divisor else ()))
+        ]
+        for name in dict.fromkeys(factor.name for factor in needed):
+            validation.expect(name in table, "X", f"columns {list(table)}", f"one named {name}")
+            if self.units:
+                unit = self.units[self.as_given.inputs.index(name)]
+                table = table.assign(**{name: in_base_units(table[name].to_numpy(), unit, "units")[0]})
+        for factor in needed:
             low = float(table[factor.name].min())
             validation.expect(low > 0 or not factor.positive, "X", f"{factor.name} down to {low:.3g}", "above 0")
         columns = [np.exp(group.logarithm(table)) for group in self.groups]
@@ -188,6 +226,7 @@ class DimensionlessGroups(Printed):
     def _lines(self) -> Iterator[str]:
         given, (low, high) = self.as_given, self.interval
         yield f"dimensionless_groups: {given.rows} rows, {len(given.inputs)} inputs ({len(self.logarithms)} positive)"
+        yield from (f"  {note}" for note in self.notes)
         named = "; ".join(map(str, self.groups))
         if self.coefficient is not None:
             units = "" if self.scale is None else " (SI base units)"
@@ -210,7 +249,7 @@ class DimensionlessGroups(Printed):
         if self.groups:
             yield text.render(list(self._rows()))
         for f in self.left_out:
-            yield f"left out: {f.name}, exponent {f.value:.2g} ({f.low:.2g} to {f.high:.2g}) not told from 0"
+            yield f"left out: {f.label}, exponent {f.value:.2g} ({f.low:.2g} to {f.high:.2g}) not told from 0"
 
     def _rows(self) -> Iterator[dict[str, object]]:
         for number, group in enumerate(self.groups, 1):
@@ -218,7 +257,7 @@ class DimensionlessGroups(Printed):
                 fixed = f.low == f.high
                 yield {
                     "group": number,
-                    "input": f.name,
+                    "input": f.label,
                     "exponent": f"{f.value:.5g}",
                     "99 percent interval": "fixed" if fixed else f"{f.low:.5g} to {f.high:.5g}",
                     "fraction": "-" if f.fraction is None else str(f.fraction),

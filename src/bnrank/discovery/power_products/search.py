@@ -24,6 +24,8 @@ from bnrank.discovery.power_products.dimensional import search_by_units, without
 from bnrank.discovery.power_products.exponents import Table
 from bnrank.discovery.power_products.fits import drawn_together, exponents_of, fitted, log_is_closer_to_normal, seed_of
 from bnrank.discovery.power_products.result import DimensionlessGroups, Factor, PowerProduct, products_of
+from bnrank.discovery.power_products.rows import fitted_rows
+from bnrank.discovery.power_products.units import quantities
 
 CLEARLY = 2.0  # standard errors by which one fit must predict better than the other
 
@@ -63,11 +65,12 @@ def dimensionless_groups(
         The unit of every input, by name or in order, such as "kg/m^3", "degC", or "" for a number; read by pint (the
         extra ``units``).
     y_unit : str, optional
-        The unit of y; required with ``units``.
+        The unit of y, such as "s", or "" for a number; required with ``units``.
     groups : array-like, optional
         What is held out together, (N,), as in :meth:`BottleneckRegressor.fit`.
     estimator : BottleneckRegressor, optional
-        Settings of the two fits; it is not changed.
+        Settings of the two fits; it is not changed. If it is robust (the default), gross outliers are looked for once,
+        in the values as given and in their logarithms, and all fits are to the rows that are left.
 
     Returns
     -------
@@ -103,17 +106,22 @@ def dimensionless_groups(
     names = texts(columns_of(X, "x", x.shape[1]), "x")
     validation.expect(len(set(names)) == len(names), "X", f"columns {names}", "different names")
     validation.expect(units is not None or y_unit is None, "y_unit", f"{y_unit!r} without units", "both, or none")
-    table = None if units is None else without_units(x, output, names, units, y_unit)
-    if table is not None:
-        found = search_by_units(model, table, groups)
+    measured = None if units is None else quantities(x, output, names, units, y_unit)
+    table = None
+    if measured is not None:
+        rows = fitted_rows(model, measured.x, measured.y, groups)
+        table = without_units(replace(measured, x=rows.x, y=rows.y), names)
+    if measured is not None and table is not None:
+        found = replace(search_by_units(rows.model, table, rows.groups), units=measured.units)
     else:
-        found = _search(model, x, output, names, groups)
+        rows = fitted_rows(model, x, output, groups)
+        found = _search(rows.model, rows.x, rows.y, names, rows.groups)
         if units is not None:
             missing = f"no product of powers of the inputs has the unit of y ({y_unit}), so that units were not used"
             found = replace(found, reason=f"{missing}; {found.reason}")
     if found.verdict == "nothing found":
         warnings.warn(f"dimensionless_groups: {found.reason}", NothingFoundWarning, stacklevel=2)
-    return found
+    return replace(found, outliers=rows.outliers, notes=rows.notes)
 
 
 def _search(

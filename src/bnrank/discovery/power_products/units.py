@@ -3,6 +3,7 @@
 import importlib
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
 from typing import Any
@@ -14,6 +15,45 @@ from bnrank.discovery.power_products.exponents import smallest_integers
 
 MAX_CHOICES = 300  # of the inputs that the others are expressed in
 Row = list[Fraction]
+
+
+@dataclass(frozen=True)
+class Quantities:
+    """A table in SI base units.
+
+    Attributes
+    ----------
+    x, y : ndarray
+        (N, d) and (N,), in base units.
+    units : tuple of str
+        The units in which the inputs were given.
+    powers : list of dict
+        Exponents of the base dimensions of every input.
+    of_y : dict
+        The same of y.
+    """
+
+    x: np.ndarray
+    y: np.ndarray
+    units: tuple[str, ...]
+    powers: list[dict[str, Fraction]]
+    of_y: dict[str, Fraction]
+
+
+def quantities(x: np.ndarray, y: np.ndarray, names: Sequence[str], units: Any, y_unit: Any) -> Quantities:
+    """Return a table in SI base units.
+
+    Raises
+    ------
+    ValueError
+        If a unit is missing or unknown.
+    """
+    given = given_units(units, names)
+    expected = "the unit of y as text, as units are given ('' for a number)"
+    validation.expect(y_unit is not None, "y_unit", "None", expected)
+    read = [in_base_units(column, unit, "units") for column, unit in zip(x.T, given, strict=True)]
+    output, of_y = in_base_units(y, y_unit, "y_unit")
+    return Quantities(np.column_stack([v for v, _ in read]), output, tuple(given), [p for _, p in read], of_y)
 
 
 def in_base_units(values: np.ndarray, unit: Any, name: str) -> tuple[np.ndarray, dict[str, Fraction]]:
