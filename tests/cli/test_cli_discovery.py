@@ -85,6 +85,51 @@ def test_discover_looks_for_symmetries_where_asked(tmp_path, command, table):
     assert "infinitesimal" not in command("discover", "trees.csv", "--targets", "p,q,r", *NAMED, *QUICK).out
 
 
+@pytest.fixture
+def swings(tmp_path):
+    """Write a table of pendulums, L in cm."""
+    rng = np.random.default_rng(0)
+    length, gravity, mass = np.exp(rng.uniform(-1, 1, (3, 90)))
+    period = 2 * np.pi * np.sqrt(length / gravity) * (1 + 0.01 * rng.normal(size=90))
+    rows = np.column_stack([100 * length, gravity, mass, period])
+    np.savetxt(tmp_path / "swings.csv", rows, delimiter=",", header="L,g,m,T", comments="")
+    return "discover", "swings.csv", "--targets", "T", "--quiet"
+
+
+def test_discover_prints_dimensionless_groups_with_units(tmp_path, command, swings):
+    pytest.importorskip("pint")
+    done = command(*swings, "--units", "L=cm, g=m/s^2,m=kg,T=s")
+    assert done.code == 0, done.error
+    assert re.search(r"y is a power law: y = 6\.\d+ L\^\(1/2\) / g\^\(1/2\) \(SI base units\)", done.out)
+    page = (tmp_path / "discover.html").read_text()
+    assert "Power products of the inputs" in page
+    assert "L^(1/2) / g^(1/2)" in page
+    plain = command(*swings, "--power-products")
+    assert re.search(r"y is a power law: y = 0\.6\d+ L\^\(1/2\) / g\^\(1/2\)\n", plain.out)
+    assert "power law" not in command(*swings).out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--units", "L=cm,g=m/s^2,m=kg"], "--units: got none for T"),
+        (["--units", "L=cm,g=m/s^2,T=s"], "--units: got none for m"),
+        (["--units", "L,g=m/s^2,m=kg,T=s"], "--units: got 'L', expected COLUMN=UNIT"),
+        (["--units", "L=cm,g=m/s^2,m=bogon,T=s"], "--units: got 'bogon'"),
+        (["--units", "L=cm,g=m/s^2,m=kg,T=bogon"], "--units: got 'bogon'"),
+        (["--units", "L=cm", "--kind", "classifier"], "--units: got --kind classifier"),
+        (["--power-products", "--kind", "autoencoder"], "--power-products: got --kind autoencoder"),
+        (["--power-products", "--targets", "T,m"], "--power-products: got target columns T, m"),
+    ],
+)
+def test_bad_units_are_named_before_anything_is_fitted(tmp_path, command, swings, options, message):
+    pytest.importorskip("pint")
+    done = command(*swings, *options)
+    assert (done.code, done.out) == (2, "")
+    assert message in done.error
+    assert not (tmp_path / "discover.html").exists()
+
+
 def test_text_is_classes_and_whole_numbers_are_said_to_be_taken_for_them(command, table):
     table()
     done = command("discover", "trees.csv", "--targets", "wood", "--ignore", "id,rings,p,q,r", *QUICK)

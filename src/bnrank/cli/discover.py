@@ -15,6 +15,7 @@ import bnrank
 from bnrank._core import files, validation
 from bnrank.cli.arguments import Data, Quiet, TableColumns, output_path, page_path, words, write_page
 from bnrank.cli.naming import Names, naming
+from bnrank.cli.products import power_products, read_units
 from bnrank.cli.terminal import say
 
 if TYPE_CHECKING:
@@ -82,6 +83,19 @@ def discover_command(
     symmetry: Annotated[
         bool, typer.Option("--symmetries", help="Search for transformations of x that leave the fitted map unchanged.")
     ] = False,
+    products: Annotated[
+        bool,
+        typer.Option("--power-products", help="Search for power products of positive inputs, such as rho v L / mu."),
+        Names(power_products="--power-products"),
+    ] = False,
+    units: Annotated[
+        str | None,
+        typer.Option(
+            help="Units of all inputs and of the output: search for dimensionless groups. For numbers: COLUMN=.",
+            metavar="COLUMN=UNIT,...",
+        ),
+        Names(y_unit="--units"),
+    ] = None,
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("discover.html"),
     save: Annotated[Path | None, typer.Option(help="Write the fitted estimator, a .safetensors file.")] = None,
     coordinates: Annotated[Path | None, typer.Option(help="Write the components, a .csv file.")] = None,
@@ -101,6 +115,8 @@ def discover_command(
 
     For a .csv file, name the target columns: [bold]--targets price,quality --ignore id[/].
 
+    For one output of physics: [bold]--targets T --units L=m,g=m/s^2,T=s[/] prints its dimensionless groups.
+
     With decimal commas, inputs with text, and batches, add: [bold]--decimal , --one-hot --groups batch[/].
     """
     page_path(out, data)
@@ -111,8 +127,11 @@ def discover_command(
     validation.optional(validation.choice, kind, "kind", KINDS)
     table = columns.table(data, outputs=kind != "autoencoder", min_rows=2, groups=groups)
     x, y = table.inputs, table.outputs
+    wanted = products or units is not None
+    units_of = read_units(units, table, kind) if wanted else None
     _say_counters(x, words(columns.ignore), named=Path(data).suffix.lower() == ".csv")
-    found = search.estimator(kind or _kind(y), False if quiet else "auto")
+    kind = kind or ("regressor" if wanted else _kind(y))
+    found = search.estimator(kind, False if quiet else "auto")
     with naming({"out": "--keep"}):
         _fit(found, x, y, table.groups, keep)
     if table.dropped:
@@ -126,6 +145,8 @@ def discover_command(
         _write_coordinates(found, x, coordinates)
     page: dict[str, Any] = {_title(table): found}
     try:
+        if wanted and not found.partial_:
+            page["Power products of the inputs"] = power_products(table, units_of, search.estimator("regressor", False))
         if symmetry and not found.partial_:
             page |= _symmetries(found, x)
     finally:  # the fit is shown even if the search fails or is interrupted

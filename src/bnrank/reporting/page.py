@@ -70,8 +70,9 @@ def report(
     ----------
     source : Dataset, run, Section, or several
         A profile (`bnrank.profile`), a history, a run (`bnrank.train`), verdicts (`bnrank.check`), a fitted estimator
-        or its summary, a result of `bnrank.discovery.compress` or `bnrank.discovery.symmetries`, a `Section`, a
-        sequence of these, or a mapping from section titles to these.
+        or its summary, a result of `bnrank.discovery.compress`, `bnrank.discovery.symmetries` or
+        `bnrank.discovery.dimensionless_groups`, a `Section`, a sequence of these, or a mapping from section titles to
+        these.
     path : path
         The file to write; missing folders are created.
     title : str, optional

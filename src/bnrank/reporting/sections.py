@@ -17,6 +17,7 @@ from bnrank.discovery.compression.search import Compressed
 from bnrank.discovery.estimators.base import BottleneckEstimator
 from bnrank.discovery.estimators.summary import Summary
 from bnrank.discovery.films import FilmSummary, StateVariables
+from bnrank.discovery.power_products import DimensionlessGroups
 from bnrank.discovery.symmetry_search.result import Symmetries
 from bnrank.reporting.tables import check_claim
 from bnrank.theory.verdicts import Verdicts
@@ -236,6 +237,8 @@ def _section(source: object, name: str | None) -> Section:
         return source if name is None else dataclasses.replace(source, title=name)
     if isinstance(source, Verdicts):
         return Section(name or "Verdicts", verdicts=source)
+    if isinstance(source, DimensionlessGroups):
+        return Section(name or "Power products", text="\n\n".join(source.sentences), rows=source.rows)
     if (found := found_in(source)) is not None:
         return Section(name or _title(found), found=found)
     if isinstance(source, xr.Dataset):
@@ -257,7 +260,9 @@ def _section(source: object, name: str | None) -> Section:
     )
 
 
-_DISCOVERED = "a fitted estimator of bnrank.discovery or its summary, what compress or symmetries returned"
+_DISCOVERED = (
+    "a fitted estimator of bnrank.discovery or its summary, what compress, symmetries or dimensionless_groups returned"
+)
 
 
 def _title(found: Discovered) -> str:

@@ -180,7 +180,18 @@ class DimensionlessGroups(Printed):
     notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return "\n".join(self._lines())
+        table = [text.render(self.rows)] if self.groups else []
+        return "\n".join([*self._lines(), *table, *self._left()])
+
+    @property
+    def sentences(self) -> list[str]:
+        """The printed text without the table."""
+        return [line.strip() for line in (*self._lines(), *self._left())]
+
+    @property
+    def rows(self) -> list[dict[str, object]]:
+        """The printed table: one row for each exponent."""
+        return list(self._rows())
 
     def to_frame(self) -> pd.DataFrame:
         """Return one row for each exponent: group (from 1), input, exponent, low, high, and fraction as text."""
@@ -246,8 +257,8 @@ class DimensionlessGroups(Printed):
         if self.pi:
             yield f"  groups that the units allow: {'; '.join(map(str, self.pi))}"
         yield f"  {self.reason}" if self.verdict != "undetermined" else f"  undetermined: {self.reason}"
-        if self.groups:
-            yield text.render(list(self._rows()))
+
+    def _left(self) -> Iterator[str]:
         for f in self.left_out:
             yield f"left out: {f.label}, exponent {f.value:.2g} ({f.low:.2g} to {f.high:.2g}) not told from 0"
 
