@@ -50,11 +50,12 @@ class Piece:
         "exact": f is unchanged up to rounding; "approximate": up to the residual. f may be a fitted model.
     change : float
         Largest change of f, rms ||f(x') - f(x)|| / rms_ij ||f(x_i) - f(x_j)||, where samples move by one standard
-        deviation along a generator (on held-out samples where given); NaN where unknown.
+        deviation along a generator (on held-out samples where given), of those along which they can move within the
+        data; NaN where unknown.
     in_data : str
         What the held-out error of f says of the data that f was fitted to: "within the held-out error" (or the error
         that is known): ``change`` is at most 1.5 times the error, which is at most 0.33; "violated": it is more; "not
-        shown": the error is unknown or larger.
+        shown": the error is unknown or larger, or samples cannot move along each generator within the data.
     """
 
     kind: str

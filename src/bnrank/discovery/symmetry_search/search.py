@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bnrank._core import linalg, validation
 from bnrank.discovery.symmetry_search import algebra
-from bnrank.discovery.symmetry_search.evidence import VIOLATED, along_flows, change_along, judged
+from bnrank.discovery.symmetry_search.evidence import NOT_SHOWN, VIOLATED, along_flows, change_along, judged
 from bnrank.discovery.symmetry_search.fields import (
     Coordinates,
     Family,
@@ -267,11 +267,18 @@ def _translations(directions: Tensor, worst: float, ignored: Found, given: Probl
 
 
 def _judged(piece: Piece, given: Problem) -> Piece:
-    """Return a piece with what is known of it in the model and in the data."""
+    """Return a piece with what is known of it in the model and in the data.
+
+    One generator along which f changes by more than its error violates the piece. That it is within the error has to be
+    seen along each: samples that cannot move along one show nothing of it.
+    """
     changes = [change_along(field, given, given.held_out.x) for field in piece.generators]
     largest = max((size for size in changes if not math.isnan(size)), default=math.nan)
     in_model = "exact" if piece.residual <= EXACT else "approximate"
-    return replace(piece, in_model=in_model, change=largest, in_data=judged(largest, given))
+    in_data = judged(largest, given)
+    if in_data != VIOLATED and any(map(math.isnan, changes)):
+        in_data = NOT_SHOWN
+    return replace(piece, in_model=in_model, change=largest, in_data=in_data)
 
 
 def _status(parts: _Parts, pieces: Sequence[Piece], given: Problem) -> tuple[str, str]:
