@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 PINS := constraints.txt
+EXTRAS := dev,formulas
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
@@ -12,9 +13,9 @@ demo: $(READY)
 
 test: lint types layers doctest unit
 
-# The same tests with the lowest supported version of every dependency.
+# The same tests with the lowest supported version of every dependency (gplearn needs a later scikit-learn).
 test-lowest:
-	$(MAKE) VENV=.venv-lowest PINS=constraints-lowest.txt doctest unit
+	$(MAKE) VENV=.venv-lowest PINS=constraints-lowest.txt EXTRAS=dev doctest unit
 
 lint: $(READY)
 	$(BIN)/ruff check src tests benchmarks
@@ -54,7 +55,7 @@ benchmarks: $(READY)
 # One pip call with the pins, so that torch comes as pinned and small.
 $(READY): pyproject.toml $(PINS)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(PINS) -e ".[dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(PINS) -e ".[$(EXTRAS)]"
 	touch $@
 
 clean:

@@ -11,6 +11,7 @@ from bnrank.discovery.estimators import (
 )
 from bnrank.discovery.films import FilmSummary, StateVariables
 from bnrank.discovery.power_products import DimensionlessGroups, PowerProduct, dimensionless_groups
+from bnrank.discovery.symbolic import Formula, Formulas
 from bnrank.discovery.symmetry_search import symmetries
 
 __all__ = [
@@ -21,6 +22,8 @@ __all__ = [
     "Compressed",
     "DimensionlessGroups",
     "FilmSummary",
+    "Formula",
+    "Formulas",
     "NothingFoundWarning",
     "PowerProduct",
     "StateVariables",

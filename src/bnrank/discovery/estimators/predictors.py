@@ -13,10 +13,13 @@ from sklearn.utils.validation import check_array, check_consistent_length, colum
 
 from bnrank._core import validation
 from bnrank._core.store import Stored
-from bnrank.discovery.columns import columns_of, texts
+from bnrank.discovery.columns import columns_of, expect_columns, texts
 from bnrank.discovery.estimators import summary
 from bnrank.discovery.estimators.autoencoder import BottleneckAutoencoder
 from bnrank.discovery.estimators.base import BottleneckEstimator
+from bnrank.discovery.estimators.closed_forms import formulas_of
+from bnrank.discovery.estimators.outliers import cleaned
+from bnrank.discovery.estimators.progress import voice
 from bnrank.discovery.estimators.tables import (
     Data,
     checked_by_scikit,
@@ -24,6 +27,7 @@ from bnrank.discovery.estimators.tables import (
     refuse_tables_by_name,
     scaling_of,
 )
+from bnrank.discovery.symbolic import Formulas
 
 NO_TARGET = "this estimator requires y to be passed, but the target y is None"
 
@@ -201,6 +205,79 @@ class BottleneckRegressor(RegressorMixin, MultiOutputMixin, BottleneckEstimator)
     def inverse_transform(self, Z: Any) -> Any:
         """Return the outputs h(z) of coordinates z, (N, n_components_): values of y, not of x; as ``predict``."""
         return self._framed(self._shape(self._decode(Z)), Z)
+
+    def formulas(
+        self,
+        X: Any,
+        y: Any,
+        groups: Any = None,
+        *,
+        engine: Any = "gplearn",
+        max_outputs: int = 10,
+        progress: bool | str = "auto",
+    ) -> Formulas:
+        """Return formulas for the components in the inputs, and for the outputs in the components.
+
+        A quarter of the rows is held out. A copy of the estimator, with the same count, depth and ridge, is fitted to
+        the others, so that neither the network nor the formulas have seen the held-out rows; for these, R^2 is given
+        beside that of a linear least-squares formula and of the network. Among the formulas that an engine of symbolic
+        regression proposes, a constant and a linear formula, the simplest is chosen that predicts other rows as well
+        as the best, within a standard error of the difference. A formula that predicts the held-out rows no better
+        than a constant (by two standard errors) has the verdict "none".
+
+        Components are determined up to invertible maps only. A formula for one is searched up to a monotone function,
+        and takes its place if it explains 90 percent of it. If the model is linear, all formulas are exact, without a
+        search. With one output, components are linear combinations of the inputs (``input_directions_``), or left out
+        where a formula in the inputs is simpler and predicts as well.
+
+        Parameters
+        ----------
+        X, y : array-like
+            The table of the fit, or another one with the same columns. Rows named as outliers are left out.
+        groups : array-like, optional
+            What is held out together, (N,), as in ``fit``.
+        engine : {"gplearn", "operon"} or regressor
+            The package for symbolic regression (the extras ``formulas`` and ``operon``), or a regressor of gplearn,
+            Operon or PySR, which is cloned. Both names try +, -, *, /, sin, and square root and logarithm of absolute
+            values, in formulas of at most 20 operations, variables and constants.
+        max_outputs : int
+            Outputs that are searched: those that vary most.
+        progress : bool or "auto"
+            As in the constructor.
+
+        Raises
+        ------
+        ImportError
+            If the package of the engine is not installed.
+        TypeError, ValueError
+            If ``engine`` is neither, or the table does not fit, or has fewer than 20 rows.
+
+        Examples
+        --------
+        >>> x = np.random.default_rng(0).normal(size=(120, 3))
+        >>> y = x[:, [0]] + 2 * x[:, [1]] + [[1.0, 5.0]]
+        >>> formulas = BottleneckRegressor().fit(x, y).formulas(x, y)
+        >>> formulas.to_frame()[["name", "verdict", "r2"]]
+          name verdict   r2
+        0   z1  linear  1.0
+        1   y0  linear  1.0
+        2   y1  linear  1.0
+        """
+        x = self._inputs(X)
+        validation.expect(y is not None, "y", "None", "outputs, as in fit")
+        y = in_memory(y, "y")
+        with checked_by_scikit("y"):
+            refuse_tables_by_name(y, "y")
+            table = check_array(y, ensure_2d=False, dtype=np.float64, input_name="y").reshape(len(y), -1)
+            check_consistent_length(x, table)
+        number = len(self.output_columns_)
+        validation.expect(table.shape[1] == number, "y", f"{table.shape[1]} columns", f"{number}, as in fit")
+        expect_columns(y, "y", self.output_columns_)
+        units = None if groups is None else self._units(Data(x, table), groups)
+        kept = cleaned(x, table).kept if self.robust else np.ones(len(x), dtype=bool)
+        with voice(progress) as tell:
+            options = {"engine": engine, "max_outputs": max_outputs, "tell": tell}
+            return formulas_of(self, x, table, kept, units, options)
 
     def _shape(self, outputs: np.ndarray) -> np.ndarray:
         return outputs.ravel() if self._one_dimensional else outputs
