@@ -6,6 +6,7 @@ NAN = {
     "Dataset.gradient_norm": "of mini-batches, in all rows but the last, as train says",
     "Dataset.nonlinearity": "of a layer without an activation after it",
     "Expansion.p_value": "without degrees of freedom or sigma",
+    "Formulas.to_frame": "of a coordinate, which no linear formula or network is compared with",
     "Found.held_out": "of symmetries where none is found",
     **{f"Gap.{name}": "where there is no gap" for name in ("contrast", "defect", "ratio")},
     "LayerStructure.distance": "of a layer without singular values outside of the bottleneck",

@@ -116,7 +116,7 @@ class Formulas(Printed):
         return np.column_stack(made)
 
     def to_frame(self) -> pd.DataFrame:
-        """Return one row for each formula: its text, verdict, complexity and R^2 on held-out rows."""
+        """Return one row for each formula: its text, verdict, complexity and R^2 on held-out rows (NaN for None)."""
         names = ("name", "kind", "verdict", "text", "complexity", "r2", "r2_linear", "r2_network")
         rows = [[getattr(formula, name) for name in names] for formula in (*self.coordinates, *self.outputs)]
         return pd.DataFrame(rows, columns=["name", "kind", "verdict", "formula", *names[4:]])
