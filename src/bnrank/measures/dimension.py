@@ -131,12 +131,7 @@ def local_dimension(
     units = None if units is None else units[first]
     count, columns = values.shape
     most = count if units is None else len(np.unique(units))
-    if neighbors is None:
-        sizes = tuple(size for size in SCALES if size <= max(most / SHARE, SCALES[0]) and size < most)
-    else:
-        sizes = tuple(sorted(set(validation.integers(neighbors, "neighbors", 2))))
-        validation.expect(sizes, "neighbors", "none", "at least one")
-        validation.expect(sizes[-1] < count, "neighbors", f"{sizes[-1]}", f"fewer than the {count} points that differ")
+    sizes = _sizes(neighbors, most, count)
     if not columns:
         return LocalDimension(0, (0, 0), False, "all points are equal", sizes, np.zeros((len(sizes), 0)))
     least, what = (FEW, "points differ") if units is None else (FEW_GROUPS, "groups of points")
@@ -145,13 +140,30 @@ def local_dimension(
         return LocalDimension(min(columns, count - 1), (0, columns), True, reason, sizes, np.zeros((0, columns)))
     centers = np.random.default_rng(seed).permutation(count)[:max_samples]
     spectrum = _spectra(values, centers, sizes, units)
+    few = f"only {most} {what}, expected at least {least}" if most < least else ""
+    return _judged(spectrum, sizes, rtol, few)
+
+
+def _sizes(neighbors: Sequence[int] | None, most: int, count: int) -> tuple[int, ...]:
+    """Return the sizes of neighborhoods: given ones, or those up to a sixth of the points or groups."""
+    if neighbors is None:
+        return tuple(size for size in SCALES if size <= max(most / SHARE, SCALES[0]) and size < most)
+    sizes = tuple(sorted(set(validation.integers(neighbors, "neighbors", 2))))
+    validation.expect(sizes, "neighbors", "none", "at least one")
+    validation.expect(sizes[-1] < count, "neighbors", f"{sizes[-1]}", f"fewer than the {count} points that differ")
+    return sizes
+
+
+def _judged(spectrum: Array, sizes: tuple[int, ...], rtol: float, few: str) -> LocalDimension:
+    """Return the dimension from local variances; ``few`` says that there are too few points, if so."""
+    columns = spectrum.shape[1]
     judged = np.array([[size >= PER_DIRECTION * j for j in range(1, columns + 1)] for size in sizes])
     low, dimension, high = _extents(spectrum, sizes, judged, rtol)
     reason = f"neighborhoods of {', '.join(map(str, sizes))} points extend in {dimension} direction(s)"
     if high[1] > dimension:
         reason += f", small ones in {high[1]}"
-    if most < least:
-        reason = f"undetermined: only {most} {what}, expected at least {least}; {reason}"
+    if few:
+        reason = f"undetermined: {few}; {reason}"
     elif dimension and not judged[:, dimension - 1].any():
         reason = f"undetermined: {sizes[-1]} neighbors are too few for {dimension} directions"
     else:

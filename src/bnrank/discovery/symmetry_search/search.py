@@ -21,7 +21,7 @@ from bnrank.discovery.symmetry_search.fields import (
     read_family,
 )
 from bnrank.discovery.symmetry_search.logs import Scalings, in_logarithms
-from bnrank.discovery.symmetry_search.maps import candidates, given_maps, tested
+from bnrank.discovery.symmetry_search.maps import FiniteTest, candidates, given_maps, tested
 from bnrank.discovery.symmetry_search.pieces import Piece, Search, named, translations
 from bnrank.discovery.symmetry_search.problem import Problem, Sample, read_problem
 from bnrank.discovery.symmetry_search.result import Symmetries
@@ -155,6 +155,17 @@ def symmetries(
     pieces = [_judged(piece, given) for piece in parts.pieces]
     beyond = tuple(_judged(piece, given) for piece in parts.beyond)
     tests = tested(given, candidates(given, pieces) + moves) if finite else ()
+    return _result(given, parts, pieces, beyond, tests)
+
+
+def _result(
+    given: Problem,
+    parts: "_Parts",
+    pieces: Sequence[Piece],
+    beyond: tuple[Piece, ...],
+    tests: tuple[FiniteTest, ...],
+) -> Symmetries:
+    """Return the result of all searches, with the number of symmetries and what it says of f."""
     d = len(given.names)
     none = torch.zeros(0, d, d + 1, dtype=torch.float64)
     generators = torch.cat([none, *(piece.generators for piece in pieces)])
