@@ -619,7 +619,7 @@ METHOD_OWN: dict[str, Values] = {
 
 OPTIONAL: dict[str, Values] = {
     "bnrank.Jacobian": {"tangent": lambda: normal(3, 2)},
-    "bnrank.Task": {"x_test": lambda: normal(4, 3), "y_test": lambda: normal(4, 2)},
+    "bnrank.Task": {"x_test": lambda: normal(4, 3), "y_test": lambda: normal(4, 2), "weights": lambda: torch.ones(6)},
     "bnrank.constructions.bottleneck": {"lower": lambda: torch.full((2,), -9.0)},
     "bnrank.constructions.completely_positive": {"inner": lambda: torch.eye(2), "outer": lambda: torch.eye(2)},
     "bnrank.constructions.deepen": {"x": lambda: normal(6, 3)},

@@ -78,6 +78,10 @@ class Task(Printed):
         The arguments of the generator, plain values only (stored with every run).
     class_names : tuple of str, optional
         Names of the classes, if labels were text.
+    weights : Tensor, optional
+        Weights of the training samples, (N,), not negative: the cost is sum_i w_i l_i / sum_i w_i with the losses l_i
+        of the samples, so that only ratios of weights matter. `bnrank.train` minimizes it; other functions of a task
+        refuse weights. Default: all samples count alike.
 
     Raises
     ------
@@ -102,6 +106,7 @@ class Task(Printed):
     truth: Truth | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     class_names: tuple[str, ...] | None = None
+    weights: Tensor | None = None
 
     def __str__(self) -> str:
         test = f" and {len(self.x_test)} test" if self.x_test is not None else ""
@@ -126,6 +131,8 @@ class Task(Printed):
         expected = "(N, d_out); for class indices pass loss='cross_entropy', for one quantity y.reshape(-1, 1)"
         validation.expect(not flat, "y", self.y, expected)
         self._check("")
+        if self.weights is not None:
+            object.__setattr__(self, "weights", _weights(self.weights, len(self.x)))
         if self.class_names is not None and self.classes is not None:
             named, each = len(self.class_names), f"one for each of {self.classes} classes"
             validation.expect(named == self.classes, "class_names", f"{named} names", each)
@@ -167,19 +174,30 @@ class Task(Printed):
         return int(self.classes or 0) if self.loss == "cross_entropy" else self.y.shape[1]
 
 
-def as_task(task: object) -> Task:
+def as_task(task: object, *, weighted: bool = False) -> Task:
     """Return a task; a tuple (x, y) or (x, y, loss) becomes one, with the squared error unless a loss is given.
 
     Raises
     ------
     TypeError, ValueError
-        If it is neither, or the data do not fit the loss.
+        If it is neither, or the data do not fit the loss, or it has weights, unless ``weighted``.
     """
     if isinstance(task, tuple) and len(task) in (2, 3):
         return Task(task[0], task[1], loss=task[2] if len(task) == 3 else "mse")
     if not isinstance(task, Task):
         raise TypeError(f"task: got {validation.describe(task)}, expected a bnrank.tasks.Task or a tuple (x, y)")
+    expected = "none: only bnrank.train weights samples"
+    validation.expect(weighted or task.weights is None, "task", "a task with weights", expected)
     return task
+
+
+def _weights(weights: object, number: int) -> Tensor:
+    """Return weights of samples as float64, (N,), or raise."""
+    values = validation.array(weights, "weights", "(N,)", 1).detach().double()
+    validation.expect(len(values) == number, "weights", f"{len(values)} values", f"{number}, one for each sample")
+    validation.expect(bool((values >= 0).all()), "weights", f"{float(values.min()):g}", "numbers of at least 0")
+    validation.expect(bool((values > 0).any()), "weights", "zeros only", "at least one above 0")
+    return values
 
 
 def signs(y: object, name: str) -> Tensor:

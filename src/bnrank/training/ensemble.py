@@ -99,9 +99,21 @@ class Objective(ABC):
         Number of members.
     workers : Workers
         Threads that share the work.
+    weights : Tensor, optional
+        Weights of the samples, (N,), of mean 1.
     """
 
-    def __init__(self, net: nn.Module, x: Tensor, y: Tensor, loss: str, members: int, workers: Workers) -> None:
+    def __init__(
+        self,
+        net: nn.Module,
+        x: Tensor,
+        y: Tensor,
+        loss: str,
+        members: int,
+        workers: Workers,
+        weights: Tensor | None = None,
+    ) -> None:
+        self.weights = weights
         self.x, self.y, self.loss, self.members, self.workers = x, y, loss, members, workers
         self.shapes = [tuple(p.shape) for p in net.parameters() if p.requires_grad]
         self.size = sum(math.prod(shape) for shape in self.shapes)

@@ -39,6 +39,8 @@ class KroneckerCurvature:
         lambda.
     seed : int
         Seed of the random vectors.
+    sample_weights : Tensor, optional
+        Weights of the samples, (N,), of mean 1: the means over i are weighted.
 
     Notes
     -----
@@ -47,9 +49,12 @@ class KroneckerCurvature:
     On the task of F4 at depth 12, any value from 10 to 100 times 2 lambda needed about the same number of evaluations.
     """
 
-    def __init__(self, net: MLP, x: Tensor, loss: str, ridge: float, seed: int) -> None:
+    def __init__(
+        self, net: MLP, x: Tensor, loss: str, ridge: float, seed: int, sample_weights: Tensor | None = None
+    ) -> None:
         chosen = torch.randperm(x.shape[0], generator=torch.Generator().manual_seed(seed))[:SAMPLES].sort().values
-        part = x if x.shape[0] <= SAMPLES else x[chosen.to(x.device)]
+        some = slice(None) if x.shape[0] <= SAMPLES else chosen.to(x.device)
+        part, self.sample_weights = x[some], None if sample_weights is None else sample_weights[some].unsqueeze(1)
         self.net, self.x, self.loss, self.ridge, self.seed = net, part, loss, ridge, seed
         self.shapes = [tuple(p.shape) for p in net.parameters()]
         self.runs = list(self._runs())
@@ -76,8 +81,8 @@ class KroneckerCurvature:
             a = inputs[layer]
             if biases:
                 a = torch.cat([a, a.new_ones(n, 1)], dim=1)
-            p, u = _eigen(a.T @ a / n)
-            q, v = _eigen(delta.T @ delta / n)
+            p, u = _eigen(self._weighted(a).T @ a / n)
+            q, v = _eigen(self._weighted(delta).T @ delta / n)
             curvature = q.clamp_min(0).unsqueeze(1) * p.clamp_min(0)
             share = max(RELATIVE * DECAY**count, FLOOR)
             damping = 2 * self.ridge * DAMPING + share * float(curvature.mean()) + 1e-12
@@ -110,6 +115,9 @@ class KroneckerCurvature:
             if self.net.bias:
                 made[..., d_out * d_in :] = g[..., -1]
         return result.view(rows.shape)
+
+    def _weighted(self, values: Tensor) -> Tensor:
+        return values if self.sample_weights is None else values * self.sample_weights
 
     def _runs(self) -> Iterator[tuple[int, int, int, int]]:
         """Yield the runs of layers of equal shape: first entry in a row of parameters, layers, outputs, inputs."""

@@ -32,7 +32,7 @@ MODULE_BLOCK = 1024  # samples per block for modules differentiated by autograd
 CACHE = 1 << 22  # maximum bytes of parameters and activations of a group of several members
 
 
-def cost_and_gradient(loss: str, output: Tensor, target: Tensor, n: int) -> Tensor:
+def cost_and_gradient(loss: str, output: Tensor, target: Tensor, n: int, weights: Tensor | None = None) -> Tensor:
     """Return the cost C of every member and overwrite the outputs with dC/d(output).
 
     Parameters
@@ -48,12 +48,16 @@ def cost_and_gradient(loss: str, output: Tensor, target: Tensor, n: int) -> Tens
         class indices, shape (B,) or (members, B), for "cross_entropy".
     n : int
         Number of samples in the mean. Costs and gradients of blocks sum to those of all n samples.
+    weights : Tensor, optional
+        Weights of the samples, of mean 1 over all n: (B,) or (members, B). They multiply the losses.
 
     Returns
     -------
     Tensor
         C, shape (members,), summed in float64.
     """
+    if weights is not None:
+        return _weighted(loss, output, target, n, weights)
     if loss == "mse":
         residual = output.sub_(target)
         cost = residual.to(torch.float64, copy=True).square_().flatten(1).sum(1).div_(n)
@@ -75,6 +79,22 @@ def cost_and_gradient(loss: str, output: Tensor, target: Tensor, n: int) -> Tens
     output.scatter_add_(2, target, output.new_full(target.shape, -1.0))
     output.div_(n)
     return cost
+
+
+def _weighted(loss: str, output: Tensor, target: Tensor, n: int, weights: Tensor) -> Tensor:
+    """Return the cost with weights, and overwrite the outputs with its gradient: see :func:`cost_and_gradient`."""
+    each = weights.expand(output.shape[:2])
+    if loss == "cross_entropy":
+        index = target.expand(output.shape[:2]).unsqueeze(2)
+        losses = -torch.log_softmax(output, dim=2).gather(2, index).squeeze(2).double()
+    elif loss == "mse":
+        losses = (output - target).double().square().sum(2)
+    else:
+        margin = output * target
+        losses = torch.stack([torch.nn.functional.softplus(-row, threshold=50) for row in margin]).double().sum(2)
+    cost_and_gradient(loss, output, target, n)
+    output.mul_(each.unsqueeze(2))
+    return (losses * each).sum(1).div_(n)
 
 
 def gradient_at_zero(loss: str, y: Tensor, outputs: int | None = None) -> Tensor:
@@ -124,12 +144,28 @@ LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 """C of one network as a differentiable function of outputs and y."""
 
+SAMPLE_LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "mse": lambda outputs, y: (outputs - y).square().sum(1),
+    "cross_entropy": functools.partial(nn.functional.cross_entropy, reduction="none"),
+    "logistic": lambda outputs, y: nn.functional.softplus(-y * outputs, threshold=50).sum(1),
+}
+"""The loss of every sample, (N,), of which C is the mean."""
+
 
 class MLPObjective(Objective):
     """C(f_theta) and its gradient for every member of an ensemble of MLPs with all parameters trained."""
 
-    def __init__(self, net: MLP, x: Tensor, y: Tensor, loss: str, members: int, workers: Workers) -> None:
-        super().__init__(net, x, y, loss, members, workers)
+    def __init__(
+        self,
+        net: MLP,
+        x: Tensor,
+        y: Tensor,
+        loss: str,
+        members: int,
+        workers: Workers,
+        weights: Tensor | None = None,
+    ) -> None:
+        super().__init__(net, x, y, loss, members, workers, weights)
         self.net = net
         self.multiply: Callable[..., Any] = np.matmul if x.device.type == "cpu" else torch.bmm
         self.batch: Tensor | None = None
@@ -253,10 +289,12 @@ class _Group:
         objective, slope = self.objective, self.objective.net.slope
         multiply = objective.multiply
         if objective.batch is None:
-            x, y = objective.x[first:last].expand(self.members, -1, -1), objective.y[first:last]
+            chosen: Any = slice(first, last)
+            x, y = objective.x[chosen].expand(self.members, -1, -1), objective.y[chosen]
         else:
-            batch = objective.batch[self.rows, first:last]
-            x, y = objective.x[batch], objective.y[batch]
+            chosen = objective.batch[self.rows, first:last]
+            x, y = objective.x[chosen], objective.y[chosen]
+        weights = None if objective.weights is None else objective.weights[chosen]
         inputs = [_operand(x), *space.output_operands[:-1]]
         last_layer = len(space.outputs) - 1
         for layer, z in enumerate(space.outputs):
@@ -270,7 +308,7 @@ class _Group:
                 if slope < 0:
                     space.signs[layer].copy_(z)
                 torch.nn.functional.leaky_relu_(z, slope)
-        cost = cost_and_gradient(objective.loss, space.outputs[-1], y, n)
+        cost = cost_and_gradient(objective.loss, space.outputs[-1], y, n, weights)
         for layer in range(last_layer, -1, -1):
             multiply(space.delta_transposes[layer], inputs[layer], out=gradient.weights[layer])
             if gradient.biases:
@@ -300,16 +338,26 @@ class ModuleObjective(Objective):
     products, so a member agrees with a solo run to rounding (1e-6 relative per step in float32), not bitwise.
     """
 
-    def __init__(self, net: nn.Module, x: Tensor, y: Tensor, loss: str, members: int, workers: Workers) -> None:
-        super().__init__(net, x, y, loss, members, workers)
+    def __init__(
+        self,
+        net: nn.Module,
+        x: Tensor,
+        y: Tensor,
+        loss: str,
+        members: int,
+        workers: Workers,
+        weights: Tensor | None = None,
+    ) -> None:
+        super().__init__(net, x, y, loss, members, workers, weights)
         self.net = net
         self.names = [name for name, p in net.named_parameters() if p.requires_grad]
         fixed = {name: p.detach().to(x) for name, p in net.named_parameters() if not p.requires_grad}
         fixed |= {name: b.to(x) if b.is_floating_point() else b.to(x.device) for name, b in net.named_buffers()}
         self._fixed = fixed
         self._aliases = aliases(net)
-        self._shared = vmap(grad_and_value(self._member_cost), in_dims=(0, None, None))
-        self._own = vmap(grad_and_value(self._member_cost), in_dims=(0, 0, 0))
+        data = 2 if weights is None else 3
+        self._shared = vmap(grad_and_value(self._member_cost), in_dims=(0, *[None] * data))
+        self._own = vmap(grad_and_value(self._member_cost), in_dims=(0, *[0] * data))
 
     def evaluate(self, batch: Tensor | None = None) -> Tensor:
         """Compute cost and gradient at ``theta``; see `Objective`."""
@@ -317,31 +365,32 @@ class ModuleObjective(Objective):
         with self.workers.all_threads():
             for first in range(0, n, MODULE_BLOCK):
                 part = slice(first, min(first + MODULE_BLOCK, n))
+                rows, function = (part, self._shared) if batch is None else (batch[:, part], self._own)
+                data = [values[rows] for values in (self.x, self.y, self.weights) if values is not None]
                 try:
-                    if batch is None:
-                        gradient, cost = self._shared(self.theta, self.x[part], self.y[part])
-                    else:
-                        rows = batch[:, part]
-                        gradient, cost = self._own(self.theta, self.x[rows], self.y[rows])
+                    gradient, cost = function(self.theta, *data)
                 except torch.OutOfMemoryError:
                     raise
                 except (RuntimeError, NotImplementedError) as error:
                     what = f"{type(self.net).__name__} cannot be differentiated for all members at once (torch.vmap)"
                     raise ValueError(f"net: {what}: {error}") from error
-                weight = (part.stop - part.start) / n
+                share = (part.stop - part.start) / n
                 if first == 0:
-                    torch.mul(gradient, weight, out=self.gradient)
-                    torch.mul(cost.double(), weight, out=self.cost)
+                    torch.mul(gradient, share, out=self.gradient)
+                    torch.mul(cost.double(), share, out=self.cost)
                 else:
-                    self.gradient.add_(gradient, alpha=weight)
-                    self.cost.add_(cost.double(), alpha=weight)
+                    self.gradient.add_(gradient, alpha=share)
+                    self.cost.add_(cost.double(), alpha=share)
         return self.cost
 
-    def _member_cost(self, row: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    def _member_cost(self, row: Tensor, x: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
         parameters = dict(zip(self.names, split(row, self.shapes), strict=True))
         held = parameters | self._fixed
         held |= {alias: held[name] for alias, name in self._aliases.items()}
-        return LOSSES[self.loss](functional_call(self.net, held, (x,), tie_weights=False), y)
+        outputs = functional_call(self.net, held, (x,), tie_weights=False)
+        if weights is None:
+            return LOSSES[self.loss](outputs, y)
+        return (weights * SAMPLE_LOSSES[self.loss](outputs, y)).mean()
 
 
 def refuse_untrainable(net: nn.Module) -> None:

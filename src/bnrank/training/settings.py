@@ -126,7 +126,7 @@ class TrainSettings(Settings):
         rates = () if options is None else validation.per_member(options.lr, "lr", members, 0.0, strict=True)
         theta, rows = start.theta, record.rows(100)
         return cls(
-            **common(start.net, (task.x, task.y, task.loss), theta, str(start.device), rows, save),
+            **common(start.net, (task.x, task.y, task.loss), theta, str(start.device), rows, save, task.weights),
             batch_size=None if batch_size is None else int(batch_size),
             top_k=record.top_k,
             task=json.dumps({"name": task.name, **{k: str(v) for k, v in task.settings.items()}}),
@@ -193,11 +193,20 @@ class FlowSettings(Settings, Solver):
         )
 
 
-def common(net: nn.Module, data: Any, theta: Tensor, device: str, rows: tuple[int, int], save: Save | None) -> Any:
+def common(
+    net: nn.Module,
+    data: Any,
+    theta: Tensor,
+    device: str,
+    rows: tuple[int, int],
+    save: Save | None,
+    weights: Tensor | None = None,
+) -> Any:
     """Return the settings common to runs and flows, whose parts are all identified if they are to be saved."""
     x, y, loss = data
     parts = {"format": str(identity.FORMAT)} | ({} if save is None or save.tag is None else {"tag": repr(save.tag)})
-    for name, value in (("net", net), ("loss", loss), ("x", x), ("y", y), (START, theta)):
+    own = {"net": net, "loss": loss, "x": x, "y": y} | ({} if weights is None else {"weights": weights})
+    for name, value in [*own.items(), (START, theta)]:
         parts |= identity.describe(value, name)
     if save is not None:
         identity.require(parts)

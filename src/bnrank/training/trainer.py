@@ -67,7 +67,7 @@ def train(
         parameters and the others from new draws with consecutive seeds; if ridge or lr differ between members, all
         start from its current parameters. Any other module always starts from its current parameters.
     task : Task or tuple
-        Data and loss: (x, y) for the squared error, or (x, y, loss).
+        Data and loss: (x, y) for the squared error, or (x, y, loss). With ``Task.weights``, C is the weighted mean.
     ridge : float or sequence
         lambda >= 0, one for all members or one per member.
     steps : int or Stop
@@ -125,7 +125,7 @@ def train(
     >>> bool(run.history.loss[0, -1] < run.history.loss[0, 0])
     True
     """
-    task, stop, rows = as_task(task), given(Stop, steps, "steps"), given(Record, record, "record")
+    task, stop, rows = as_task(task, weighted=True), given(Stop, steps, "steps"), given(Record, record, "record")
     save = None if out is None else given(Save, out, "out")
     validation.expect(task.n >= 2, "task", "1 sample", "at least 2")
     lr = getattr(optimizer, "lr", None)
@@ -187,9 +187,12 @@ class _Trainer:
         dtype, device = getattr(torch, settings.dtype), torch.device(settings.device)
         x = aligned(self.task.x.detach().to(device, dtype))
         y = self.task.y.detach().to(device, torch.int64 if settings.loss == "cross_entropy" else dtype)
+        weights = self.task.weights
+        if weights is not None:
+            weights = (weights / weights.max() / (weights / weights.max()).mean()).to(device, dtype)
         kind = MLPObjective if by_hand(net) else ModuleObjective
         self.active = active
-        self.objective: Any = kind(net, x, y, settings.loss, len(active), self.workers)  # type: ignore[arg-type]
+        self.objective: Any = kind(net, x, y, settings.loss, len(active), self.workers, weights)  # type: ignore[arg-type]
 
     def _make_optimizer(self) -> Optimizer:
         settings, objective = self.settings, self.objective
@@ -200,8 +203,9 @@ class _Trainer:
             return EnsembleAdam(*options) if adam else EnsembleDescent(*options, settings.norm_power)
         metrics: Any = None
         if settings.optimizer.endswith("kfac-lbfgs"):
-            net, x, loss = objective.net, objective.x, settings.loss
-            metrics = [KroneckerCurvature(net, x, loss, settings.ridge[i], settings.seeds[i]) for i in self.active]
+            data, each = (objective.net, objective.x, settings.loss), zip(settings.ridge, settings.seeds, strict=True)
+            members = list(each)
+            metrics = [KroneckerCurvature(*data, *members[i], objective.weights) for i in self.active]
         lbfgs = LBFGS(objective, self.ridge[self.active], metrics=metrics)
         return WarmStarted(objective, self.ridge[self.active], lbfgs) if "adam+" in settings.optimizer else lbfgs
 
