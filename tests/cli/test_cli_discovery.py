@@ -4,7 +4,9 @@ import csv
 import re
 
 import numpy as np
+import pandas as pd
 import pytest
+from sklearn.metrics import r2_score
 
 import bnrank
 from bnrank.discovery import BottleneckRegressor
@@ -159,6 +161,31 @@ def test_discover_reads_arrays_and_says_where_nothing_was_found(tmp_path, comman
     assert "nothing was found" in done.out
     assert "symmetries: not searched" in done.out
     assert not (tmp_path / "z.csv").exists()
+
+
+def test_a_column_of_weights(tmp_path, command):
+    rng = np.random.default_rng(0)
+    x, weights = rng.normal(size=(ROWS, 3)), rng.integers(0, 4, ROWS) / 2
+    y = x @ rng.normal(size=(3, 2)) + 0.1 * rng.normal(size=(ROWS, 2))
+    columns = np.column_stack([x, y, weights]).round(5)
+    np.savetxt(tmp_path / "t.csv", columns, delimiter=",", header="a,b,c,p,q,w", comments="")
+    ask = ("discover", "t.csv", *QUICK)
+    done = command(*ask, "--targets", "p,q", "--weights", "w", "--save", "e.safetensors")
+    assert done.code == 0, done.error
+    assert f"BottleneckRegressor: {(weights > 0).sum()} rows, 3 inputs, 2 outputs" in done.out
+    assert f"{(weights == 0).sum()} of {ROWS} rows have weight 0" in done.out
+    found = bnrank.load(tmp_path / "e.safetensors")
+    x, y, weights = np.split(columns, [3, 5], axis=1)
+    score = r2_score(y, found.predict(pd.DataFrame(x, columns=["a", "b", "c"])), sample_weight=weights[:, 0])
+    assert found.summary().score == pytest.approx(score)
+    refused = command(*ask, "--kind", "autoencoder", "--weights", "w")
+    assert "--weights: got a column for an autoencoder, expected none" in flat(refused.error)
+    refused = command(*ask, "--targets", "p", "--ignore", "q", "--power-products", "--weights", "w")
+    assert "--weights: got a column for power products, expected none" in flat(refused.error)
+    columns[3, 5] = -1
+    np.savetxt(tmp_path / "t.csv", columns, delimiter=",", header="a,b,c,p,q,w", comments="")
+    refused = command(*ask, "--targets", "p,q", "--weights", "w")
+    assert f"--weights: got negative weights (1 of {ROWS} rows), expected at least 0" in flat(refused.error)
 
 
 def test_german_tables_with_texts_and_groups(tmp_path, command):

@@ -18,11 +18,21 @@ LONG = (
 )  # fits of 50 rows and more
 
 
+EXPECTED = {
+    "BottleneckClassifier": {
+        "check_sample_weight_equivalence_on_dense_data": "the ridge of a logistic regression is 1 / (C N), as in "
+        "scikit-learn; weights have no scale, so that N is the number of rows, not the sum of the weights"
+    }
+}
+
+
 def checks(*estimators):
     for estimator in estimators:
+        failing = EXPECTED.get(type(estimator).__name__, {})
         for instance, check in estimator_checks_generator(estimator, mark="skip"):
             name = check.func.__name__
             marks = [pytest.mark.slow] if name in LONG else []
+            marks += [pytest.mark.xfail(reason=failing[name], strict=True)] if name in failing else []
             yield pytest.param(instance, check, marks=marks, id=f"{type(estimator).__name__}-{name}")
 
 

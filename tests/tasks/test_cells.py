@@ -197,3 +197,21 @@ def test_arrays_have_no_cells(tmp_path):
     for options in ({"sep": ","}, {"decimal": ","}, {"one_hot": True}, {"groups": "a"}):
         with pytest.raises(ValueError, match=f"{next(iter(options))}: got .*, expected none for"):
             read_table(tmp_path / "data.npz", **options)
+
+
+def test_a_column_of_weights_is_no_input(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("a,w,y,plate\n1,0.5,2,p\n2,,3,p\n3,2,1,q\n")
+    with pytest.raises(ValueError, match=r"column w \(1 of 3 rows\)"):
+        read_table(path, "y", weights="w", groups="plate")
+    found = read_table(path, "y", weights="w", groups="plate", drop_missing=True)
+    assert (found.columns, found.x.tolist(), found.weights.tolist()) == (("a",), [[1], [3]], [0.5, 2])
+    assert (found.weight, found.groups.tolist()) == ("w", ["p", "q"])
+    for wrong, message in (
+        ({"weights": "z"}, "^weights: got 'z', expected columns"),
+        ({"weights": "plate", "drop_missing": True}, "got text in column plate"),
+        ({"weights": "y"}, "^targets, ignore, weights: got .* expected each column once"),
+        ({"weights": 3}, "^weights: got 3"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=message):
+            read_table(path, "y", **({"ignore": "w"} if wrong["weights"] == "plate" else {}) | wrong)

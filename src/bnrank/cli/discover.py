@@ -80,6 +80,10 @@ def discover_command(
             metavar="COLUMN",
         ),
     ] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(help="Column with the weights of the rows, at least 0; not used as an input.", metavar="COLUMN"),
+    ] = None,
     symmetry: Annotated[
         bool, typer.Option("--symmetries", help="Search for transformations of x that leave the fitted map unchanged.")
     ] = False,
@@ -125,15 +129,16 @@ def discover_command(
     if coordinates is not None:
         output_path(coordinates, "coordinates", data, out, suffix=".csv")
     validation.optional(validation.choice, kind, "kind", KINDS)
-    table = columns.table(data, outputs=kind != "autoencoder", min_rows=2, groups=groups)
+    table = columns.table(data, outputs=kind != "autoencoder", min_rows=2, groups=groups, weights=weights)
     x, y = table.inputs, table.outputs
     wanted = products or units is not None
     units_of = read_units(units, table, kind) if wanted else None
+    _refuse_weights(table, kind, wanted)
     _say_counters(x, words(columns.ignore), named=Path(data).suffix.lower() == ".csv")
     kind = kind or ("regressor" if wanted else _kind(y))
     found = search.estimator(kind, False if quiet else "auto")
-    with naming({"out": "--keep"}):
-        _fit(found, x, y, table.groups, keep)
+    with naming({"out": "--keep", "sample_weight": "--weights"}):
+        _fit(found, x, y, table, keep)
     if table.dropped:
         say(f"{table.dropped} of {len(x) + table.dropped} rows with missing values are dropped")
     say(str(found.summary()))
@@ -148,11 +153,19 @@ def discover_command(
         if wanted and not found.partial_:
             page["Power products of the inputs"] = power_products(table, units_of, search.estimator("regressor", False))
         if symmetry and not found.partial_:
-            page |= _symmetries(found, x)
+            page |= _symmetries(found, x if table.weights is None else x[table.weights > 0])
     finally:  # the fit is shown even if the search fails or is interrupted
         write_page(page, out, f"bnrank discover: {table.name}")
     if found.partial_:
         raise KeyboardInterrupt
+
+
+def _refuse_weights(table: bnrank.tasks.Table, kind: str | None, products: bool) -> None:
+    """Raise if rows have weights that would not be used."""
+    if table.weights is not None:
+        what = "an autoencoder" if kind == "autoencoder" else "power products"
+        unused = kind == "autoencoder" or products
+        validation.expect(not unused, "weights", f"a column for {what}", "none: these do not weight rows")
 
 
 def _say_counters(x: pd.DataFrame, ignored: list[str], *, named: bool) -> None:
@@ -181,9 +194,12 @@ def _kind(y: pd.DataFrame | None) -> str:
     return guess
 
 
-def _fit(estimator: Any, x: pd.DataFrame, y: pd.DataFrame | None, groups: np.ndarray | None, keep: Path | None) -> None:
+def _fit(estimator: Any, x: pd.DataFrame, y: pd.DataFrame | None, table: bnrank.tasks.Table, keep: Path | None) -> None:
     """Fit an estimator; where the user interrupts that, it has a partial result."""
     outputs: Any = y
+    options: dict[str, Any] = {"groups": table.groups, "out": keep}
+    if table.weights is not None:
+        options["sample_weight"] = table.weights
     if isinstance(estimator, bnrank.discovery.BottleneckClassifier):
         assert y is not None
         validation.expect(y.shape[1] <= 1, "targets", f"{y.shape[1]} columns", "one column of classes")
@@ -193,7 +209,7 @@ def _fit(estimator: Any, x: pd.DataFrame, y: pd.DataFrame | None, groups: np.nda
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", bnrank.discovery.NothingFoundWarning)  # the summary says it
         try:
-            estimator.fit(x, outputs, groups, out=keep)
+            estimator.fit(x, outputs, **options)
         except KeyboardInterrupt:
             if keep is not None:
                 say(f"Interrupted; rerun to resume from {keep}")

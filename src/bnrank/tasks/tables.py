@@ -54,6 +54,10 @@ class Table:
         The group of each row as text, (N,), which is no input.
     group : str or None
         The name of its column.
+    weights : ndarray or None
+        The weight of each row, (N,), which is no input.
+    weight : str or None
+        The name of its column.
     """
 
     name: str
@@ -67,6 +71,8 @@ class Table:
     y_test: np.ndarray | None = None
     groups: np.ndarray | None = None
     group: str | None = None
+    weights: np.ndarray | None = None
+    weight: str | None = None
 
     @property
     def inputs(self) -> pd.DataFrame:
@@ -188,6 +194,7 @@ def read_table(
     decimal: str = ".",
     one_hot: bool = False,
     groups: str | None = None,
+    weights: str | None = None,
 ) -> Table:
     """Return the contents of a .csv, an .npz or a named task, with names of columns.
 
@@ -202,6 +209,8 @@ def read_table(
     groups : str, optional
         The column of a .csv that says which rows depend on each other (subjects, plates, batches). It is not an input,
         and its cells are texts: "1.10" and "1.1" are two groups.
+    weights : str, optional
+        The column of a .csv with the weights of the rows. It is not an input.
 
     Raises
     ------
@@ -211,7 +220,8 @@ def read_table(
     targets, ignore = _listed(targets, "targets"), _listed(ignore, "ignore")
     outputs, drop_missing = validation.flag(outputs, "outputs"), validation.flag(drop_missing, "drop_missing")
     one_hot, min_rows = validation.flag(one_hot, "one_hot"), validation.integer(min_rows, "min_rows", 0)
-    groups = validation.optional(validation.text, groups, "groups")
+    given_apart = {"groups": groups, "weights": weights}
+    aside = {option: validation.text(column, option) for option, column in given_apart.items() if column is not None}
     path = sources.as_path(path, "path")
     named = str(path) in NAMED
     if not named:
@@ -222,13 +232,13 @@ def read_table(
         if not path.is_file():  # folders, pipes and devices included
             raise MissingDataError(f"path: got {str(path)!r}, expected an existing file")
         if kind == ".csv":
-            cells = read_cells(path, sep, decimal, [] if groups is None else [groups])
-            table, levels = _from_cells(cells, path.stem, targets, ignore, groups, outputs, one_hot)
+            cells = read_cells(path, sep, decimal, [] if groups is None else [aside["groups"]])
+            table, levels = _from_cells(cells, path.stem, targets, ignore, aside, outputs, one_hot)
             return _one_hot(_complete(table, path.name, drop_missing, min_rows), levels)
     expected = f"none for {path}, whose arrays are x and y"
     given = [*targets, *ignore]
     validation.expect(not given, "targets, ignore", ", ".join(given), expected)
-    for option, value in (("sep", sep), ("decimal", decimal if decimal != "." else None), ("groups", groups)):
+    for option, value in (("sep", sep), ("decimal", decimal if decimal != "." else None), *given_apart.items()):
         validation.expect(value is None, option, repr(value), expected)
     validation.expect(not one_hot, "one_hot", "True", expected)
     if named:
@@ -248,22 +258,28 @@ def read_table(
 
 
 def _from_cells(
-    cells: Cells, name: str, targets: list[str], ignore: list[str], groups: str | None, outputs: bool, one_hot: bool
+    cells: Cells,
+    name: str,
+    targets: list[str],
+    ignore: list[str],
+    aside: dict[str, str],
+    outputs: bool,
+    one_hot: bool,
 ) -> tuple[Table, dict[str, list[str]]]:
     """Return the table of a .csv file, and the texts of its columns of categories, of which x has the places."""
     cells.check_names("targets", targets)
     cells.check_names("ignore", ignore)
-    taken = [*targets, *ignore]
-    if groups is not None:
-        cells.check_names("groups", [groups])
-        taken.append(groups)
+    for option, column in aside.items():
+        cells.check_names(option, [column])
+    taken = [*targets, *ignore, *aside.values()]
     expected = (
         f"the columns of {cells.name} that make up y, among {shown(cells.header)}; only an autoencoder needs none"
     )
     validation.expect(targets or not outputs, "targets", "none", expected)
     left_out = set(taken)
-    of_which = "targets, ignore" if groups is None else "targets, ignore, groups"
-    validation.expect(len(left_out) == len(taken), of_which, shown(taken), "each column once")
+    validation.expect(
+        len(left_out) == len(taken), ", ".join(["targets", "ignore", *aside]), shown(taken), "each column once"
+    )
     columns = [name for name in cells.header if name not in left_out]
     validation.expect(columns, "targets", f"every column of {cells.name}", "at least one to be left for x")
     levels = {column: cells.levels(column) for column in columns if one_hot and cells.is_text(column)}
@@ -277,9 +293,12 @@ def _from_cells(
     elif outputs:
         whole = len(targets) == 1 and cells.frame[targets[0]].dtype.kind in "iu"
         y = cells.frame[targets[0]].to_numpy() if whole else cells.numbers(targets)
-    units = None if groups is None else cells.raw(groups)
+    group, weight = aside.get("groups"), aside.get("weights")
+    units = None if group is None else cells.raw(group)
+    weights = None if weight is None else cells.numbers([weight])[:, 0]
     outs = tuple(targets) if outputs else ()
-    return Table(name, x, y, tuple(columns), outs, np.arange(len(x)), groups=units, group=groups), levels
+    table = Table(name, x, y, tuple(columns), outs, np.arange(len(x)), groups=units, group=group)
+    return replace(table, weights=weights, weight=weight), levels
 
 
 def _places(texts: np.ndarray, levels: list[str]) -> np.ndarray:
@@ -308,9 +327,9 @@ def _one_hot(table: Table, levels: dict[str, list[str]]) -> Table:
 
 def _complete(table: Table, file: str, drop_missing: bool, min_rows: int) -> Table:
     """Return a table without missing entries, or name the columns that have some."""
-    y, groups = table.y, table.groups
-    names = [*table.columns, *table.targets, *([table.group] if table.group is not None else [])]
-    gaps = np.hstack([_gaps(values) for values in (table.x, y, groups) if values is not None])
+    y, groups, weights = table.y, table.groups, table.weights
+    names = [*table.columns, *table.targets, *(name for name in (table.group, table.weight) if name is not None)]
+    gaps = np.hstack([_gaps(values) for values in (table.x, y, groups, weights) if values is not None])
     gone = np.asarray(gaps.any(axis=1))
     if gone.any() and not drop_missing:
         counts = zip(names, gaps.sum(0), strict=True)
@@ -329,8 +348,9 @@ def _complete(table: Table, file: str, drop_missing: bool, min_rows: int) -> Tab
         if gaps[:, len(table.columns) :][:, : len(table.targets)].any() and y.dtype.kind == "f" and (y % 1 == 0).all():
             y = y.astype(np.int64)  # missing values had made them floating point
             y = y[:, 0] if len(table.targets) == 1 else y
-    groups = None if groups is None else groups[kept]
-    return replace(table, x=table.x[kept], y=y, groups=groups, rows=table.rows[kept], dropped=int(gone.sum()))
+    groups, weights = (None if values is None else values[kept] for values in (groups, weights))
+    table = replace(table, groups=groups, weights=weights)
+    return replace(table, x=table.x[kept], y=y, rows=table.rows[kept], dropped=int(gone.sum()))
 
 
 def _gaps(values: np.ndarray) -> np.ndarray:

@@ -70,6 +70,8 @@ class Cut:
         Maps a basis to the pair of networks (h, g) in float64 with h(g(x)) = rest(projection of the representation).
     everywhere : Basis
         A subspace that contains the representation of every input, up to the precision of the parameters.
+    weights : Tensor or None
+        Weights of the samples in ``spread`` and ``principal``, (N, 1), of mean 1.
     """
 
     layer: int
@@ -79,12 +81,16 @@ class Cut:
     rest: Callable[[Tensor], Tensor]
     split: Callable[[Basis], Pair]
     everywhere: Basis
+    weights: Tensor | None = None
 
     @cached_property
     def _decomposition(self) -> tuple[Tensor, Tensor, Tensor]:
         """Origin, singular values and directions of the values."""
-        origin = self.values.mean(0) if self.affine else torch.zeros_like(self.values[0])
+        weighted = self.values if self.weights is None else self.values * self.weights
+        origin = weighted.mean(0) if self.affine else torch.zeros_like(self.values[0])
         centered = self.values - origin
+        if self.weights is not None:
+            centered = centered * self.weights.sqrt()
         if len(centered) > centered.shape[1]:
             centered = torch.linalg.qr(centered, mode="r")[1]
         _, values, directions = torch.linalg.svd(centered, full_matrices=False)

@@ -63,7 +63,7 @@ class BottleneckAutoencoder(BottleneckEstimator):
         clean = self._cleaned(x, np.zeros((len(x), 0)))
         rows, used = clean.kept, clean.x[clean.kept]
         scale, self.output_columns_ = scaling_of(used, used, "each"), self.input_columns_
-        data, count = self._dependent(Data(scale.x(clean.x), scale.y(clean.x)), groups).rows(rows), None
+        data, count = self._dependent(Data(scale.x(clean.x), scale.y(clean.x)), groups, rows), None
         with self._keeping(out):
             if wanted is None:
                 count = learning.few_rows(self._in_common(data, np.flatnonzero(~constant_columns(used))), data)

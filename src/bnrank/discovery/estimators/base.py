@@ -2,7 +2,7 @@
 
 import numbers
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import KW_ONLY, dataclass, fields, replace
 from pathlib import Path
@@ -25,6 +25,7 @@ from bnrank.discovery.estimators.counts import Count, standard_error
 from bnrank.discovery.estimators.dependence import consecutive
 from bnrank.discovery.estimators.directions import directions_of, nothing_found
 from bnrank.discovery.estimators.keeping import kept
+from bnrank.discovery.estimators.notes import remarks
 from bnrank.discovery.estimators.outliers import Cleaned, cleaned
 from bnrank.discovery.estimators.progress import voice
 from bnrank.discovery.estimators.splits import Splits
@@ -33,16 +34,15 @@ from bnrank.discovery.estimators.tables import (
     Data,
     Scaling,
     checked_by_scikit,
-    constant_columns,
     in_memory,
     read_samples,
 )
+from bnrank.discovery.estimators.weights import spread, weights_of
 from bnrank.networks.mlp import MLP, from_layers
 
 CHUNK_SIZE = 8192  # rows
 MAX_ROWS = 1000  # in the data of the figures
 CV = "'auto', a number of folds, a splitter of scikit-learn, or pairs of indices of training and held-out rows"
-DEAD = 1e-9  # influence, relative to the largest, below which a component does not vary
 
 
 class NothingFoundWarning(UserWarning):
@@ -134,30 +134,47 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         self.input_columns_ = columns_of(X, "x", x.shape[1])
         return x
 
-    def _cleaned(self, x: np.ndarray, y: np.ndarray, labels: np.ndarray | None = None) -> Cleaned:
-        """Return the table without gross outliers, or as it is; set ``outliers_``."""
+    def _cleaned(
+        self, x: np.ndarray, y: np.ndarray, labels: np.ndarray | None = None, weights: np.ndarray | None = None
+    ) -> Cleaned:
+        """Return the table without gross outliers, or as it is, and without rows of weight 0; set ``outliers_``."""
+        there = np.ones(len(x), dtype=bool) if weights is None else weights > 0
         if validation.flag(self.robust, "robust"):
-            found = cleaned(x, y, labels)
+            found = cleaned(x[there], y[there], None if labels is None else labels[there])
+            found = found if there.all() else found.within(x, y, there)
         else:
-            found = Cleaned(x, y, np.ones(len(x), dtype=bool), np.zeros(0, dtype=int), ())
+            found = Cleaned(x, y, there)
         self.outliers_ = found.rows
         return found
 
-    def _dependent(self, data: Data, groups: Any) -> Data:
-        """Return the data with given splits, and what is held out together: groups, or blocks of dependent rows."""
+    def _weights(self, sample_weight: Any, rows: int) -> np.ndarray | None:
+        """Return the weights of rows, of mean 1 over those above 0, or None if they are equal; set ``weighted_``."""
+        with checked_by_scikit("sample_weight"):
+            weights = weights_of(in_memory(sample_weight, "sample_weight"), rows)
+        self.weighted_ = weights is not None
+        return weights
+
+    def _dependent(self, data: Data, groups: Any, kept: np.ndarray) -> Data:
+        """Return the rows kept, with given splits, and what is held out together: groups, or blocks of dependent rows.
+
+        A splitter receives all rows; blocks are formed of those whose weight is above 0.
+        """
         if groups is not None:
             data = replace(data, units=self._units(data, groups))
         if not isinstance(self.cv, str | numbers.Integral) or isinstance(self.cv, bool):
             with checked_by_scikit("cv"):
                 splitter = check_cv(self.cv, data.y, classifier=bool(data.classes))
                 pairs = list(splitter.split(data.x, data.y, groups))
-            return replace(data, splits=Splits.from_pairs(pairs, len(data.x)))
+            return replace(data, splits=Splits.from_pairs(pairs, len(data.x))).rows(kept)
         validation.expect(not isinstance(self.cv, str) or self.cv == "auto", "cv", repr(self.cv), CV)
+        if data.weights is not None:
+            there = data.weights > 0
+            data, kept = data.rows(there), kept[there]
         once = np.sort(np.unique(data.inputs, return_index=True)[1])  # repeats resemble each other in any case
         if groups is None and consecutive(data.x[once], data.numbers[once]) is not None:
             found = consecutive(data.x, data.numbers)
             data = data if found is None else replace(data, units=found.blocks, gap=found.gap)
-        return data
+        return data.rows(kept)
 
     @staticmethod
     def _units(data: Data, groups: Any) -> np.ndarray:
@@ -273,7 +290,7 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         self.module_ = scaling.unscaled_output(scaling.unscaled_input(model.network))
         self.input_scale_, self.output_scale_ = scaling.x_factor, scaling.y_factor
         inputs = torch.from_numpy(data.x)
-        made = coordinates_of(model.network, inputs, model.layer, k) if k else None
+        made = coordinates_of(model.network, inputs, model.layer, k, data.weights) if k else None
         state = state_dimension(made.encoder if made else None, data, count, evidence)
         self.state_dimension_, self.state_dimension_interval_ = state.number, state.interval
         self.state_reason_, self.state_undetermined_ = state.reason, state.undetermined
@@ -281,8 +298,9 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
             self.encoder_ = scaling.unscaled_input(made.encoder)
             self.decoder_ = scaling.unscaled_output(made.decoder)
             self.influence_ = made.influence
-            self.sensitivity_ = sensitivity(made.encoder, inputs, torch.from_numpy(data.x.std(0)))
-            self.spectrum_ = coordinates_of(model.whole, inputs, model.layer, 1).spectrum
+            spreads = torch.from_numpy(spread(data.x, data.weights))
+            self.sensitivity_ = sensitivity(made.encoder, inputs, spreads, data.weights)
+            self.spectrum_ = coordinates_of(model.whole, inputs, model.layer, 1, data.weights).spectrum
         else:
             self.influence_, self.spectrum_ = np.zeros(0), np.zeros(0)
             self.sensitivity_ = np.zeros((0, data.x.shape[1]))
@@ -297,40 +315,9 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         self.input_spectrum_ = found.spectrum
         self.input_held_out_, self.input_held_out_error_ = found.held_out, found.held_out_error
         self.stability_ = found.trials
-        self.notes_ = tuple(self._notes(x, data))
+        self.notes_ = tuple(remarks(self, x, data))
         if nothing_found(evidence):
             warnings.warn(f"{type(self).__name__}: {count.reason}", NothingFoundWarning, stacklevel=3)
-
-    def _notes(self, x: np.ndarray, data: Data) -> Iterator[str]:
-        """Yield remarks on the table and on the limits of what can be concluded."""
-        names = texts(self.input_columns_, "x")
-        if len(dead := np.flatnonzero(constant_columns(x))):
-            yield f"constant inputs left out: {', '.join(names[i] for i in dead[:10])}"
-        still = np.flatnonzero(self.output_scale_ == 0)
-        if len(still) and self.output_columns_ is not self.input_columns_:
-            outputs = texts(self.output_columns_, "y")
-            yield f"constant outputs, always predicted exactly: {', '.join(outputs[i] for i in still[:10])}"
-        if data.gap and data.units is not None:
-            length = int(np.bincount(data.units).min())
-            yield f"consecutive rows depend on each other: blocks of {length} rows or more were held out together"
-        elif data.units is not None:
-            yield f"rows of a group were held out together: {len(np.unique(data.units))} groups"
-        if copies := len(x) - data.distinct:
-            yield f"{copies} of {len(x)} rows repeat inputs and outputs of an earlier one; held out together"
-        if (points := int(data.inputs.max()) + 1) < data.distinct:
-            yield f"{points} different inputs in {len(x)} rows: the result holds at these inputs"
-        if data.distinct < FEW and isinstance(self.ridges, str):
-            yield f"fewer than {FEW} rows that differ: only linear maps were fitted"
-        if points <= x.shape[1]:
-            yield f"{points} rows for {x.shape[1]} inputs: the count holds on the span of these rows only"
-        used = self.output_scale_[self.output_scale_ > 0]
-        if getattr(self, "outputs", None) == "auto" and len(used) and (ratio := used.max() / used.min()) > 1 + 1e-9:
-            yield f"spreads of the outputs differ by a factor of {ratio:.2g}: each was divided by its spread"
-        positive = int((~constant_columns(x) & (x > 0).all(axis=0)).sum())
-        if data.outputs == 1 and positive > 1 and self.n_input_directions_ > 1:
-            yield f"{positive} inputs are positive: bnrank.discovery.dimensionless_groups tries their power products"
-        if idle := int((self.influence_ < DEAD * self.influence_.max(initial=0)).sum()):
-            yield f"{idle} of the {self.n_components_} components do not vary on these rows: fewer suffice"
 
     def _inputs(self, X: Any) -> np.ndarray:
         check_is_fitted(self)
@@ -360,16 +347,25 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         return _in_chunks(self.decoder_, z)
 
     def _summarize(
-        self, x: np.ndarray, observed: np.ndarray, predicted: np.ndarray, score: float, outputs: list[str]
+        self,
+        x: np.ndarray,
+        observed: np.ndarray,
+        predicted: np.ndarray,
+        score: float,
+        outputs: list[str],
+        weights: np.ndarray | None = None,
     ) -> None:
-        rows = np.linspace(0, len(x) - 1, min(len(x), MAX_ROWS)).astype(int)
+        there = np.arange(len(x)) if weights is None else np.flatnonzero(weights)
+        if absent := len(x) - len(there):
+            self.notes_ += (f"{absent} of {len(x)} rows have weight 0, and are not used",)
+        rows = there[np.linspace(0, len(there) - 1, min(len(there), MAX_ROWS)).astype(int)]
         own = {
             "estimator": type(self).__name__,
             "interval": self.n_components_interval_,
             "bound": len(self.held_out_) - 1,
-            "rows": len(x),
+            "rows": len(there),
             "inputs": tuple(texts(self.input_columns_, "x")),
-            "input_weights": self.input_directions_ * x.std(axis=0),
+            "input_weights": self.input_directions_ * spread(x, weights),
             "outputs": observed.shape[1] if observed.ndim > 1 else 1,
             "output_names": tuple(outputs),
             "score": score,

@@ -1,6 +1,7 @@
 """A network at its bottleneck: truncation to k dimensions, coordinates, and input directions."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor
 
 from bnrank.discovery.estimators.counts import sample_losses
 from bnrank.discovery.estimators.tables import layers_of
+from bnrank.discovery.estimators.weights import as_factors, drawn, mean_of
 from bnrank.measures.jacobian import Jacobian
 from bnrank.networks.mlp import MLP, from_layers
 from bnrank.theory.factorization import Cut, cuts
@@ -37,7 +39,12 @@ class Truncation:
 
 
 def truncate(
-    net: MLP, x: Tensor, max_k: int, held_out: tuple[Tensor, np.ndarray] | None = None, classes: int = 0
+    net: MLP,
+    x: Tensor,
+    max_k: int,
+    held_out: tuple[Tensor, np.ndarray] | None = None,
+    classes: int = 0,
+    row_weights: np.ndarray | None = None,
 ) -> Truncation:
     """Return the truncations of a network to every number of dimensions up to ``max_k``.
 
@@ -57,13 +64,19 @@ def truncate(
         Inputs and outputs of other rows.
     classes : int
         Number of classes, 0 for the squared error.
+    row_weights : ndarray, optional
+        Weights of the training rows, (N,), in subspaces and changes; the errors are those of single rows.
     """
-    places = _places(net, x[:: max(1, len(x) // CUT_ROWS)])
+    some, own = _some(x, row_weights, CUT_ROWS)
+    places, factors = _places(net, some, own), as_factors(own)
     full = places[-1].values
     others = _places(net, held_out[0]) if held_out is not None else []
     layers, change, errors = [], [], []
     for k in range(max_k + 1):
-        made = [float(changes(full, cut.rest(cut.principal(k).project(cut.values)), classes).mean()) for cut in places]
+        made = [
+            float(mean_of(changes(full, cut.rest(cut.principal(k).project(cut.values)), classes), factors))
+            for cut in places
+        ]
         best = int(np.argmin(made))
         layers.append(places[best].layer)
         change.append(made[best])
@@ -93,9 +106,9 @@ def changes(before: Tensor, after: Tensor, classes: int) -> Tensor:
     return (p.exp() * (p - q)).sum(1)
 
 
-def project(net: MLP, x: Tensor, layer: int, k: int) -> MLP:
+def project(net: MLP, x: Tensor, layer: int, k: int, row_weights: np.ndarray | None = None) -> MLP:
     """Return F_k as a float64 network of the same widths, with W_l and b_l of one layer projected."""
-    basis = next(cut for cut in _places(net, x) if cut.layer == layer).principal(k)
+    basis = next(cut for cut in _places(net, x, row_weights) if cut.layer == layer).principal(k)
     assert basis.directions is not None
     onto = basis.directions @ basis.directions.T
     weights, biases = layers_of(net)
@@ -104,9 +117,11 @@ def project(net: MLP, x: Tensor, layer: int, k: int) -> MLP:
     return from_layers(weights, biases, net.slope)
 
 
-def _places(net: MLP, x: Tensor) -> list[Cut]:
+def _places(net: MLP, x: Tensor, row_weights: np.ndarray | None = None) -> list[Cut]:
+    factors = as_factors(row_weights)
     with torch.no_grad():
-        return [cut for cut in cuts(net, x) if cut.place in ("preactivation", "output")]
+        places = [cut for cut in cuts(net, x) if cut.place in ("preactivation", "output")]
+    return places if factors is None else [replace(cut, weights=factors) for cut in places]
 
 
 @dataclass(frozen=True)
@@ -129,7 +144,7 @@ class Coordinates:
     influence: np.ndarray
 
 
-def coordinates_of(net: MLP, x: Tensor, layer: int, k: int) -> Coordinates:
+def coordinates_of(net: MLP, x: Tensor, layer: int, k: int, row_weights: np.ndarray | None = None) -> Coordinates:
     """Return the two halves of a network, split through the k principal directions of a layer's preactivations.
 
     z is unique up to a rotation. Its axes are those of mean_i Jh(z_i)^T Jh(z_i), most influential first, with the sign
@@ -145,14 +160,17 @@ def coordinates_of(net: MLP, x: Tensor, layer: int, k: int) -> Coordinates:
         Counted from 1.
     k : int
         Number of coordinates, at least 1.
+    row_weights : ndarray, optional
+        Weights of the rows, (N,), in all means, covariances and principal directions.
     """
+    factors = as_factors(row_weights)
     net, x = net.double(), x.double()
     weights, biases = layers_of(net)
     first = from_layers(weights[:layer], biases[:layer], net.slope)
     with torch.no_grad():
         values = first(x)
-    origin = values.mean(0)
-    _, s, vt = torch.linalg.svd(values - origin, full_matrices=False)
+    origin = mean_of(values, factors)
+    _, s, vt = torch.linalg.svd(_scaled(values - origin, factors), full_matrices=False)
     spread = s / len(x) ** 0.5
     k = min(k, len(spread))
     used = spread[:k] > DEAD * max(float(spread[0]), 1e-300)
@@ -163,10 +181,13 @@ def coordinates_of(net: MLP, x: Tensor, layer: int, k: int) -> Coordinates:
         return from_layers([up, *weights[layer:]], [origin, *biases[layer:]], net.slope)
 
     z = (values - origin) @ down.T
-    strength, axes = torch.linalg.eigh(_mean_gram(decoder(up), z))
+    strength, axes = torch.linalg.eigh(_mean_gram(decoder(up), z, row_weights))
     axes = axes.flip(1)
     turned = z @ axes
-    covariance = (turned - turned.mean(0)).T @ ((x - x.mean(0)) / x.std(0).clamp_min(1e-12))
+    away = x - mean_of(x, factors)
+    spreads = x.std(0) if factors is None else mean_of(away.square(), factors).sqrt()
+    standard = away / spreads.clamp_min(1e-12)
+    covariance = (turned - mean_of(turned, factors)).T @ (standard if factors is None else standard * factors)
     strongest = covariance.gather(1, covariance.abs().argmax(1, keepdim=True)).squeeze(1)
     axes = axes * torch.where(strongest < 0, -1.0, 1.0).to(z.dtype)
     encoder = from_layers(
@@ -178,7 +199,7 @@ def coordinates_of(net: MLP, x: Tensor, layer: int, k: int) -> Coordinates:
     return Coordinates(encoder, decoder(up @ axes), spread.numpy(), influence.numpy())
 
 
-def sensitivity(encoder: MLP, x: Tensor, spread: Tensor) -> np.ndarray:
+def sensitivity(encoder: MLP, x: Tensor, spread: Tensor, row_weights: np.ndarray | None = None) -> np.ndarray:
     """Return the sensitivity of each coordinate to each input, (k, d_in): rms of dz_j/dx_i times the spread of x_i.
 
     Parameters
@@ -189,20 +210,40 @@ def sensitivity(encoder: MLP, x: Tensor, spread: Tensor) -> np.ndarray:
         Rows, (N, d_in), of which at most 500 are used.
     spread : Tensor
         Standard deviation of every input, (d_in,).
+    row_weights : ndarray, optional
+        Weights of the rows, (N,).
     """
-    some = _some(x).double()
-    squares = sum(j.square().sum(0) for j in Jacobian(encoder, some, kink_rtol=None).chunks()) / len(some)
-    return (torch.as_tensor(squares).sqrt() * spread).numpy()
+    return (_mean_over(encoder, x.double(), row_weights, torch.square).sqrt() * spread).numpy()
 
 
-def _mean_gram(net: MLP, x: Tensor) -> Tensor:
+def _mean_gram(net: MLP, x: Tensor, row_weights: np.ndarray | None) -> Tensor:
     """Return mean_i J(x_i)^T J(x_i) over at most 500 rows."""
-    some = _some(x)
-    return torch.as_tensor(sum((j.mT @ j).sum(0) for j in Jacobian(net, some, kink_rtol=None).chunks())) / len(some)
+    return _mean_over(net, x, row_weights, lambda j: j.mT @ j)
 
 
-def _some(x: Tensor) -> Tensor:
-    return x[:: max(1, len(x) // GRADIENT_ROWS)]
+def _mean_over(net: MLP, x: Tensor, row_weights: np.ndarray | None, of: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return the mean over at most 500 rows of a function of their Jacobians."""
+    some, own = _some(x, row_weights, GRADIENT_ROWS)
+    factors, total, first = as_factors(own), torch.zeros((), dtype=torch.float64), 0
+    for j in Jacobian(net, some, kink_rtol=None).chunks():
+        values = of(j)
+        if factors is not None:
+            values = values * factors[first : first + len(j), None]
+        total, first = total + values.sum(0), first + len(j)
+    return total / len(some)
+
+
+def _some(x: Tensor, row_weights: np.ndarray | None, number: int) -> tuple[Tensor, np.ndarray | None]:
+    """Return about ``number`` rows evenly spaced, with their weights: a sample in proportion to weights, if given."""
+    if row_weights is None or len(x) < 2 * number:
+        return x[:: max(1, len(x) // number)], row_weights
+    times = drawn(row_weights, number)
+    return x[torch.from_numpy(times > 0)], times[times > 0].astype(float)
+
+
+def _scaled(table: Tensor, factors: Tensor | None) -> Tensor:
+    """Return rows times the roots of their weights."""
+    return table if factors is None else table * factors.sqrt()
 
 
 class InputDirections:
@@ -220,6 +261,8 @@ class InputDirections:
         f, in the scale of training.
     x : Tensor
         Rows, (N, d_in).
+    row_weights : ndarray, optional
+        Weights of the rows, (N,).
 
     Attributes
     ----------
@@ -236,13 +279,14 @@ class InputDirections:
     True
     """
 
-    def __init__(self, net: MLP, x: Tensor) -> None:
-        net, x = net.double(), x.double()
-        self.center = x.mean(0)
-        _, s, vt = torch.linalg.svd((x - self.center) / len(x) ** 0.5, full_matrices=False)
+    def __init__(self, net: MLP, x: Tensor, row_weights: np.ndarray | None = None) -> None:
+        net, x, factors = net.double(), x.double(), as_factors(row_weights)
+        self.center = mean_of(x, factors)
+        centered = _scaled(x - self.center, factors)
+        _, s, vt = torch.linalg.svd(centered / len(x) ** 0.5, full_matrices=False)
         varies = s > DEAD * max(float(s[0]), 1e-300)
         up = vt[varies] * s[varies, None]
-        values, directions = torch.linalg.eigh(up @ _mean_gram(net, x) @ up.T)
+        values, directions = torch.linalg.eigh(up @ _mean_gram(net, x, row_weights) @ up.T)
         directions = directions.flip(1)
         self.down = (vt[varies].T / s[varies]) @ directions
         self.up = directions.T @ up

@@ -145,11 +145,17 @@ def is_worse(errors: np.ndarray, than: np.ndarray, sure: float = 1.0) -> bool:
     return bool(errors.mean() > than.mean() + sure * standard_error(than))
 
 
-def by_group(errors: np.ndarray, groups: np.ndarray) -> np.ndarray:
+def by_group(errors: np.ndarray, groups: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
     """Return one entry per group of rows, with the same mean, so that copies of a row do not count as evidence.
 
     The standard error over the entries is that of a mean of clusters: an entry is the mean plus the summed deviation of
     its group, times the ratio of groups to rows. Without copies nothing changes.
+
+    With weights w_i, the mean of the entries is the weighted mean m = sum_i w_i l_i / sum_i w_i. The entry of group g
+    is m + G sum_{i in g} w_i (l_i - m) / sum_i w_i, with G groups. Its standard error is therefore that of a ratio,
+    linearized: sqrt(sum_g (sum_{i in g} w_i (l_i - m))^2) / sum_i w_i (Cochran 1977, 6.4). Where the losses of single
+    rows have the same variance, it is that of the mean of n = (sum_i w_i)^2 / sum_i w_i^2 rows of equal weight, the
+    effective number of rows. Entries are linear in the losses: the difference of two is the entry of the difference.
 
     Parameters
     ----------
@@ -157,19 +163,24 @@ def by_group(errors: np.ndarray, groups: np.ndarray) -> np.ndarray:
         Loss of every row, (..., N).
     groups : ndarray
         The group of every row, (N,), counted from 0.
+    weights : ndarray, optional
+        The weight of every row, (N,).
 
     Examples
     --------
     >>> by_group(np.array([1.0, 1.0, 4.0, 4.0]), np.array([1, 1, 0, 0])).tolist()
     [4.0, 1.0]
+    >>> by_group(np.array([1.0, 4.0]), np.array([1, 0]), np.array([3.0, 1.0])).tolist()
+    [2.875, 0.625]
     """
-    number = int(groups.max()) + 1
-    if number == len(groups):
+    number, total = int(groups.max()) + 1, len(groups) if weights is None else weights.sum()
+    if number == len(groups) and weights is None:
         return errors
-    mean = errors.mean(axis=-1, keepdims=True)
+    mean = np.average(errors, axis=-1, weights=weights, keepdims=True)
     order = np.argsort(groups, kind="stable")
     starts = np.searchsorted(groups[order], np.arange(number))
-    return mean + np.add.reduceat((errors - mean)[..., order], starts, axis=-1) * (number / len(groups))
+    deviations = errors - mean if weights is None else weights * (errors - mean)
+    return mean + np.add.reduceat(deviations[..., order], starts, axis=-1) * (number / total)
 
 
 def resampled(errors: np.ndarray, rtol: float, *, paired: bool = False, seed: int = 0) -> tuple[int, int]:

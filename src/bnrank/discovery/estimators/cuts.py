@@ -35,11 +35,12 @@ def descend(path: Path, plan: Budget) -> None:
                 sums[out] += further(fit, known, held_out, number, plan).losses
             seen += out
             more = (errors[k - 1] - errors[k])[seen > 0] / seen[seen > 0]
-            more = by_group(more, np.unique(path.groups[seen > 0], return_inverse=True)[1].reshape(-1))
+            weights = None if path.data.weights is None else path.data.weights[seen > 0]
+            more = by_group(more, np.unique(path.groups[seen > 0], return_inverse=True)[1].reshape(-1), weights)
             if len(more) >= ENOUGH and more.mean() > path.negligible + FAR * standard_error(more):
                 return
         for number, sums in errors.items():
-            path.retrained[number] = by_group(path.splits.mean(sums), path.splits.units(path.groups))
+            path.retrained[number] = path.splits.by_group(sums, path.groups, path.data.weights)
 
 
 def judge(fits: list[Fit], path: Path, data: Data, k: int, plan: Budget) -> None:
@@ -55,7 +56,7 @@ def further(fit: Fit, known: Data, judged: Data, k: int, plan: Budget) -> Furthe
     if k not in fit.further:
         current().expect(_steps(plan) * (plan.depth + 1))
         layer = fit.truncation.layers[k]
-        cut = project(fit.network, torch.from_numpy(known.x), layer, k)
+        cut = project(fit.network, torch.from_numpy(known.x), layer, k, known.weights)
         made = polish(cut, known, layer, k, fit.ridge, _steps(plan))
         fit.further[k] = Further(made, losses_of(made, judged))
     return fit.further[k]
@@ -84,7 +85,7 @@ def polish(net: MLP, data: Data, layer: int, k: int, ridge: float, steps: int) -
         A network of the same widths, float64, whose layer ``layer`` has rank k.
     """
     task = data.task()
-    split = coordinates_of(net, task.x, layer, k)
+    split = coordinates_of(net, task.x, layer, k, data.weights)
     both = nn.Sequential(split.encoder.float(), split.decoder.float())
     record = Record(every=steps, top_k=1)
     run = train(both, task, ridge=ridge, steps=steps, optimizer="lbfgs", record=record, progress=False)

@@ -12,6 +12,7 @@ from bnrank.discovery.estimators.counts import Count, Trial, sample_losses, stan
 from bnrank.discovery.estimators.learning import Evidence, Model
 from bnrank.discovery.estimators.path import Fit, Path
 from bnrank.discovery.estimators.tables import Data, apart
+from bnrank.discovery.estimators.weights import as_factors, mean_of, spread
 from bnrank.networks.mlp import MLP
 
 
@@ -51,7 +52,7 @@ def directions_of(found: Evidence, model: Model, data: Data, count: Count) -> Di
     components is. If the component count (``count``) is undetermined, so is this one.
     """
     inputs = torch.from_numpy(data.x)
-    every = InputDirections(model.network, inputs)
+    every = InputDirections(model.network, inputs, data.weights)
     trials, path, errors = found.trials(), found.path, found.errors
     own = Count(found.number, count.interval, count.agreement, count.undetermined, count.reason)
     if path is not None and found.kind != "constant":
@@ -72,7 +73,7 @@ def directions_of(found: Evidence, model: Model, data: Data, count: Count) -> Di
             reason = f"undetermined: so is the number of components ({reason.removeprefix('undetermined: ')})"
         own = replace(own, interval=(min(low, count.interval[0]), high), undetermined=True, reason=reason)
     vectors = every.down[:, : own.number].T.numpy()
-    largest = np.abs(vectors * data.x.std(axis=0)).argmax(axis=1)
+    largest = np.abs(vectors * spread(data.x, data.weights)).argmax(axis=1)
     vectors = vectors * np.where(vectors[np.arange(len(vectors)), largest] < 0, -1.0, 1.0)[:, None]
     error = np.array([standard_error(rows) for rows in errors])
     return Directions(own, vectors, every.spectrum, errors.mean(axis=1), error, trials)
@@ -91,14 +92,16 @@ def held_out_by_number(path: Path, ridge: float) -> np.ndarray:
         out = path.splits.out[fit.fold]
         known, held_out = apart(data, path.splits.known[fit.fold], out)
         net, x = fit.network.double(), torch.from_numpy(held_out.x).double()
-        found = InputDirections(net, torch.from_numpy(known.x))
+        found = InputDirections(net, torch.from_numpy(known.x), known.weights)
         with torch.no_grad():
             for j in range(len(errors)):
                 errors[j, out] += sample_losses(net(found.project(x, j)).numpy(), held_out.y, data.classes)
-    return counts.by_group(path.splits.mean(errors), path.splits.units(path.groups))
+    return path.splits.by_group(errors, path.groups, data.weights)
 
 
-def sufficient_number(net: MLP, x: Tensor, negligible: float, classes: int = 0) -> int:
+def sufficient_number(
+    net: MLP, x: Tensor, negligible: float, classes: int = 0, weights: np.ndarray | None = None
+) -> int:
     """Return the smallest number of a network's directions with which its outputs on x change by no more than this.
 
     Examples
@@ -109,12 +112,12 @@ def sufficient_number(net: MLP, x: Tensor, negligible: float, classes: int = 0) 
     >>> sufficient_number(net, x, 1e-9), sufficient_number(net, x, 100.0)
     (2, 0)
     """
-    net, x = net.double(), x.double()
-    found = InputDirections(net, x)
+    net, x, factors = net.double(), x.double(), as_factors(weights)
+    found = InputDirections(net, x, weights)
     with torch.no_grad():
         full = net(x)
         for j in range(x.shape[1]):
-            if float(changes(full, net(found.project(x, j)), classes).mean()) <= negligible:
+            if float(mean_of(changes(full, net(found.project(x, j)), classes), factors)) <= negligible:
                 return j
     return x.shape[1]
 
@@ -124,7 +127,7 @@ def _number(fit: Fit, path: Path, trial: Trial) -> int | None:
     if not trial.considered:
         return None
     data = path.data if fit.fold is None else path.data.rows(path.splits.known[fit.fold])
-    return sufficient_number(fit.network, torch.from_numpy(data.x), path.negligible, data.classes)
+    return sufficient_number(fit.network, torch.from_numpy(data.x), path.negligible, data.classes, data.weights)
 
 
 def _count(errors: np.ndarray, path: Path, trials: tuple[Trial, ...]) -> Count:

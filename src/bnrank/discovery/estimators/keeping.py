@@ -36,8 +36,9 @@ def train(net: nn.Module, task: Task, **options: Any) -> Run:
     """
     folder = _FOLDER.get()
     if folder is not None:
+        data = [values for values in (task.x, task.y, task.weights) if values is not None]
         state = [(name, value) for name, value in net.state_dict().items()]
-        options["out"] = folder / identity.digest(task.x, task.y, task.loss, state, sorted(options.items()))[:16]
+        options["out"] = folder / identity.digest(*data, task.loss, state, sorted(options.items()))[:16]
     run = training.train(net, task, **options)
     current().advance(run.members * run.settings.steps * sum(p.ndim > 1 for p in net.parameters()))
     return run

@@ -17,6 +17,7 @@ from bnrank.discovery.estimators.linear_maps import LinearFit, best_linear, line
 from bnrank.discovery.estimators.path import MAX_ROWS, Fit, Path, explore, finished, folds_of, train_members
 from bnrank.discovery.estimators.splits import Splits
 from bnrank.discovery.estimators.tables import Data
+from bnrank.discovery.estimators.weights import drawn, effective, uneven
 from bnrank.networks.mlp import MLP
 from bnrank.training import Record
 
@@ -101,8 +102,7 @@ def investigate(data: Data, plan: Budget, wanted: int | None = None, *, by_input
     deep ones stopped at a saddle, or are too close to linear. With ``by_input``, all rows with the same inputs,
     including replicates, are held out together.
     """
-    rows = rows_of(data, plan.seed)
-    some = data.rows(rows)
+    rows, some = sample_of(data, plan.seed)
     together = data.inputs if by_input else data.groups if data.units is None else data.units
     groups = np.unique(together[rows], return_inverse=True)[1].reshape(-1)
     plan = replace(plan, folds=min(plan.folds, int(groups.max()) + 1))
@@ -112,7 +112,7 @@ def investigate(data: Data, plan: Budget, wanted: int | None = None, *, by_input
     used = f"no split with held-out rows and 2 training rows among the {len(rows)} used (of {len(data.x)})"
     validation.expect(len(splits), "cv", used, "at least one")
     plan.tell("linear maps")
-    linear = best_linear(some.x, some.y, splits, data.full, data.classes, groups)
+    linear = best_linear(some.x, some.y, splits, data.full, data.classes, groups, some.weights)
     k = linear.rank if wanted is None else wanted
     if k == wanted == 0:
         return Evidence("constant", 0, linear, None, None, rows, plan)
@@ -173,24 +173,42 @@ def rows_of(data: Data, seed: int) -> np.ndarray:
     return np.sort(np.random.default_rng(seed).permutation(first)[:MAX_ROWS])
 
 
+def sample_of(data: Data, seed: int) -> tuple[np.ndarray, Data]:
+    """Return the indices of the rows used, ascending, and these rows.
+
+    Where rows are weighted, 4,000 groups of copies are drawn in proportion to their weights, the sums of those of their
+    rows; a group that is drawn several times has so much weight, and the others the same.
+    """
+    if data.weights is None or len(data.x) <= MAX_ROWS:
+        rows = rows_of(data, seed)
+        return rows, data.rows(rows)
+    first = np.unique(data.groups, return_index=True)[1]
+    order = np.random.default_rng(seed).permutation(len(first))
+    times = np.zeros(len(data.x))
+    times[first[order]] = drawn(np.bincount(data.groups, data.weights)[order], MAX_ROWS)
+    rows = np.flatnonzero(times)
+    return rows, replace(data.rows(rows), weights=uneven(times[rows]))
+
+
 def learn(data: Data, found: Evidence) -> Model:
     """Return the network with the detected number of dimensions, trained on all rows."""
-    k, plan, path, some = found.number, found.plan, found.path, data.rows(found.rows)
-    all_used = len(some.x) == len(data.x)
+    k, plan, path, all_used = found.number, found.plan, found.path, len(found.rows) == len(data.x)
     if found.kind != "network" or path is None:
         ridge = found.linear.ridge
-        straight = found.linear.map if all_used else linear_map(data.x, data.y, ridge, data.classes)
+        straight = found.linear.map if all_used else linear_map(data.x, data.y, ridge, data.classes, data.weights)
         return Model(straight.network(k), 1, ridge, straight.network(data.full))
-    ridge = path.ridge_for(k)
+    ridge, some = path.ridge_for(k), path.data
     fits = _final_fits(some, path, ridge, plan)
     judge(fits, path, some, k, plan)
     path.fits += fits
     candidates = [fit for fit in fits if fit.ridge == ridge and fit.depth == plan.depth]
-    chosen = min(candidates, key=lambda fit: _loss_at(fit, k))
+    chosen = min(candidates, key=lambda fit: _loss_at(fit, path, k))
     whole = chosen.network
-    if losses_of(whole, some).mean() > path.errors[ridge][-1].mean() + counts.standard_error(path.errors[ridge][-1]):
+    if path.mean(losses_of(whole, some)) > path.errors[ridge][-1].mean() + counts.standard_error(
+        path.errors[ridge][-1]
+    ):
         plan.tell("these stopped at a saddle: continuing from a network of the folds")
-        best = min(path.at(ridge), key=lambda fit: float(fit.truncation.errors[-1].mean()))
+        best = min(path.at(ridge), key=lambda fit: float(path.mean(fit.truncation.errors[-1], fit.fold)))
         whole = _on_all_rows(best.network, some, ridge)
     if not all_used:
         plan.tell(f"all {len(data.x):,} rows")
@@ -198,18 +216,18 @@ def learn(data: Data, found: Evidence) -> Model:
     if whole is chosen.network and k in chosen.further:
         return Model(chosen.further[k].network, chosen.truncation.layers[k], ridge, whole)
     inputs = torch.from_numpy(some.x)
-    truncation = truncate(whole, inputs, k, None, data.classes)
+    truncation = truncate(whole, inputs, k, None, data.classes, some.weights)
     layer = truncation.layers[k]
-    network = project(whole, inputs, layer, k)
+    network = project(whole, inputs, layer, k, some.weights)
     if truncation.change[k] > LOST * truncation.change[0]:
         plan.tell(f"further training at {k} dimensions")
         network = polish(network, some, layer, k, ridge, plan.steps)
     return Model(network, layer, ridge, whole)
 
 
-def _loss_at(fit: Fit, k: int) -> float:
+def _loss_at(fit: Fit, path: Path, k: int) -> float:
     """Return the training loss of a network, and how much it changes at k dimensions."""
-    return float(fit.further[k].losses.mean()) if k in fit.further else fit.loss + float(fit.truncation.change[k])
+    return float(path.mean(fit.further[k].losses)) if k in fit.further else fit.loss + float(fit.truncation.change[k])
 
 
 def _final_fits(data: Data, path: Path, ridge: float, plan: Budget) -> list[Fit]:
@@ -237,11 +255,19 @@ def _on_all_rows(net: MLP, data: Data, ridge: float) -> MLP:
 
 
 def few_rows(count: Count, data: Data) -> Count:
-    """Return the count, marked undetermined below ten distinct rows or groups, where many functions fit."""
+    """Return the count, marked undetermined below ten distinct rows or groups, where many functions fit.
+
+    Rows and groups with different weights count as their effective number.
+    """
     if data.distinct < MIN_ROWS:
         return _doubted(count, (0, data.bound), f"only {data.distinct} rows differ, expected at least {MIN_ROWS}")
     if data.units is not None and (number := len(np.unique(data.units))) < MIN_ROWS:
         return _doubted(count, (0, data.bound), f"only {number} groups, expected at least {MIN_ROWS}")
+    equal = effective(data.weights, data.groups if data.units is None else data.units)
+    if equal < MIN_ROWS:
+        what = "rows" if data.units is None else "groups"
+        why = f"with these weights the {what} count as only {equal:.1f}, expected at least {MIN_ROWS}"
+        return _doubted(count, (0, data.bound), why)
     return count
 
 

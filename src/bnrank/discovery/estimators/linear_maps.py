@@ -12,7 +12,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 
 from bnrank._core.shared import Shared
-from bnrank.discovery.estimators.counts import NEGLIGIBLE, by_group, sample_losses, smallest_within_error
+from bnrank.discovery.estimators.counts import NEGLIGIBLE, sample_losses, smallest_within_error
 from bnrank.discovery.estimators.splits import Splits
 from bnrank.networks.mlp import MLP, from_layers
 
@@ -90,6 +90,7 @@ def best_linear(
     max_rank: int,
     classes: int = 0,
     groups: np.ndarray | None = None,
+    weights: np.ndarray | None = None,
 ) -> LinearFit:
     """Return the linear map of lowest held-out loss over ridges and ranks, and the supported rank.
 
@@ -105,6 +106,8 @@ def best_linear(
         Number of classes, 0 for the squared error.
     groups : ndarray, optional
         The group of each row, (N,), where some are copies of others or depend on them.
+    weights : ndarray, optional
+        The weight of each row, (N,).
 
     Examples
     --------
@@ -117,30 +120,52 @@ def best_linear(
     ridges = 1 / (np.array(INVERSE_RIDGES) * len(x)) if classes else RIDGES
     sums = np.zeros((len(ridges), max_rank + 1, len(x)))
     for known, out in zip(splits.known, splits.out, strict=True):
-        for i, map_ in enumerate(_maps(x[known], y[known], ridges, classes)):
+        own = None if weights is None else weights[known]
+        for i, map_ in enumerate(_maps(x[known], y[known], ridges, classes, own)):
             sums[i][:, out] += map_.losses(x[out], y[out], max_rank, classes)
     errors = splits.mean(sums)
-    best = int(errors.mean(axis=2).min(axis=1).argmin())
-    kept = errors[best] if groups is None else by_group(errors[best], splits.units(groups))
+    tested = None if weights is None else weights[splits.tested]
+    best = int(np.average(errors, axis=2, weights=tested).min(axis=1).argmin())
+    kept = splits.by_group(sums[best], np.arange(len(x)) if groups is None else groups, weights)
     rank, ridge = smallest_within_error(kept, paired=True), float(ridges[best])
-    return LinearFit(rank, ridge, kept, linear_map(x, y, ridge, classes))
+    return LinearFit(rank, ridge, kept, linear_map(x, y, ridge, classes, weights))
 
 
-def linear_map(x: np.ndarray, y: np.ndarray, ridge: float, classes: int = 0) -> LinearMap:
+def linear_map(
+    x: np.ndarray, y: np.ndarray, ridge: float, classes: int = 0, weights: np.ndarray | None = None
+) -> LinearMap:
     """Return the linear map of a table at one ridge."""
-    return next(_maps(x, y, np.array([ridge]), classes))
+    return next(_maps(x, y, np.array([ridge]), classes, weights))
 
 
-def _maps(x: np.ndarray, y: np.ndarray, ridges: np.ndarray, classes: int) -> Iterator[LinearMap]:
-    center = x.mean(axis=0)
+def _maps(
+    x: np.ndarray, y: np.ndarray, ridges: np.ndarray, classes: int, weights: np.ndarray | None
+) -> Iterator[LinearMap]:
+    if weights is not None:
+        weights = weights / weights.mean()
+    center = np.average(x, axis=0, weights=weights)
     x = x - center
-    for b, level in _logistic(x, y, ridges, classes) if classes else _least_squares(x, y, ridges):
-        v = np.linalg.svd(x @ b.T, full_matrices=False)[2].T
+    for b, level in _logistic(x, y, ridges, classes, weights) if classes else _least_squares(x, y, ridges, weights):
+        v = np.linalg.svd(_scaled(x @ b.T, weights), full_matrices=False)[2].T
         if v.shape[1] < v.shape[0]:  # fewer rows than outputs
             v = np.hstack([v, np.zeros((v.shape[0], v.shape[0] - v.shape[1]))])
-        counts = np.maximum(np.bincount(y, minlength=classes), 1) if classes else None
+        counts = _frequencies(y, classes, weights) if classes else None
         constant = level if counts is None else np.log(counts / counts.sum())
         yield LinearMap(b, center, level, v, constant)
+
+
+def _scaled(table: np.ndarray, weights: np.ndarray | None) -> np.ndarray:
+    """Return rows times the roots of their weights."""
+    return table if weights is None else table * np.sqrt(weights)[:, None]
+
+
+def _frequencies(y: np.ndarray, classes: int, weights: np.ndarray | None) -> np.ndarray:
+    """Return the sum of the weights of every class, 1 for a missing one."""
+    counts = np.maximum(np.bincount(y, minlength=classes), 1)
+    if weights is None:
+        return counts
+    sums = np.bincount(y, weights, minlength=classes)
+    return np.where(sums > 0, sums, 1.0)
 
 
 @contextlib.contextmanager
@@ -153,10 +178,12 @@ def _unwarned() -> Iterator[None]:
 _UNWARNED = Shared(_unwarned)
 
 
-def _least_squares(x: np.ndarray, y: np.ndarray, ridges: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    level = y.mean(axis=0)
-    u, s, vt = np.linalg.svd(x, full_matrices=False)
-    uy = u.T @ (y - level)
+def _least_squares(
+    x: np.ndarray, y: np.ndarray, ridges: np.ndarray, weights: np.ndarray | None
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    level = np.average(y, axis=0, weights=weights)
+    u, s, vt = np.linalg.svd(_scaled(x, weights), full_matrices=False)
+    uy = u.T @ _scaled(y - level, weights)
     known = s > 1e-7 * max(s[0], 1e-300)
     for ridge in ridges:
         filter_ = np.where(known, s / (np.square(s) + ridge * len(x)), 0.0)
@@ -164,14 +191,14 @@ def _least_squares(x: np.ndarray, y: np.ndarray, ridges: np.ndarray) -> Iterator
 
 
 def _logistic(
-    x: np.ndarray, y: np.ndarray, ridges: np.ndarray, classes: int
+    x: np.ndarray, y: np.ndarray, ridges: np.ndarray, classes: int, weights: np.ndarray | None
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     seen = np.unique(y)
     for ridge in ridges:
         b, level = np.zeros((classes, x.shape[1])), np.zeros(classes)
         if len(seen) > 1:
             with _UNWARNED:
-                fit = LogisticRegression(C=1 / (ridge * len(x)), max_iter=300).fit(x, y)
+                fit = LogisticRegression(C=1 / (ridge * len(x)), max_iter=300).fit(x, y, weights)
             slopes, offsets = fit.coef_, fit.intercept_
             if len(seen) == 2:
                 slopes, offsets = np.vstack([-slopes, slopes]) / 2, np.append(-offsets, offsets) / 2

@@ -1,7 +1,7 @@
 """Tables with gross outliers: which values no other columns explain, and what is fitted in their place."""
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from scipy.stats import mannwhitneyu, rankdata
@@ -37,17 +37,33 @@ class Cleaned:
         examined.
     kept : ndarray
         Which rows are fitted, (N,), bool.
-    rows : ndarray
-        The rows with a value that was changed or left out, ascending.
-    notes : tuple of str
-        What was changed, and the rows.
+    changes : dict
+        What was changed -> the rows, (N,), bool.
     """
 
     x: Array
     y: Array
     kept: Array
-    rows: Array
-    notes: tuple[str, ...]
+    changes: dict[str, Array] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> Array:
+        """The rows with a value that was changed or left out, ascending."""
+        return np.flatnonzero(np.any([np.zeros(len(self.x), dtype=bool), *self.changes.values()], axis=0))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was changed, and the rows."""
+        return tuple(f"{text}: {named_rows(rows)}" for text, rows in self.changes.items() if rows.any())
+
+    def within(self, x: Array, y: Array, rows: Array) -> "Cleaned":
+        """Return this as the cleaned rows, (N,) bool, of a larger table, whose other rows are not fitted."""
+        x, y, kept = x.copy(), y.copy(), np.zeros(len(x), dtype=bool)
+        x[rows], y[rows], kept[rows] = self.x, self.y, self.kept
+        changes = {text: np.zeros(len(x), dtype=bool) for text in self.changes}
+        for text, changed in self.changes.items():
+            changes[text][rows] = changed
+        return Cleaned(x, y, kept, changes)
 
 
 def cleaned(x: Array, y: Array, labels: Array | None = None) -> Cleaned:
@@ -89,7 +105,7 @@ def cleaned(x: Array, y: Array, labels: Array | None = None) -> Cleaned:
     """
     given = (x, y) if labels is None else (x, y, labels)
     _, first, copies = np.unique(np.hstack(given), axis=0, return_index=True, return_inverse=True)
-    whole = Cleaned(x, y, np.ones(len(x), dtype=bool), np.zeros(0, dtype=int), ())
+    whole = Cleaned(x, y, np.ones(len(x), dtype=bool))
     if len(first) < FEWEST:
         return whole
     order = np.argsort(first)  # copies of a row are no evidence
@@ -111,14 +127,12 @@ def cleaned(x: Array, y: Array, labels: Array | None = None) -> Cleaned:
     changed = _some(short != full)
     if not (wrong | changed).any():
         return whole
-    texts = {
-        "left out as gross outliers": ~kept,
-        "single gross outliers replaced by values that fit the row": wrong & kept,
-        f"heavy tails of y shortened to {LIMIT:g} spreads": changed,
+    changes = {
+        "left out as gross outliers": ~kept[copies],
+        "single gross outliers replaced by values that fit the row": (wrong & kept)[copies],
+        f"heavy tails of y shortened to {LIMIT:g} spreads": changed[copies],
     }
-    notes = tuple(f"{text}: {named_rows(rows[copies])}" for text, rows in texts.items() if rows.any())
-    rows = np.flatnonzero((wrong | changed)[copies])
-    return Cleaned(_replaced(x, out_x)[copies], short[copies], kept[copies], rows, notes)
+    return Cleaned(_replaced(x, out_x)[copies], short[copies], kept[copies], changes)
 
 
 def _some(table: Array) -> Array:

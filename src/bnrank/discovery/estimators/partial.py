@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import torch
 
 from bnrank.discovery.estimators import learning
@@ -36,21 +37,22 @@ def of_folds(data: Data, found: Evidence) -> Model:
     """
     k, path = found.number, found.path
     assert path is not None
-    ridge, rows = path.ridge_for(k), data.rows(found.rows)
+    ridge, rows = path.ridge_for(k), path.data
     trained_on = k in path.retrained and path.retrained[k].mean() < path.errors[ridge][k].mean()
     losses = {
-        i: float((fit.further[k].losses if trained_on else fit.truncation.errors[k]).mean())
+        i: float(path.mean(fit.further[k].losses if trained_on else fit.truncation.errors[k], fit.fold))
         for i, fit in enumerate(path.at(ridge))
     }
     best = path.at(ridge)[min(losses, key=lambda i: losses[i])]
     net = best.further[k].network if trained_on else best.network
     biases = [bias.detach().clone() for bias in net.biases]
     if not data.classes and best.fold is not None:  # training subtracts the mean of its rows
-        biases[-1] += torch.from_numpy(rows.y[path.splits.known[best.fold]].mean(axis=0)).to(biases[-1].dtype)
+        known = rows.rows(path.splits.known[best.fold])
+        biases[-1] += torch.from_numpy(np.average(known.y, axis=0, weights=known.weights)).to(biases[-1].dtype)
     whole = from_layers([w.detach() for w in net.weights], biases, net.slope)
     inputs = torch.from_numpy(rows.x)
-    layer = truncate(whole, inputs, k, None, data.classes).layers[k]
-    return Model(project(whole, inputs, layer, k), layer, ridge, whole)
+    layer = truncate(whole, inputs, k, None, data.classes, rows.weights).layers[k]
+    return Model(project(whole, inputs, layer, k, rows.weights), layer, ridge, whole)
 
 
 def doubted(count: Count) -> Count:

@@ -134,6 +134,13 @@ class Path:
         errors = self.errors[self.best].mean(axis=1)
         return max(self.error, self.rtol * float(errors[0] - errors[-1]))
 
+    def mean(self, losses: np.ndarray, fold: int | None = None) -> np.ndarray:
+        """Return the weighted mean of losses of the held-out rows of a fold, or of all rows, (..., rows)."""
+        weights = self.data.weights
+        if weights is not None and fold is not None:
+            weights = weights[self.splits.out[fold]]
+        return np.asarray(np.average(losses, axis=-1, weights=weights))
+
     @property
     def running(self) -> list[float]:
         """Ridges whose held-out loss is within one standard error of the lowest."""
@@ -168,8 +175,8 @@ class Path:
     def lowest(self, fold: int) -> np.ndarray:
         """Return the held-out loss of a fold, by group, with the ridge and number of dimensions where it is lowest."""
         own = [fit.truncation.errors for fit in self.fits if fit.fold == fold]
-        best = min(own, key=lambda errors: float(errors.mean(axis=1).min()))
-        return self._by_group(best[int(best.mean(axis=1).argmin())], fold)
+        best = min(own, key=lambda errors: float(self.mean(errors, fold).min()))
+        return self._by_group(best[int(self.mean(best, fold).argmin())], fold)
 
     def beats(self, rival: "Path") -> bool:
         """Return whether the first fold suggests that this path predicts better than another.
@@ -189,14 +196,15 @@ class Path:
 
         All of them, where the first fold has fewer than ``ENOUGH`` groups.
         """
-        first = {fit.ridge: fit.truncation.errors.mean(axis=1).min() for fit in self.fits if fit.fold == 0}
+        first = {fit.ridge: self.mean(fit.truncation.errors, 0).min() for fit in self.fits if fit.fold == 0}
         rows = self.lowest(0)
         far = FAR * standard_error(rows) if len(rows) >= ENOUGH else np.inf
         return {ridge for ridge, loss in first.items() if loss <= rows.mean() + far}
 
     def _by_group(self, losses: np.ndarray, fold: int) -> np.ndarray:
-        groups = self.groups[self.splits.out[fold]]
-        return by_group(losses, np.unique(groups, return_inverse=True)[1].reshape(-1))
+        out, weights = self.splits.out[fold], self.data.weights
+        groups = np.unique(self.groups[out], return_inverse=True)[1].reshape(-1)
+        return by_group(losses, groups, None if weights is None else weights[out])
 
     def trials(self) -> tuple[Trial, ...]:
         """Return one trial per network."""
@@ -209,12 +217,12 @@ class Path:
         nominal = fit.ridge * fit.depth / self.fits[0].depth  # a dimension costs lambda L
         own = {name: getattr(fit, name) for name in ("ridge", "depth", "seed", "fold", "weight_rank", "loss")}
         cut = int(np.argmax(change <= negligible))
-        further = {k: float(made.losses.mean()) for k, made in fit.further.items()}
+        further = {k: float(self.mean(made.losses, fit.fold)) for k, made in fit.further.items()}
         best = min(further.values(), default=0.0)
         return Trial(
             **own,
             count=min([cut, *(k for k, loss in further.items() if loss - best <= negligible)]),
-            held_out=float(held_out[-1].mean()) if held_out.size else float("nan"),
+            held_out=float(self.mean(held_out[-1], fit.fold)) if held_out.size else float("nan"),
             considered=bool(min(abs(np.log(ridge / nominal)) for ridge in self.running) < 0.5 * np.log(STEP)),
         )
 
@@ -278,7 +286,7 @@ def explore(
             del path.fits[done:]
             return path
         for ridge, sums in collected.items():
-            errors = by_group(splits.mean(sums[1:]), splits.units(groups))
+            errors = splits.by_group(sums[1:], groups, data.weights)
             path.errors[ridge] = np.vstack([level, errors])
         wanted = _next(path, plan)
     return path
@@ -310,7 +318,7 @@ def train_members(
         if data.classes:
             center_logits(network)
         rank = bottlenecks.detect(weight_singular_values(network)).rank
-        truncation = truncate(network, task.x, data.bound, others, data.classes)
+        truncation = truncate(network, task.x, data.bound, others, data.classes, data.weights)
         fits.append(Fit(ridge, plan.depth, seed, fold, network, float(run.summary.loss[i]), rank, truncation))
     return fits
 

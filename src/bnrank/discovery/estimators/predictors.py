@@ -27,6 +27,7 @@ from bnrank.discovery.estimators.tables import (
     refuse_tables_by_name,
     scaling_of,
 )
+from bnrank.discovery.estimators.weights import uneven
 from bnrank.discovery.symbolic import Formulas
 
 NO_TARGET = "this estimator requires y to be passed, but the target y is None"
@@ -127,8 +128,8 @@ class BottleneckRegressor(RegressorMixin, MultiOutputMixin, BottleneckEstimator)
         The rows that were left out or in which a value was replaced or shortened, from 0, ascending.
     notes_ : tuple of str
         Remarks on the table, such as the number of these rows, and on the limits of what can be concluded.
-    partial_ : bool
-        Whether the fit was interrupted.
+    partial_, weighted_ : bool
+        Whether the fit was interrupted, and whether rows had different weights.
     input_columns_, output_columns_ : pandas.Index
         The names of the columns of X and y: text, integers or the levels of a MultiIndex, as given; x0, ... and y0, ...
         for arrays. A DataFrame whose integers or levels differ from these, or come in another order, is refused.
@@ -162,8 +163,13 @@ class BottleneckRegressor(RegressorMixin, MultiOutputMixin, BottleneckEstimator)
 
     outputs: str = "auto"
 
-    def fit(self, X: Any, y: Any, groups: Any = None, *, out: Any = None) -> Self:
+    def fit(self, X: Any, y: Any, groups: Any = None, *, sample_weight: Any = None, out: Any = None) -> Self:
         """Fit to inputs (N, d_in) and outputs (N, d_out) or (N,).
+
+        ``sample_weight``, (N,), weights the losses of the rows, in training and where they are held out, and all means
+        and variances. Weights are at least 0, and only their ratios matter; a row of weight 0 counts as absent.
+        Standard errors are those of weighted means. The search for outliers, the tests for dependent rows and the state
+        dimension do not use weights.
 
         ``groups``, (N,), are held out together where rows of a group depend on each other (subjects, plates, batches).
         Without it, blocks of consecutive rows are, if inputs and outputs both correlate with those of the row before.
@@ -175,6 +181,7 @@ class BottleneckRegressor(RegressorMixin, MultiOutputMixin, BottleneckEstimator)
         """
         x = self._begin(X)
         validation.choice(self.outputs, "outputs", ["auto", "jointly", "each"])
+        weights = self._weights(sample_weight, len(x))
         validation.expect(y is not None, "y", "None", f"outputs; {NO_TARGET}")
         y = in_memory(y, "y")
         with checked_by_scikit("y"):
@@ -186,16 +193,17 @@ class BottleneckRegressor(RegressorMixin, MultiOutputMixin, BottleneckEstimator)
         table = values.reshape(len(x), -1)
         self.output_columns_ = columns_of(y, "y", table.shape[1])
         wanted = self._wanted(x.shape[1], table.shape[1], f"{table.shape[1]} output(s)")
-        clean = self._cleaned(x, table)
+        clean = self._cleaned(x, table, weights=weights)
         rows, used = clean.kept, clean.x[clean.kept]
-        scale = scaling_of(used, clean.y[rows], self.outputs)
-        data = self._dependent(Data(scale.x(clean.x), scale.y(clean.y)), groups).rows(rows)
+        own = None if weights is None else uneven(weights[rows])
+        scale = scaling_of(used, clean.y[rows], self.outputs, weights=own)
+        data = self._dependent(Data(scale.x(clean.x), scale.y(clean.y), weights=weights), groups, rows)
         with self._keeping(out):
             self._learn(used, scale, data, wanted)
         self.notes_ += clean.notes
         predicted, names = self._outputs_of(x), texts(self.output_columns_, "y")
-        score = float(r2_score(clean.y[rows], predicted[rows]))
-        self._summarize(x, values, self._shape(predicted), score, names)
+        score = float(r2_score(clean.y[rows], predicted[rows], sample_weight=own))
+        self._summarize(x, values, self._shape(predicted), score, names, weights)
         return self
 
     def predict(self, X: Any) -> Any:
@@ -250,7 +258,7 @@ class BottleneckRegressor(RegressorMixin, MultiOutputMixin, BottleneckEstimator)
         ImportError
             If the package of the engine is not installed.
         TypeError, ValueError
-            If ``engine`` is neither, or the table does not fit, or has fewer than 20 rows.
+            If ``engine`` is neither, or the table does not fit, or has fewer than 20 rows, or rows were weighted.
 
         Examples
         --------
@@ -264,6 +272,8 @@ class BottleneckRegressor(RegressorMixin, MultiOutputMixin, BottleneckEstimator)
         2   y1  linear  1.0
         """
         x = self._inputs(X)
+        expected = "an estimator fitted without: formulas do not weight rows"
+        validation.expect(not self.weighted_, "sample_weight", "weights in fit", expected)
         validation.expect(y is not None, "y", "None", "outputs, as in fit")
         y = in_memory(y, "y")
         with checked_by_scikit("y"):
@@ -322,9 +332,11 @@ class BottleneckClassifier(ClassifierMixin, BottleneckEstimator):
     (1, ['right', 'left'])
     """
 
-    def fit(self, X: Any, y: Any, groups: Any = None, *, out: Any = None) -> Self:
-        """Fit to inputs (N, d_in) and classes (N,); ``groups`` and ``out`` as in :class:`BottleneckRegressor`."""
+    def fit(self, X: Any, y: Any, groups: Any = None, *, sample_weight: Any = None, out: Any = None) -> Self:
+        """Fit to inputs (N, d_in) and classes (N,); other arguments as in :class:`BottleneckRegressor`."""
         x = self._begin(X)
+        weights = self._weights(sample_weight, len(x))
+        there = np.ones(len(x), dtype=bool) if weights is None else weights > 0
         validation.expect(y is not None, "y", "None", f"classes; {NO_TARGET}")
         y = in_memory(y, "y")
         with checked_by_scikit("y"):
@@ -333,21 +345,23 @@ class BottleneckClassifier(ClassifierMixin, BottleneckEstimator):
             labels = column_or_1d(y, warn=True)
             check_consistent_length(x, labels)
             check_classification_targets(labels)
-            self.classes_, numbers = np.unique(labels, return_inverse=True)
+            numbers = np.zeros(len(x), dtype=int)
+            self.classes_, numbers[there] = np.unique(labels[there], return_inverse=True)
         self.output_columns_ = columns_of(y, "y", 1)
         count = len(self.classes_)
         validation.expect(count > 1, "y", f"1 class, {str(self.classes_[0])!r}: y is constant", "at least 2 classes")
         wanted = self._wanted(x.shape[1], count - 1, f"{count} classes")
-        clean = self._cleaned(x, np.zeros((len(x), 0)), np.eye(count)[numbers])
+        clean = self._cleaned(x, np.zeros((len(x), 0)), np.eye(count)[numbers], weights)
         rows, used = clean.kept, clean.x[clean.kept]
-        scale = scaling_of(used, None, classes=count)
-        data = self._dependent(Data(scale.x(clean.x), numbers, count), groups).rows(rows)
+        own = None if weights is None else uneven(weights[rows])
+        scale = scaling_of(used, None, classes=count, weights=own)
+        data = self._dependent(Data(scale.x(clean.x), numbers, count, weights=weights), groups, rows)
         with self._keeping(out):
             self._learn(used, scale, data, wanted)
         self.notes_ += clean.notes
         predicted = self.classes_[self._outputs_of(x).argmax(axis=1)]
-        score = float(np.mean((predicted == labels)[rows]))
-        self._summarize(x, labels, predicted, score, [str(c) for c in self.classes_])
+        score = float(np.average((predicted == labels)[rows], weights=own))
+        self._summarize(x, labels, predicted, score, [str(c) for c in self.classes_], weights)
         return self
 
     def decision_function(self, X: Any) -> np.ndarray:

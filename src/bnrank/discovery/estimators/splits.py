@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bnrank._core import validation
+from bnrank.discovery.estimators.counts import by_group
 from bnrank.discovery.estimators.dependence import near
 
 Array = np.ndarray
@@ -81,9 +82,10 @@ class Splits:
         """Return mean losses of the rows that are held out, from sums over the splits, (..., N)."""
         return np.array(sums[..., self.tested] / self.out.sum(axis=0)[self.tested])
 
-    def units(self, groups: Array) -> Array:
-        """Return the groups of the rows that are held out, counted from 0."""
-        return np.unique(groups[self.tested], return_inverse=True)[1].reshape(-1)
+    def by_group(self, sums: Array, groups: Array, weights: Array | None = None) -> Array:
+        """Return mean losses by group (:func:`~bnrank.discovery.estimators.counts.by_group`), (..., G), from sums."""
+        units = np.unique(groups[self.tested], return_inverse=True)[1].reshape(-1)
+        return by_group(self.mean(sums), units, None if weights is None else weights[self.tested])
 
 
 def _mask(indices: Array, rows: int) -> Array:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from bnrank.discovery.estimators.bottleneck import coordinates_of
@@ -49,7 +50,8 @@ def state_dimension(encoder: MLP | None, data: Data, count: Count, evidence: Evi
     encoder : MLP or None
         g, in the scale of training; None without components.
     data : Data
-        The rows, of which at most 4,000 are used. Neighbors are taken from other groups, or blocks of dependent rows,
+        The rows, of which at most 4,000 are used. Their weights scale coordinates only: the set of states does not
+        depend on how often they occur. Neighbors are taken from other groups, or blocks of dependent rows,
         one from each.
     count : Count
         The number of coordinates.
@@ -63,7 +65,8 @@ def state_dimension(encoder: MLP | None, data: Data, count: Count, evidence: Evi
     some, units = torch.from_numpy(data.x[::step]), None if data.units is None else data.units[::step]
     with torch.no_grad():
         found = local_dimension(encoder(some.double()), groups=units)
-    rivals = [local_dimension(z, groups=units) for z in _coordinates_of_rivals(evidence, some)]
+    weights = None if data.weights is None else data.weights[::step]
+    rivals = [local_dimension(z, groups=units) for z in _coordinates_of_rivals(evidence, some, weights)]
     low = min(result.interval[0] for result in (found, *rivals))
     high = max(result.interval[1] for result in (found, *rivals))
     if found.undetermined:
@@ -80,15 +83,16 @@ def state_dimension(encoder: MLP | None, data: Data, count: Count, evidence: Evi
     return StateDimension(found.dimension, (low, high), False, reason)
 
 
-def _coordinates_of_rivals(evidence: Evidence, x: torch.Tensor) -> Sequence[torch.Tensor]:
+def _coordinates_of_rivals(evidence: Evidence, x: torch.Tensor, weights: np.ndarray | None) -> Sequence[torch.Tensor]:
     """Return the coordinates of the networks trained on all rows that are considered, each cut to the count."""
     path, k = evidence.path, evidence.number
     if evidence.kind != "network" or path is None:
         return []
-    both = zip(path.fits, path.trials(), strict=True)
-    considered = [fit for fit, trial in both if fit.fold is None and trial.considered]
+    trials = zip(path.fits, path.trials(), strict=True)
+    considered = [fit for fit, trial in trials if fit.fold is None and trial.considered]
     networks = [fit.further[k].network if k in fit.further else fit.network for fit in considered]
     layers = [fit.truncation.layers[k] for fit in considered]
-    made = [coordinates_of(net, x.double(), layer, k) for net, layer in zip(networks, layers, strict=True)]
+    both = zip(networks, layers, strict=True)
+    made = [coordinates_of(net, x.double(), layer, k, weights) for net, layer in both]
     with torch.no_grad():
         return [split.encoder(x.double()) for split in made]

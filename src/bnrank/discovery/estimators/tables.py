@@ -18,6 +18,7 @@ from torch import Tensor
 from bnrank._core import validation
 from bnrank.discovery.columns import text_of
 from bnrank.discovery.estimators.splits import Splits
+from bnrank.discovery.estimators.weights import spread, uneven
 from bnrank.networks.mlp import MLP, from_layers
 from bnrank.tasks import Task
 
@@ -229,6 +230,8 @@ class Data:
         Number of rows next to a held-out one that are not used for training, for blocks.
     splits : Splits or None
         Given splits of a cross-validation.
+    weights : ndarray or None
+        Weights of the rows, (N,), of which only ratios matter; None where all rows count alike.
     """
 
     x: np.ndarray
@@ -238,6 +241,7 @@ class Data:
     units: np.ndarray | None = None
     gap: int = 0
     splits: Splits | None = None
+    weights: np.ndarray | None = None
 
     @property
     def outputs(self) -> int:
@@ -278,21 +282,23 @@ class Data:
         """Return some of the rows."""
         units = None if self.units is None else np.unique(self.units[chosen], return_inverse=True)[1].reshape(-1)
         splits = None if self.splits is None else self.splits.rows(chosen)
-        return replace(self, x=self.x[chosen], y=self.y[chosen], units=units, splits=splits)
+        weights = None if self.weights is None else uneven(self.weights[chosen])
+        return replace(self, x=self.x[chosen], y=self.y[chosen], units=units, splits=splits, weights=weights)
 
     def task(self) -> Task:
         """Return the table as a task."""
         x, y = torch.from_numpy(np.ascontiguousarray(self.x)), torch.from_numpy(np.ascontiguousarray(self.y))
+        weights = None if self.weights is None else torch.from_numpy(self.weights)
         if self.classes:
-            return Task(x, y.long(), loss="cross_entropy", classes=self.classes, name="table")
-        return Task(x, y, name="table")
+            return Task(x, y.long(), loss="cross_entropy", classes=self.classes, name="table", weights=weights)
+        return Task(x, y, name="table", weights=weights)
 
 
 def apart(data: Data, training: np.ndarray, out: np.ndarray) -> tuple[Data, Data]:
     """Return the training rows and the held-out rows, both with the training rows' mean output subtracted."""
     data = replace(data, splits=None)
     known, held_out = data.rows(training), data.rows(out)
-    mean = 0 if data.classes else known.y.mean(axis=0)
+    mean = 0 if data.classes else np.average(known.y, axis=0, weights=known.weights)
     return replace(known, y=known.y - mean), replace(held_out, y=held_out.y - mean)
 
 
@@ -343,15 +349,19 @@ def layers_of(net: MLP) -> tuple[list[Tensor], list[Tensor]]:
     return [w.detach().double() for w in net.weights], [b.detach().double() for b in net.biases]
 
 
-def scaling_of(x: np.ndarray, y: np.ndarray | None, outputs: str = "auto", classes: int = 0) -> Scaling:
+def scaling_of(
+    x: np.ndarray,
+    y: np.ndarray | None,
+    outputs: str = "auto",
+    classes: int = 0,
+    weights: np.ndarray | None = None,
+) -> Scaling:
     """Return the scaling of a table: every input to the same variance, and the outputs jointly or each separately.
 
     Inputs have arbitrary units: each is divided by its standard deviation, then all by a common factor, so that the
-    root mean square of ||x|| is 3. For outputs the spread matters: the loss is the squared error summed over outputs,
-    and where they share a unit (pixels, a spectrum, a field on a grid), division by a small spread would amplify noise.
-    "auto" divides all outputs by one number, so that the root mean square of ||y|| is 2, unless their standard
-    deviations differ by more than a factor of 10, as for different units; then each is first divided by its own
-    standard deviation.
+    root mean square of ||x|| is 3. Outputs may share a unit (pixels, a spectrum), and division by a small spread would
+    amplify noise: "auto" divides all by one number, so that the root mean square of ||y|| is 2, unless their standard
+    deviations differ by more than a factor of 10; then each is first divided by its own.
 
     Parameters
     ----------
@@ -363,6 +373,8 @@ def scaling_of(x: np.ndarray, y: np.ndarray | None, outputs: str = "auto", class
         How outputs are scaled.
     classes : int
         Number of logits where ``y`` is None.
+    weights : ndarray, optional
+        Of the rows, (N,).
 
     Examples
     --------
@@ -370,19 +382,20 @@ def scaling_of(x: np.ndarray, y: np.ndarray | None, outputs: str = "auto", class
     >>> made.x_factor.tolist(), made.y_factor.tolist()
     ([3.0, 0.0], [2.0])
     """
-    x_factor = _each(x, X_NORM)
+    x_factor, x_mean = _each(x, X_NORM, weights), np.average(x, axis=0, weights=weights)
     if y is None:
-        return Scaling(x.mean(0), x_factor, np.zeros(classes), np.ones(classes))
-    varies, spread = ~constant_columns(y), y.std(0)
-    if outputs == "each" or (outputs == "auto" and varies.any() and np.ptp(np.log(spread[varies])) > np.log(UNLIKE)):
-        y_factor = _each(y, Y_NORM)
+        return Scaling(x_mean, x_factor, np.zeros(classes), np.ones(classes))
+    varies, own = ~constant_columns(y), spread(y, weights)
+    if outputs == "each" or (outputs == "auto" and varies.any() and np.ptp(np.log(own[varies])) > np.log(UNLIKE)):
+        y_factor = _each(y, Y_NORM, weights)
     else:
-        total = np.sqrt(np.square(spread[varies]).sum())
+        total = np.sqrt(np.square(own[varies]).sum())
         y_factor = np.where(varies, Y_NORM / total if total > 0 else 0.0, 0.0)
-    return Scaling(x.mean(0), x_factor, np.where(varies, y.mean(0), y[0]), y_factor)  # no rounding of constants
+    y_mean = np.where(varies, np.average(y, axis=0, weights=weights), y[0])  # no rounding of constants
+    return Scaling(x_mean, x_factor, y_mean, y_factor)
 
 
-def _each(table: np.ndarray, norm: float) -> np.ndarray:
+def _each(table: np.ndarray, norm: float, weights: np.ndarray | None) -> np.ndarray:
     varies = ~constant_columns(table)
-    spread = np.where(varies, table.std(0), 1.0)
-    return np.where(varies, norm / (spread * np.sqrt(max(int(varies.sum()), 1))), 0.0)
+    own = np.where(varies, spread(table, weights), 1.0)
+    return np.where(varies, norm / (own * np.sqrt(max(int(varies.sum()), 1))), 0.0)
