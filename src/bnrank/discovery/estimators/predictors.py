@@ -313,7 +313,7 @@ class BottleneckClassifier(ClassifierMixin, BottleneckEstimator):
         logits remain arrays, which the scorers of scikit-learn index.
     n_components_, n_components_interval_, undetermined_, reason_, stability_, held_out_, held_out_error_, model_
     encoder_, decoder_, network_, module_, spectrum_, sensitivity_, influence_, outliers_, notes_
-    state_dimension_, state_dimension_interval_, state_undetermined_, state_reason_
+    weighted_, state_dimension_, state_dimension_interval_, state_undetermined_, state_reason_
     n_input_directions_, n_input_directions_interval_, input_directions_undetermined_, input_directions_reason_
     input_directions_, input_spectrum_, input_held_out_, input_held_out_error_
         As in :class:`BottleneckRegressor`; losses are cross-entropies, ``decoder_`` and ``module_`` give logits.
