@@ -45,6 +45,8 @@ def test_a_turning_spot_has_one_state_variable_and_needs_two_coordinates(
     assert (found.state_dimension_, found.coordinates_needed_) == (1, 2)
     assert not found.undetermined_
     assert found.state_dimension_interval_[0] <= 1 <= found.state_dimension_interval_[1]
+    assert found.coordinates_needed_interval_ == (2, 2)  # one leaves a quarter unexplained in both networks
+    assert "halves of the films are too few to confirm it (4 of 4 undetermined)" in found.reason_
     assert found.unexplained_ < 0.02
     assert found.score(_turning(20, seed=9)) > 0.95
     z = found.transform(films).astype(float)
@@ -126,6 +128,7 @@ def test_training_resumes_in_its_folder(films: np.ndarray, tmp_path, monkeypatch
 def test_a_page_shows_the_state_dimension(found: StateVariables, tmp_path) -> None:
     text = bnrank.report(found, tmp_path / "found.html").read_text()
     assert "The films show 1 state variable" in text
+    assert "2 (interval 2 to 2)" in text
     assert "Local variances in the bottleneck" in text
     nothing = StateVariables(**QUICK).fit(np.ones((60, 8, 4, 4)))
     assert "No state variables were established" in bnrank.report(nothing, tmp_path / "none.html").read_text()
@@ -134,7 +137,8 @@ def test_a_page_shows_the_state_dimension(found: StateVariables, tmp_path) -> No
 def test_the_summary_is_a_table_and_a_text(found: StateVariables) -> None:
     row = found.summary().to_frame()
     assert row["state_dimension"].item() == 1
-    assert row["coordinates_needed"].item() == 2
+    assert row[["coordinates_needed", "coordinates_low", "coordinates_high"]].to_numpy().tolist() == [[2, 2, 2]]
+    assert "coordinates needed: 2 (interval 2 to 2)" in str(found.summary())
     assert str(found.summary()).startswith(
         "StateVariables: 80 film(s), 480 frames of 10 x 10 pixels\nstate dimension: 1 "
     )

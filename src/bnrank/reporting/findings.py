@@ -184,7 +184,7 @@ def _films_tables(summary: FilmSummary) -> list[Block]:
         "windows of four frames": summary.windows,
         "frames apart": summary.stride,
         "encoder": summary.encoder,
-        "coordinates needed": summary.coordinates_needed or None,
+        "coordinates needed": summary.needed if len(summary.unexplained_by_coordinates) else None,
     }
     networks = [
         {"network": i + 1, "state dimension": dimension, "unexplained on held-out films": _percent(left)}

@@ -27,6 +27,7 @@ from bnrank.discovery.films.frames import (
     split,
     windows_of,
 )
+from bnrank.discovery.films.needed import Tried, interval_of, tried
 from bnrank.discovery.films.networks import Shape, network, outputs, trained, unexplained
 from bnrank.discovery.films.summary import FilmSummary
 from bnrank.discovery.films.verdict import NOTHING, Verdict, is_predicted, judge, nothing
@@ -38,7 +39,6 @@ Pair = tuple[torch.nn.Sequential, torch.nn.Sequential]  # encoder and decoder
 
 KIND = "state variables"  # of a stored file
 MORE = 4  # largest number of coordinates beyond the state dimension that is tried
-RTOL = 0.01  # share of what is explained that coordinates may lose
 MAX_ROWS = 1000  # of the coordinates in the summary
 
 
@@ -90,6 +90,8 @@ class StateVariables(BaseEstimator):
         The evidence, or why it is undetermined.
     coordinates_needed_ : int
         Least number of coordinates tried that predict nearly as well as all; 0 if none does.
+    coordinates_needed_interval_ : tuple of int
+        Its interval, by networks of other seeds, two standard errors over held-out films, and the state dimension's.
     unexplained_ : float
         Share of the variance of the next frames that is unexplained on held-out films.
 
@@ -152,15 +154,15 @@ class StateVariables(BaseEstimator):
         self.networks_: list[Pair] = []
         self.unexplained_all_ = np.zeros(0)
         self.coordinate_network_: Pair | None = None
-        tried, coordinates = np.zeros((0, 2)), np.zeros((0, 0), dtype=np.float32)
+        through, coordinates = list[Tried](), np.zeros((0, 0), dtype=np.float32)
         if still:
             verdict = nothing("all frames are equal", self.n_latent)
         else:
             verdict = self._learn(self._seen(films, codes, windows), y_codes, windows, rows, held_out)
         k = verdict.dimension if self.n_coordinates == "auto" else self.n_coordinates
         if verdict.found and k:
-            tried, coordinates = self._coordinates(films, codes, windows, y_codes, rows, held_out, int(k))
-        self._keep(verdict, windows, films, tried, coordinates)
+            through, coordinates = self._coordinates(films, codes, windows, y_codes, rows, held_out, int(k))
+        self._keep(verdict, windows, films, through, coordinates)
         return self
 
     def transform(self, frames: Any) -> Array:
@@ -297,31 +299,36 @@ class StateVariables(BaseEstimator):
         rows: NDArray[np.int64],
         held_out: NDArray[np.int64],
         first: int,
-    ) -> tuple[NDArray[np.float64], Array]:
+    ) -> tuple[list[Tried], Array]:
         """Train networks from z through few coordinates to the next frames; keep the first that suffices.
 
-        Return the numbers of coordinates tried with the shares unexplained, and the coordinates of some windows.
+        Return how well each number of coordinates predicts, and the coordinates of some windows.
         """
         best = self._best()
         assert best is not None
         z = torch.from_numpy(outputs(best[0], self._seen(films, codes, windows)))
-        allowed = float(self.unexplained_all_.min())
-        allowed += RTOL * (1 - allowed)
-        tried, last = [], first + MORE if self.n_coordinates == "auto" else first
+        target, unit = y[held_out], windows.unit[held_out]
+        of_mean = np.square(target - y[rows].mean(0)).sum(1, dtype=float)
+        whole = np.square(outputs(best[1], z[held_out]) - target).sum(1, dtype=float)
+        seeds = [self.random_state + i for i in range(self.n_networks)]
+        found, kept, last = list[Tried](), None, first + MORE if self.n_coordinates == "auto" else first
         for k in range(first, last + 1):
             shape = Shape((1, 1, 1), z.shape[1], y.shape[1], self.width, k, "linear")
-            (net,) = self._trained(shape, z[rows], y[rows], [self.random_state], self.ridge, f"coordinates-{k}")
-            left = unexplained(outputs(net, z[held_out]), y[held_out], y[rows].mean(0))
-            tried.append((k, left))
-            self.coordinate_network_ = (net[0], net[1])
-            if left <= allowed:
+            nets = self._trained(shape, z[rows], y[rows], seeds, self.ridge, f"coordinates-{k}")
+            errors = [np.square(outputs(net, z[held_out]) - target).sum(1, dtype=float) for net in nets]
+            found.append(tried(k, np.array(errors), whole, of_mean, unit))
+            if kept is None:
+                self.coordinate_network_ = (nets[0][0], nets[0][1])
+                kept = nets[0] if found[-1].enough else None
+            if found[-1].certain:
                 break
-        made = outputs(net[0], z).astype(float)
+        encoder, _ = self.coordinate_network_
+        made = outputs(encoder, z).astype(float)
         self.offset_ = made.mean(0)
         _, s, axes = np.linalg.svd(made - self.offset_, full_matrices=False)
         self.rotation_ = axes.T / np.maximum(s, 1e-12 * s[0]) * np.sqrt(len(made))
         shown = np.linspace(0, len(windows) - 1, min(len(windows), MAX_ROWS)).astype(int)
-        return np.array(tried), self._rotated(made[shown])
+        return found, self._rotated(made[shown])
 
     def _rotated(self, values: Array) -> Array:
         return np.asarray((values - self.offset_) @ self.rotation_, dtype=np.float32)
@@ -344,16 +351,14 @@ class StateVariables(BaseEstimator):
         codes = [self.components_.project(film) for film in films]
         return outputs(best[0], self._seen(films, codes, pairs))
 
-    def _keep(
-        self, verdict: Verdict, windows: Windows, films: Films, tried: NDArray[np.float64], coordinates: Array
-    ) -> None:
+    def _keep(self, verdict: Verdict, windows: Windows, films: Films, found: list[Tried], coordinates: Array) -> None:
         """Set the fitted attributes and the summary."""
         self.state_dimension_ = verdict.dimension
         self.state_dimension_interval_ = verdict.interval
         self.undetermined_, self.reason_ = verdict.undetermined, verdict.reason
         self.unexplained_ = float(self.unexplained_all_.min(initial=1.0))
-        allowed = self.unexplained_ + RTOL * (1 - self.unexplained_)
-        self.coordinates_needed_ = next((int(k) for k, left in tried if left <= allowed), 0)
+        self.coordinates_needed_ = next((entry.k for entry in found if entry.enough), 0)
+        self.coordinates_needed_interval_ = interval_of(found, verdict.interval[0], self.n_latent)
         best = None if not verdict.found else verdict.found[int(np.argmin(self.unexplained_all_))]
         self.summary_ = FilmSummary(
             films=len(films),
@@ -369,8 +374,9 @@ class StateVariables(BaseEstimator):
             undetermined=verdict.undetermined,
             reason=verdict.reason,
             coordinates_needed=self.coordinates_needed_,
+            coordinates_needed_interval=self.coordinates_needed_interval_,
             unexplained=self.unexplained_all_,
-            unexplained_by_coordinates=tried,
+            unexplained_by_coordinates=np.array([(entry.k, entry.left) for entry in found]).reshape(-1, 2),
             dimensions=tuple(result.dimension for result in verdict.found),
             neighbors=() if best is None else best.neighbors,
             spectrum=np.zeros((0, 0)) if best is None else best.spectrum,

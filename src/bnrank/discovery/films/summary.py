@@ -34,6 +34,8 @@ class FilmSummary(Printed):
         Of the state dimension.
     coordinates_needed : int
         Least number of coordinates, from the state dimension on, that predict nearly as well as all; 0 if none.
+    coordinates_needed_interval : tuple of int
+        Its interval; see ``coordinates_needed_interval_``.
     unexplained : ndarray
         Share of the next frames' variance that each network leaves unexplained, on held-out windows.
     unexplained_by_coordinates : ndarray
@@ -63,6 +65,7 @@ class FilmSummary(Printed):
     undetermined: bool
     reason: str
     coordinates_needed: int
+    coordinates_needed_interval: tuple[int, int]
     unexplained: np.ndarray
     unexplained_by_coordinates: np.ndarray
     dimensions: tuple[int, ...]
@@ -74,14 +77,22 @@ class FilmSummary(Printed):
     def to_frame(self) -> pd.DataFrame:
         """Return the numbers and texts as a DataFrame of one row, so that ``pandas.concat`` joins several fits.
 
-        ``low`` and ``high`` are the ends of the interval, ``unexplained`` the least of all networks, ``notes`` one
+        ``low`` and ``high`` are the ends of the interval, ``coordinates_low`` and ``coordinates_high`` those of the
+        coordinates needed, ``unexplained`` the least of all networks, ``notes`` one
         text.
         """
         row = {name: value for name, value in vars(self).items() if isinstance(value, bool | int | float | str)}
         height, width, channels = self.shape
         row |= {"low": self.interval[0], "high": self.interval[1], "height": height, "width": width}
+        row |= dict(zip(("coordinates_low", "coordinates_high"), self.coordinates_needed_interval, strict=True))
         row |= {"channels": channels, "unexplained": self.unexplained.min(initial=1.0), "notes": "; ".join(self.notes)}
         return pd.DataFrame([row])
+
+    @property
+    def needed(self) -> str:
+        """The number of coordinates needed, with its interval, in words."""
+        low, high = self.coordinates_needed_interval
+        return f"{self.coordinates_needed or 'none of those tried suffices'} (interval {low} to {high})"
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
@@ -94,8 +105,8 @@ class FilmSummary(Printed):
         yield f"StateVariables: {self.films} film(s), {self.frames} frames of {height} x {width}{colors} pixels"
         yield f"state dimension: {self.state_dimension} ({sure})"
         yield f"  {self.reason}"
-        if self.coordinates_needed:
-            yield f"coordinates needed: {self.coordinates_needed}"
+        if len(self.unexplained_by_coordinates):
+            yield f"coordinates needed: {self.needed}"
         if len(self.unexplained_by_coordinates):
             rows = [{"coordinates": int(k), "unexplained": f"{u:.2%}"} for k, u in self.unexplained_by_coordinates]
             best = {"coordinates": "all of the bottleneck", "unexplained": f"{self.unexplained.min():.2%}"}

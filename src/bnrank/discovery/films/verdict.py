@@ -60,6 +60,9 @@ def judge(images: list[Array], windows: Windows, unexplained: list[float], seed:
     half = np.isin(windows.unit, np.random.default_rng(seed).permutation(np.unique(windows.unit))[::2])
     halves = [_local(z[part], groups[part], seed) for z in images for part in (half, ~half) if part.any()]
     settled = [result for result in halves if not result.undetermined]
+    silent = (
+        f"; halves of the films are too few to confirm it ({len(halves) - len(settled)} of {len(halves)} undetermined)"
+    )
     ends = [end for result in (*found, *settled) for end in result.interval]
     counts = Counter(result.dimension for result in found)
     dimension = found[best].dimension
@@ -77,6 +80,8 @@ def judge(images: list[Array], windows: Windows, unexplained: list[float], seed:
             f"{agree} of {len(found)} networks: in the bottleneck, neighborhoods of {sizes} windows extend in "
             f"{dimension} direction(s); {unexplained[best]:.2%} of the next frames is unexplained on held-out windows"
         )
+    if len(settled) < len(halves):
+        reason += silent
     return Verdict(dimension, (low, high), undetermined, reason, found, apart)
 
 
