@@ -14,6 +14,7 @@ import typer
 import bnrank
 from bnrank._core import files, validation
 from bnrank.cli.arguments import Data, Quiet, TableColumns, output_path, page_path, words, write_page
+from bnrank.cli.films import discover_films, is_film, refuse, settings_of
 from bnrank.cli.naming import Names, naming
 from bnrank.cli.products import power_products, read_units
 from bnrank.cli.terminal import say
@@ -21,7 +22,7 @@ from bnrank.cli.terminal import say
 if TYPE_CHECKING:
     import pandas as pd
 
-KINDS = ("regressor", "classifier", "autoencoder")
+KINDS = ("regressor", "classifier", "autoencoder", "films")
 MAX_CLASSES = 20  # different whole numbers in one column that are read as classes rather than quantities
 MAX_NAMED = 3  # outputs named in the title
 
@@ -68,8 +69,9 @@ def discover_command(
     kind: Annotated[
         str | None,
         typer.Option(
-            help="regressor, classifier or autoencoder (of x alone). Default: classifier if y is one column of text "
-            f"or of at most {MAX_CLASSES} different whole numbers, else regressor."
+            help="regressor, classifier, autoencoder (of x alone) or films (state variables of the arrays in a .npy or "
+            ".npz file). Default: classifier if y is one column of text "
+            f"or of at most {MAX_CLASSES} different whole numbers, else regressor; films for a .npy file."
         ),
     ] = None,
     groups: Annotated[
@@ -85,7 +87,9 @@ def discover_command(
         typer.Option(help="Column with the weights of the rows, at least 0; not used as an input.", metavar="COLUMN"),
     ] = None,
     symmetry: Annotated[
-        bool, typer.Option("--symmetries", help="Search for transformations of x that leave the fitted map unchanged.")
+        bool,
+        typer.Option("--symmetries", help="Search for transformations of x that leave the fitted map unchanged."),
+        Names(symmetries="--symmetries"),
     ] = False,
     products: Annotated[
         bool,
@@ -121,6 +125,8 @@ def discover_command(
 
     For one output of physics: [bold]--targets T --units L=m,g=m/s^2,T=s[/] prints its dimensionless groups.
 
+    For films, (T, H, W) or (n, T, H, W[, C]), the number of state variables: [bold]bnrank discover pendulum.npy[/].
+
     With decimal commas, inputs with text, and batches, add: [bold]--decimal , --one-hot --groups batch[/].
     """
     page_path(out, data)
@@ -129,6 +135,12 @@ def discover_command(
     if coordinates is not None:
         output_path(coordinates, "coordinates", data, out, suffix=".csv")
     validation.optional(validation.choice, kind, "kind", KINDS)
+    if is_film(data, kind):
+        refuse(ridges=search.ridges, depth=search.depth, targets=columns.targets, ignore=columns.ignore, groups=groups)
+        refuse(weights=weights, symmetries=symmetry, power_products=products, units=units)
+        settings = settings_of(search, _components(search.components), quiet)
+        discover_films(data, settings, keep, save, coordinates, out)
+        return
     table = columns.table(data, outputs=kind != "autoencoder", min_rows=2, groups=groups, weights=weights)
     x, y = table.inputs, table.outputs
     wanted = products or units is not None

@@ -1,4 +1,4 @@
-"""The arrays of .npz files."""
+"""The arrays of .npz and .npy files."""
 
 import math
 import tokenize
@@ -52,6 +52,39 @@ def read_arrays(path: Path, outputs: bool) -> dict[str, np.ndarray]:
             validation.expect(array.ndim != 0, name, f"one number in {path.name}", "one row per sample")
             arrays[name] = array.astype(np.str_) if array.dtype.kind == "S" else array
     return arrays
+
+
+def read_films(path: str | Path) -> np.ndarray | list[np.ndarray]:
+    """Return the array in a .npy file, or those in an .npz file, in order: one film or several in each.
+
+    A single array is returned as it is, several as a list.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If there is no such file, it is another kind of file or damaged, or an array holds no numbers.
+    """
+    path = Path(path)
+    validation.expect(path.is_file(), "path", f"{str(path)!r}, which is no file", "films, a .npy or .npz file")
+    suffix = path.suffix.lower()
+    validation.expect(suffix in (".npy", ".npz"), "path", f"{path.name!r}", "films, a .npy or .npz file")
+    try:
+        if suffix == ".npy":
+            arrays = {"frames": np.load(path, allow_pickle=False)}
+        else:
+            with np.load(path, allow_pickle=False) as archive:
+                room, arrays = sources.may_expand_to(path.stat().st_size), {}
+                for name in archive.files:
+                    room = _room(archive, name, room)
+                    arrays[name] = archive[name]
+    except _UNREADABLE as error:
+        raise ValueError(f"path: got {path.name!r}, which is damaged or holds no plain numbers ({error})") from error
+    for name, array in arrays.items():
+        found = f"dtype {array.dtype} in {path.name}"
+        validation.expect(array.dtype.kind in "biuf", name, found, "real numbers", TypeError)
+    validation.expect(arrays, path.name, "no arrays", "at least one film")
+    made = list(arrays.values())
+    return made[0] if len(made) == 1 else made
 
 
 def _room(archive: np.lib.npyio.NpzFile, name: str, room: int) -> int:

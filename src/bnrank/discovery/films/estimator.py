@@ -311,18 +311,18 @@ class StateVariables(BaseEstimator):
         of_mean = np.square(target - y[rows].mean(0)).sum(1, dtype=float)
         whole = np.square(outputs(best[1], z[held_out]) - target).sum(1, dtype=float)
         seeds = [self.random_state + i for i in range(self.n_networks)]
-        found, kept, last = list[Tried](), None, first + MORE if self.n_coordinates == "auto" else first
+        found, settled, last = list[Tried](), False, first + MORE if self.n_coordinates == "auto" else first
         for k in range(first, last + 1):
             shape = Shape((1, 1, 1), z.shape[1], y.shape[1], self.width, k, "linear")
             nets = self._trained(shape, z[rows], y[rows], seeds, self.ridge, f"coordinates-{k}")
             errors = [np.square(outputs(net, z[held_out]) - target).sum(1, dtype=float) for net in nets]
             found.append(tried(k, np.array(errors), whole, of_mean, unit))
-            if kept is None:
-                self.coordinate_network_ = (nets[0][0], nets[0][1])
-                kept = nets[0] if found[-1].enough else None
+            if not settled:
+                encoder = nets[0][0]
+                self.coordinate_network_ = (encoder, nets[0][1])
+                settled = found[-1].enough
             if found[-1].certain:
                 break
-        encoder, _ = self.coordinate_network_
         made = outputs(encoder, z).astype(float)
         self.offset_ = made.mean(0)
         _, s, axes = np.linalg.svd(made - self.offset_, full_matrices=False)
