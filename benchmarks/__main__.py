@@ -32,6 +32,7 @@ SUBJECTS = (
     "escape",
     "escape_flow",
     "damage",
+    "fits",
 )
 HEADINGS = ("what", "against", "result", "spread", "best", "target", "verdict", "note")
 WIDTH = 180  # characters of the table where the output is not a terminal

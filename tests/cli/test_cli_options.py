@@ -35,6 +35,7 @@ BAD = {  # by option; the others by their kind
     "--depth": ["0", "-1", "1000000000"],
     "--width": ["0", "-1", "1000000000"],
     "--members": ["0", "-1", str(10**30)],
+    "--jobs": ["0"],
     "--slope": ["2", "nan", "-1"],
     "--member": ["1", "-1"],
     "--steps": ["-1", str(10**30)],

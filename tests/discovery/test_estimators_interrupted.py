@@ -41,18 +41,19 @@ def evaluations():
 
 
 @pytest.fixture(scope="module")
-def whole(evaluations):
+def whole(evaluations, tmp_path_factory):
     evaluations.update(done=0, interrupt=None)
-    found = quick().fit(X, Y)
+    found = quick().fit(X, Y, out=tmp_path_factory.mktemp("whole"))
     return found, evaluations["done"]
 
 
-FOLDS = 3 * 61  # evaluations at one depth
+ONE = 61  # evaluations of a network; where networks are kept, two of depth 12 train on the first fold one by one
+FOLDS = 3 * ONE
 
 
 @pytest.mark.parametrize(
     ("at", "known"),
-    [(70, False), (FOLDS + 70, True), (2 * FOLDS + 20, True)],
+    [(70, False), (5 * ONE + 20, True), (7 * ONE + 20, True)],
     ids=["first folds", "other depth", "all rows"],
 )
 def test_an_interrupted_fit_resumes_to_the_same_bits(tmp_path, evaluations, whole, at, known):

@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import threading
+import time
 from multiprocessing import connection
 
 
@@ -18,7 +19,9 @@ def end_with_parent() -> None:
 
     def watch() -> None:
         while os.getppid() == number:
-            if connection.wait([sentinel], timeout=1):
+            if sentinel is None:  # in pools that do not start their processes by multiprocessing
+                time.sleep(1)
+            elif connection.wait([sentinel], timeout=1):
                 break
         os._exit(1)
 

@@ -47,6 +47,9 @@ class Search:
         Names(n_networks="--members"),
     ] = None
     seed: Annotated[int, typer.Option(help="Random seed."), Names(random_state="--seed")] = 0
+    jobs: Annotated[
+        int, typer.Option(help="Processes that share the trainings; -1: all cores."), Names(n_jobs="--jobs")
+    ] = 1
 
     def estimator(self, kind: str, progress: bool | str) -> Any:
         """Return the estimator, not yet fitted."""
@@ -58,6 +61,7 @@ class Search:
             ridges=_ridges(self.ridges),
             random_state=self.seed,
             progress=progress,
+            n_jobs=self.jobs,
             **options,
         )
 

@@ -26,7 +26,7 @@ class BottleneckAutoencoder(BottleneckEstimator):
 
     Parameters
     ----------
-    n_components, ridges, depth, width, n_networks, steps, rtol, random_state, progress, cv, robust
+    n_components, ridges, depth, width, n_networks, steps, rtol, random_state, progress, cv, robust, n_jobs
         As in :class:`BottleneckRegressor`; a given number of components makes the split unnecessary.
 
     Attributes

@@ -20,10 +20,11 @@ from bnrank._core import identity, store, validation
 from bnrank.discovery.columns import columns_of, expect_columns, framed, texts
 from bnrank.discovery.estimators import learning, partial, summary
 from bnrank.discovery.estimators.bottleneck import coordinates_of, sensitivity
-from bnrank.discovery.estimators.budget import FEW, Budget, budget_for
+from bnrank.discovery.estimators.budget import FEW, MANY, MAX_PROCESSES, Budget, budget_for
 from bnrank.discovery.estimators.counts import Count, standard_error
 from bnrank.discovery.estimators.dependence import consecutive
 from bnrank.discovery.estimators.directions import directions_of, nothing_found
+from bnrank.discovery.estimators.jobs import processes_for
 from bnrank.discovery.estimators.keeping import kept
 from bnrank.discovery.estimators.notes import remarks
 from bnrank.discovery.estimators.outliers import Cleaned, cleaned
@@ -65,6 +66,7 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
     progress: bool | str = "auto"
     cv: Any = "auto"
     robust: bool = True
+    n_jobs: int | None = None
 
     def transform(self, X: Any) -> np.ndarray:
         """Return the bottleneck coordinates, (N, n_components_), of mean 0 and covariance 1 on the rows of the fit."""
@@ -193,6 +195,8 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         validation.expect(np.ptp(data.x, axis=0).any(), "X", "1 row(s) that differ", "at least 2")
         plan = budget_for(data.distinct, data.x.shape[1], data.outputs, data.bound)
         changes: dict[str, Any] = {"rtol": validation.number(self.rtol, "rtol", 0.0), "seed": seed, "tell": tell}
+        processes = processes_for(self.n_jobs)
+        changes["processes"] = min(processes, MAX_PROCESSES) if data.distinct >= MANY else 1
         if isinstance(self.cv, numbers.Integral) and not isinstance(self.cv, bool):
             changes["folds"] = validation.integer(self.cv, "cv", 2)
         for name, minimum in [("depth", 2), ("width", 1), ("n_networks", 1), ("steps", 1)]:

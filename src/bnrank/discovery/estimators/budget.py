@@ -1,16 +1,22 @@
 """The settings of a fit, and their defaults for a table."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from bnrank.training import Adam
 
 FEW = 30  # with fewer rows, only linear maps are fitted
+MANY = 100  # with fewer rows, networks are small, and a fit takes about as long as the start of a process
+MAX_PROCESSES = 16  # more would have nothing to do
 DEEP, SHALLOW = 12, 4  # depths
 DEEPER = 4  # additional layers of the networks that test whether the count depends on depth
 MAX_STEPS = 500  # evaluations after which a network of depth 12 on a few hundred rows has converged
+
+
+def _nobody(text: str) -> None:
+    """Ignore a progress message."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +43,8 @@ class Budget:
         Random seed of folds and networks.
     tell : callable
         Receives progress messages.
+    processes : int
+        How many processes share the trainings.
     """
 
     depth: int
@@ -49,7 +57,8 @@ class Budget:
     rtol: float = 0.01
     shallow: int = 0
     seed: int = 0
-    tell: Callable[[str], None] = lambda text: None
+    tell: Callable[[str], None] = _nobody
+    processes: int = 1
 
     @property
     def work(self) -> float:
@@ -57,6 +66,11 @@ class Budget:
         folds = self.folds * len(self.ridges) * (self.depth + self.shallow)
         whole = min(len(self.ridges), 3) * self.n_networks * self.depth + self.grow * (self.depth + DEEPER)
         return float(self.steps * (folds + whole))
+
+    @property
+    def alone(self) -> "Budget":
+        """The settings of one training, which another process can read."""
+        return replace(self, tell=_nobody, processes=1)
 
     @property
     def optimizer(self) -> str | Adam:
@@ -87,7 +101,7 @@ def budget_for(n: int, d_in: int, d_out: int, bound: int) -> Budget:
     d = max(d_in, d_out)
     if n < FEW:
         return Budget(4, 16, 0, 2, 1, (), False)
-    if n < 100:
+    if n < MANY:
         return Budget(4, 16, 2 * n, 2 if n < 50 else 3, 1, (3e-2, 3e-3), False)
     width = int(np.clip(2 * min(d, n // 6), 16, 64))
     depth, shallow = (SHALLOW, 0) if bound == 1 else (DEEP, SHALLOW)

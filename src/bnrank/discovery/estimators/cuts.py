@@ -1,5 +1,9 @@
 """Networks cut to k dimensions and trained on at that k, before they are judged."""
 
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
 import numpy as np
 import torch
 from torch import nn
@@ -7,6 +11,7 @@ from torch import nn
 from bnrank.discovery.estimators.bottleneck import coordinates_of, project
 from bnrank.discovery.estimators.budget import Budget
 from bnrank.discovery.estimators.counts import by_group, sample_losses, standard_error
+from bnrank.discovery.estimators.jobs import results_of
 from bnrank.discovery.estimators.keeping import train
 from bnrank.discovery.estimators.path import ENOUGH, FAR, Fit, Further, Path, finished
 from bnrank.discovery.estimators.progress import current
@@ -31,8 +36,9 @@ def descend(path: Path, plan: Budget) -> None:
             assert fit.fold is not None
             out = path.splits.out[fit.fold]
             known, held_out = apart(path.data, path.splits.known[fit.fold], out)
+            retrain([fit], known, held_out, (k, k - 1), plan)
             for number, sums in errors.items():
-                sums[out] += further(fit, known, held_out, number, plan).losses
+                sums[out] += fit.further[number].losses
             seen += out
             more = (errors[k - 1] - errors[k])[seen > 0] / seen[seen > 0]
             weights = None if path.data.weights is None else path.data.weights[seen > 0]
@@ -46,20 +52,23 @@ def descend(path: Path, plan: Budget) -> None:
 def judge(fits: list[Fit], path: Path, data: Data, k: int, plan: Budget) -> None:
     """Train networks of all rows on at k and k + 1 dimensions, if those of the folds were judged so and k was kept."""
     if k in path.retrained and k + 1 in path.retrained:
-        for fit in fits:
-            for number in (k, k + 1):
-                further(fit, data, data, number, plan)
+        retrain(fits, data, data, (k, k + 1), plan)
+
+
+def retrain(fits: list[Fit], known: Data, judged: Data, numbers: Sequence[int], plan: Budget) -> None:
+    """Train networks on at some numbers of dimensions; the results are kept in ``fit.further``."""
+    missing = [(fit, k) for fit in fits for k in numbers if k not in fit.further]
+    current().expect(_steps(plan) * (plan.depth + 1) * len(missing))
+    calls = [partial(further, replace(fit, further={}), known, judged, k, plan.alone) for fit, k in missing]
+    for (fit, k), made in zip(missing, results_of(calls, plan.processes), strict=True):
+        fit.further[k] = made
 
 
 def further(fit: Fit, known: Data, judged: Data, k: int, plan: Budget) -> Further:
-    """Return a network cut to k dimensions and trained on at these; it is kept in ``fit.further``."""
-    if k not in fit.further:
-        current().expect(_steps(plan) * (plan.depth + 1))
-        layer = fit.truncation.layers[k]
-        cut = project(fit.network, torch.from_numpy(known.x), layer, k, known.weights)
-        made = polish(cut, known, layer, k, fit.ridge, _steps(plan))
-        fit.further[k] = Further(made, losses_of(made, judged))
-    return fit.further[k]
+    """Return a network cut to k dimensions and trained on at these."""
+    cut = project(fit.network, torch.from_numpy(known.x), fit.truncation.layers[k], k, known.weights)
+    made = polish(cut, known, fit.truncation.layers[k], k, fit.ridge, _steps(plan))
+    return Further(made, losses_of(made, judged))
 
 
 def _steps(plan: Budget) -> int:

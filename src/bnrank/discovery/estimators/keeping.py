@@ -29,12 +29,17 @@ def kept(out: str | os.PathLike[str] | None) -> Iterator[None]:
         _FOLDER.reset(before)
 
 
+def folder_of_trainings() -> Path | None:
+    """Return the folder in which :func:`train` keeps trainings; None for no folder."""
+    return _FOLDER.get()
+
+
 def train(net: nn.Module, task: Task, **options: Any) -> Run:
     """Return the run of `bnrank.train`, or the one with the same arguments that is kept; resume one that is unfinished.
 
     The folder of a training is named by a hash of its arguments, so that a fit finds its own among those of others.
     """
-    folder = _FOLDER.get()
+    folder = folder_of_trainings()
     if folder is not None:
         data = [values for values in (task.x, task.y, task.weights) if values is not None]
         state = [(name, value) for name, value in net.state_dict().items()]

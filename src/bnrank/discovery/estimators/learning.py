@@ -14,7 +14,17 @@ from bnrank.discovery.estimators.cuts import descend, judge, losses_of, polish
 from bnrank.discovery.estimators.dependence import CHANCE, misaligned, near
 from bnrank.discovery.estimators.keeping import train
 from bnrank.discovery.estimators.linear_maps import LinearFit, best_linear, linear_map
-from bnrank.discovery.estimators.path import MAX_ROWS, Fit, Path, explore, finished, folds_of, train_members
+from bnrank.discovery.estimators.path import (
+    MAX_ROWS,
+    Fit,
+    Path,
+    calls_for,
+    explore,
+    finished,
+    fits_of,
+    folds_of,
+    of_folds,
+)
 from bnrank.discovery.estimators.splits import Splits
 from bnrank.discovery.estimators.tables import Data
 from bnrank.discovery.estimators.weights import drawn, effective, uneven
@@ -121,13 +131,15 @@ def investigate(data: Data, plan: Budget, wanted: int | None = None, *, by_input
         return Evidence("linear" if found else "constant", k if found else 0, linear, None, None, rows, plan)
     enough = splits.known.sum(axis=1).min() >= 2
     validation.expect(enough, "X", f"{len(rows)} rows", "more: at least 2 for training when a fold is held out")
-    path, rival = explore(some, splits, groups, linear.errors[0], plan), None
+    other_plan = replace(plan, depth=plan.shallow, shallow=0)
+    plans = [plan, other_plan] if plan.shallow else [plan]
+    calls = [c for p in plans for c in of_folds(some, splits, [0], p, p.ridges, whole=p is other_plan)]
+    first, number = fits_of(calls, plan), len(plan.ridges)
+    path, rival = explore(some, splits, groups, linear.errors[0], plan, first=first[:number]), None
     assert path is not None
     if plan.shallow and not path.partial:
-        plan.tell(f"depth {plan.shallow}")
-        other_plan = replace(plan, depth=plan.shallow, shallow=0)
         try:
-            rival = explore(some, splits, groups, linear.errors[0], other_plan, rival=path)
+            rival = explore(some, splits, groups, linear.errors[0], other_plan, path, first[number:])
         except KeyboardInterrupt:
             path.partial = True
     if rival is not None:
@@ -235,12 +247,13 @@ def _final_fits(data: Data, path: Path, ridge: float, plan: Budget) -> list[Fit]
     ridges = sorted({ridge, *sorted(path.running, key=lambda other: abs(np.log(other / ridge)))[:2]}, reverse=True)
     first = plan.seed + 1000
     plan.tell(f"all rows, ridges {', '.join(f'{r:.2g}' for r in ridges)}, {plan.n_networks} network(s) each")
-    fits = train_members(data, [(r, first + i) for r in ridges for i in range(plan.n_networks)], plan)
-    if plan.grow:
+    calls = calls_for(data, [(r, first + i) for r in ridges for i in range(plan.n_networks)], plan)
+    if plan.grow:  # these take longest, and start first
         deeper = replace(plan, depth=plan.depth + DEEPER)
-        plan.tell(f"depth {deeper.depth}")
-        fits += train_members(data, [(ridge * plan.depth / deeper.depth, first)], deeper)
-    return fits
+        plan.tell(f"and depth {deeper.depth}")
+        calls = calls_for(data, [(ridge * plan.depth / deeper.depth, first)], deeper) + calls
+    fits = fits_of(calls, plan)
+    return fits[1:] + fits[:1] if plan.grow else fits
 
 
 def _on_all_rows(net: MLP, data: Data, ridge: float) -> MLP:

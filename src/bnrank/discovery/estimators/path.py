@@ -1,7 +1,8 @@
-"""The path over ridges: ensembles on the folds of a cross-validation and on all rows."""
+"""The path over ridges: networks on the folds of a cross-validation and on all rows."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,8 @@ from bnrank._core import validation
 from bnrank.discovery.estimators.bottleneck import Truncation, truncate
 from bnrank.discovery.estimators.budget import Budget
 from bnrank.discovery.estimators.counts import Trial, by_group, is_better, smallest_within_error, standard_error
-from bnrank.discovery.estimators.keeping import train
+from bnrank.discovery.estimators.jobs import results_of
+from bnrank.discovery.estimators.keeping import folder_of_trainings, train
 from bnrank.discovery.estimators.splits import Splits
 from bnrank.discovery.estimators.tables import Data, apart
 from bnrank.measures import bottlenecks
@@ -73,6 +75,9 @@ class Fit:
     weight_rank: int | None
     truncation: Truncation
     further: dict[int, Further] = field(default_factory=dict)
+
+
+Call = Callable[[], list[Fit]]  # that trains networks, here or in another process
 
 
 @dataclass
@@ -234,13 +239,14 @@ def explore(
     level: np.ndarray,
     plan: Budget,
     rival: Path | None = None,
+    first: Sequence[Fit] = (),
 ) -> Path | None:
     """Return networks trained on every fold at a few ridges; ridges are added while the best is the first or last.
 
-    All ridges of a fold are one ensemble. A larger ridge shrinks the function (and finally collapses the network to a
-    constant, T17b), a smaller one fits noise; the held-out loss determines where the path ends. The first fold decides
-    which ridges are worth the other folds: a ridge is dropped if its lowest loss there, over all numbers of
-    dimensions, exceeds the lowest of all ridges by more than ``FAR`` standard errors (over at least ``ENOUGH`` groups).
+    A larger ridge shrinks the function (and finally collapses the network to a constant, T17b), a smaller one fits
+    noise; the held-out loss determines where the path ends. The first fold decides which ridges are worth the other
+    folds: a ridge is dropped if its lowest loss there, over all numbers of dimensions, exceeds the lowest of all ridges
+    by more than ``FAR`` standard errors (over at least ``ENOUGH`` groups).
 
     Parameters
     ----------
@@ -256,40 +262,82 @@ def explore(
         Sizes, steps, and the seed of the first fold.
     rival : Path, optional
         Networks of another depth. The result is None unless :meth:`Path.beats` holds after the first fold.
+    first : sequence of Fit
+        The networks of the first fold at the first ridges, if they are trained already.
     """
-    path = Path(data, splits, groups, rtol=plan.rtol)
+    path, whole = Path(data, splits, groups, rtol=plan.rtol), rival is not None
     wanted: Sequence[float] = plan.ridges
     while wanted:
-        collected = {ridge: np.zeros((data.bound + 1, len(data.x))) for ridge in wanted}
         path.tried += wanted
         done = len(path.fits)
         try:
-            for number, (training, out) in enumerate(zip(splits.known, splits.out, strict=True)):
-                shown = ", ".join(f"{ridge:.2g}" for ridge in collected)
-                plan.tell(f"fold {number + 1} of {len(splits)}, ridges {shown}")
-                known, held_out = apart(data, training, out)
-                members = [(ridge, plan.seed + number) for ridge in collected]
-                for fit in train_members(known, members, plan, held_out, number):
-                    collected[fit.ridge][:, out] += fit.truncation.errors
-                    path.fits.append(fit)
-                if number == 0 and len(splits) > 1:
-                    if rival is not None and not path.errors and not path.beats(rival):
-                        return None
-                    near = path.near()
-                    collected = {ridge: sums for ridge, sums in collected.items() if ridge in near}
-                    if not collected:
-                        return path
+            path.fits += first or fits_of(of_folds(data, splits, [0], plan, wanted, whole=whole), plan)
+            first = ()
+            if len(splits) > 1:
+                if rival is not None and not path.errors and not path.beats(rival):
+                    return None
+                near = path.near()
+                wanted = [ridge for ridge in wanted if ridge in near]
+                if not wanted:
+                    return path
+                others = range(1, len(splits))
+                path.fits += fits_of(of_folds(data, splits, others, plan, wanted, whole=whole), plan)
         except KeyboardInterrupt:
             if not path.errors:
                 raise
             path.partial = True
             del path.fits[done:]
             return path
-        for ridge, sums in collected.items():
+        for ridge in wanted:
+            sums = np.zeros((data.bound + 1, len(data.x)))
+            for fit in path.at(ridge):
+                sums[:, splits.out[fit.fold]] += fit.truncation.errors
             errors = splits.by_group(sums[1:], groups, data.weights)
             path.errors[ridge] = np.vstack([level, errors])
         wanted = _next(path, plan)
     return path
+
+
+def of_folds(
+    data: Data, splits: Splits, folds: Iterable[int], plan: Budget, ridges: Sequence[float], *, whole: bool
+) -> list[Call]:
+    """Return the calls that train networks on some folds at some ridges, and judge them there.
+
+    With ``whole``, all ridges of a fold are one ensemble.
+    """
+    folds = list(folds)
+    shown, which = ", ".join(f"{ridge:.2g}" for ridge in ridges), ", ".join(str(fold + 1) for fold in folds)
+    plan.tell(f"depth {plan.depth}, fold {which} of {len(splits)}, ridges {shown}")
+    calls: list[Call] = []
+    for fold in folds:
+        known, held_out = apart(data, splits.known[fold], splits.out[fold])
+        members = [(ridge, plan.seed + fold) for ridge in ridges]
+        calls += calls_for(known, members, plan, held_out, fold, whole=whole)
+    return calls
+
+
+def calls_for(
+    data: Data,
+    members: list[tuple[float, int]],
+    plan: Budget,
+    held_out: Data | None = None,
+    fold: int | None = None,
+    *,
+    whole: bool = False,
+) -> list[Call]:
+    """Return the calls of :func:`train_members` that train some members: one by one, or as one ensemble.
+
+    An ensemble takes a fifth less time than its members one by one, which have the same bits. They are trained one by
+    one if processes share them, or if they are kept, so that any number of processes finds them.
+    """
+    whole = whole or (plan.processes == 1 and folder_of_trainings() is None)
+    pieces = [members] if whole else [[member] for member in members]
+    return [partial(train_members, data, piece, plan.alone, held_out, fold) for piece in pieces]
+
+
+def fits_of(calls: Sequence[Call], plan: Budget) -> list[Fit]:
+    """Return the networks that calls of :func:`train_members` return, in their order."""
+    return [fit for fits in results_of(calls, plan.processes) for fit in fits]
 
 
 def train_members(

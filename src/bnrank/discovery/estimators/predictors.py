@@ -74,6 +74,10 @@ class BottleneckRegressor(RegressorMixin, MultiOutputMixin, BottleneckEstimator)
         which the other side of the table does not explain, are left out of the fit (single values are replaced where
         these are more than a tenth of the rows), and outputs with tails as heavy as Cauchy noise are shortened.
         Predictions are of all rows, in the units of the table.
+    n_jobs : int or None
+        Processes that share the trainings, as in scikit-learn: None is 1 unless a context of joblib says otherwise, -1
+        as many as there are cores. The results are the same bits. Below 100 rows that differ, and inside a worker of
+        joblib, it is always 1. A process needs about 0.4 GB of memory, and the first fit waits seconds for its start.
 
     Attributes
     ----------
@@ -301,7 +305,7 @@ class BottleneckClassifier(ClassifierMixin, BottleneckEstimator):
 
     Parameters
     ----------
-    n_components, ridges, depth, width, n_networks, steps, rtol, random_state, progress, cv, robust
+    n_components, ridges, depth, width, n_networks, steps, rtol, random_state, progress, cv, robust, n_jobs
         As in :class:`BottleneckRegressor`.
 
     Attributes
