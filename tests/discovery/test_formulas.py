@@ -8,6 +8,7 @@ from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.linear_model import LinearRegression
 
 from bnrank.discovery import BottleneckRegressor, NothingFoundWarning
+from bnrank.discovery.estimators import closed_forms
 from bnrank.discovery.symbolic import choice, engines, expressions, search
 from bnrank.discovery.symbolic.expressions import PREFIX, parsed, values
 
@@ -132,6 +133,12 @@ def test_a_network_is_given_formulas(small):
     assert formula.r2_network > 0.9
     np.testing.assert_allclose(made.predict(x)[:, 0], y, atol=0.4)
     assert made.transform(x).shape == (200, len(made.coordinates))
+
+
+def test_combinations_have_a_largest_weight_of_one():
+    x = np.random.default_rng(0).normal(size=(50, 3)) * [1.0, 100.0, 1.0]
+    formula = closed_forms._combination(np.array([0.5, 0.01, 0.001]), x)  # contributions 0.5, 1, 0.001
+    assert formula == parsed("50 * X0 + X1", 3)
 
 
 def test_operon(monkeypatch):

@@ -133,6 +133,7 @@ def _affine(net: MLP) -> list[Any]:
 
 
 def _combination(weights: np.ndarray, x: np.ndarray) -> Any:
-    """Return a linear combination of the inputs as a formula, without inputs that hardly count."""
+    """Return a combination of the inputs as a formula: the largest weight is 1, and small ones are left out."""
     size = np.abs(weights * x.std(axis=0))
-    return rounded(linear(np.where(size >= DROPPED * size.max(), weights, 0.0), 0.0))
+    ratios = weights / weights[size.argmax()]
+    return rounded(linear(np.where(size >= DROPPED * size.max(), ratios, 0.0), 0.0))
