@@ -113,6 +113,22 @@ def test_whole_weights_are_repeated_rows():
     assert np.abs(plain.predict(x) - weighted.predict(x)).max() > 0.01
 
 
+def test_whole_weights_are_repeated_rows_for_networks():
+    """Few steps of Adam, whose trajectory does not depend on the number of rows, except for rounding."""
+    generator = np.random.default_rng(3)
+    x, times = generator.normal(size=(90, 2)), times_of(90)
+    y, options = np.abs(x), {"steps": 80, "ridges": [0.003, 0.001], "depth": 3, "n_networks": 1}
+    weighted = BottleneckRegressor(**options).fit(x, y, sample_weight=times)
+    repeated = BottleneckRegressor(**options).fit(np.repeat(x, times, 0), np.repeat(y, times, 0))
+    assert weighted.model_ == repeated.model_ == "network"
+    for name in ("held_out_", "held_out_error_", "input_held_out_"):
+        np.testing.assert_allclose(getattr(weighted, name), getattr(repeated, name), rtol=1e-2)
+    for one, other in zip(weighted.stability_, repeated.stability_, strict=True):
+        assert (one.count, one.directions, one.considered) == (other.count, other.directions, other.considered)
+        assert (one.held_out, one.loss) == pytest.approx((other.held_out, other.loss), rel=1e-3, nan_ok=True)
+    assert np.square(weighted.predict(x) - repeated.predict(x)).mean() < 0.02 * y.var()
+
+
 def test_only_ratios_of_weights_matter():
     x, y = table(60)
     weights = np.random.default_rng(0).uniform(0.5, 2, 60)
