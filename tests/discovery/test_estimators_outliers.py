@@ -5,7 +5,7 @@ import pytest
 from scipy.stats import f as fisher
 
 from bnrank.discovery import BottleneckAutoencoder, BottleneckClassifier, BottleneckRegressor
-from bnrank.discovery.estimators.outliers import cleaned
+from bnrank.discovery.estimators.outliers import _is_shifted, cleaned
 from bnrank.discovery.estimators.tails import TENTH, beyond_gap, far, scores, tail
 
 from .tables import QUICK, linear_table
@@ -282,10 +282,35 @@ def sessions(g):
     return x, x[:, :2] @ g.normal(size=(2, 2))
 
 
+def saturation(g):
+    x = g.normal(size=(100, 3))
+    x[:, 0] = g.uniform(0, 1, 100)
+    x[g.permutation(100)[:4], 0] *= 15
+    return x, x[:, :1] / (1 + x[:, :1]) + 0.2 * x[:, 1:2] + 0.02 * g.normal(size=(100, 1))
+
+
 @pytest.mark.parametrize("draw", [treated, regime, sessions])
 def test_rare_causes_and_later_sessions_are_no_outliers(draw):
     changed = [len(cleaned(*draw(np.random.default_rng(seed))).rows) > 0 for seed in range(6)]
     assert sum(changed) <= 1
+
+
+def test_large_doses_with_one_response_are_no_outliers():
+    changed = [len(cleaned(*saturation(np.random.default_rng(seed))).rows) > 0 for seed in range(10)]
+    assert sum(changed) <= 3
+
+
+def test_rows_with_a_response_in_common_are_told_from_random_ones():
+    g = np.random.default_rng(0)
+    rows, others = np.arange(200) < 4, g.normal(size=(200, 5))
+    others[rows, 2] = 2.5 + 0.1 * g.normal(size=4)
+    assert _is_shifted(rows, others, 0.003)
+    assert _is_shifted(rows, -others, 0.003)
+    assert not _is_shifted(np.arange(200) == 1, others, 0.003)  # one row
+    others[:2] *= -1  # two to either side
+    assert not _is_shifted(rows, others, 0.003)
+    drawn = [_is_shifted(g.permutation(rows), g.normal(size=(200, 5)), 0.1) for _ in range(200)]
+    assert sum(drawn) <= 37  # 10 percent, and 4 standard deviations
 
 
 def test_codes_and_values_at_random_rows_are_outliers():

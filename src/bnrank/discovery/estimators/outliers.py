@@ -69,14 +69,14 @@ class Cleaned:
 def cleaned(x: Array, y: Array, labels: Array | None = None) -> Cleaned:
     """Return a table without gross outliers: rows are left out, or single values are replaced.
 
-    Values far from all others of their column (:func:`~bnrank.discovery.estimators.tails.far`) are outliers unless
-    the other side of the table explains them: if at least half of their distance from the median is predicted by a
-    forest, each row from trees that were not trained on it (a rare class, far from all others in x and y, is no
-    outlier), or by ridge regression on the rows without far values (nor are points far out on a line). They are kept,
-    too, if the other side tells which rows have them, though not their values (a rare treatment, a regime, a saturated
-    response). Three or more equal outliers of a column are a code, such as -999, and never explained. Inputs that rise
-    or fall from row to row, such as times, have no outliers. Classes keep their rows if more than half of them are
-    outliers.
+    Values far from all others of their column (:func:`~bnrank.discovery.estimators.tails.far`) are outliers unless the
+    other side of the table explains them: if at least half of their distance from the median is predicted by a forest,
+    each row from trees that were not trained on it (a rare class, far from all others in x and y, is no outlier), or
+    by ridge regression on the rows without far values (nor are points far out on a line). They are kept, too, if the
+    other side tells which rows have them, though not their values (a rare treatment, a regime), or is larger or
+    smaller in all rows with far values than elsewhere (a response that is saturated at large doses). Three or more
+    equal outliers of a column are a code, such as -999, and never explained. Inputs that rise or fall from row to row,
+    such as times, have no outliers. Classes keep their rows if more than half of them are outliers.
 
     If at most a tenth of the rows have outliers, these rows are left out of the fit. Otherwise rows with outliers in
     more than half of the inputs, or of the outputs, are left out, and other outliers are replaced by ridge regressions
@@ -173,7 +173,10 @@ def _unexplained(table: Array, away: Array, other: Array, plain: Array) -> Array
         found[:, group] &= ~(by_line | by_trees)
     for j in columns:
         values, counts = np.unique(table[away[:, j], j], return_counts=True)
-        if other.shape[1] and _is_foreseen(found[:, j], other, CHANCE / len(columns)):
+        if other.shape[1] and (
+            _is_foreseen(found[:, j], other, CHANCE / len(columns))
+            or _is_shifted(away[:, j], other, CHANCE / len(columns))
+        ):
             found[:, j] = False
         found[:, j] |= away[:, j] & np.isin(table[:, j], values[counts >= CODE])
     return found
@@ -195,6 +198,18 @@ def _is_foreseen(rows: Array, inputs: Array, chance: float) -> bool:
     made = cross_val_predict(trees, ranks, rows[used], cv=parts, method="predict_proba")[:, 1]
     made = made + 1e-9 * np.random.default_rng(1).random(len(made))  # without ties, the test of few rows is exact
     return bool(mannwhitneyu(made[rows[used]], made[~rows[used]], alternative="greater").pvalue < chance)
+
+
+def _is_shifted(rows: Array, others: Array, chance: float) -> bool:
+    """Return whether some other column is larger, or smaller, in these rows, (N,), than elsewhere.
+
+    Rows with a few large doses have the response of a plateau in common, and typing errors have nothing in common.
+    Exact for errors at random rows (Mann-Whitney, two-sided, all columns together). One row alone cannot be told.
+    """
+    if rows.sum() < 2:
+        return False
+    chances = mannwhitneyu(others[rows], others[~rows], axis=0).pvalue
+    return bool(chances.min() * others.shape[1] < chance)
 
 
 def _in_order(table: Array) -> Array:
