@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.against.counting_peers import KernelFit
+from benchmarks.against.counting_peers import ROWS, KernelFit
 from benchmarks.against.prediction_tables import KEEL, Split, bundled, keel, regression
 from benchmarks.against.trials import attempt, interval, markdown
 
@@ -143,7 +143,12 @@ def _overview(rows: list[Result]) -> str:
         mean = f"{interval([by[name] for by in whole]):.3f}" if whole else "–"
         lines.append([name, mean, f"{close} of {len(whole)}", difference, f"{np.median(seconds):.2f}"])
     titles = ["method", "mean score", f"within {CLOSE} of the best", "bnrank minus this", "median seconds"]
-    return markdown(titles, lines)
+    note = (
+        f"\n\nkernel ridge is fitted to at most {ROWS:,} rows, the other methods to all."
+        if "kernel ridge" in names
+        else ""
+    )
+    return markdown(titles, lines) + note
 
 
 def _every(rows: list[Result]) -> str:
