@@ -121,7 +121,7 @@ try:
 except KeyboardInterrupt:
     print(getattr(found, "partial_", None), hasattr(found, "summary_"), found.summary_.reason, flush=True)
 """
-LONG = {**QUICK, "steps": 100}
+LONG = {**QUICK, "steps": 200, "n_networks": 4}
 
 
 @pytest.mark.slow
@@ -143,5 +143,6 @@ def test_ctrl_c_in_a_terminal_gives_a_partial_result_and_keeps_trainings(tmp_pat
     assert process.returncode == 0
     folders = list((tmp_path / "kept").iterdir())
     assert len([folder for folder in folders if list(folder.glob("*.nc"))]) >= 5
+    assert all(list(folder.glob("*.nc")) for folder in folders)  # those under way were stopped, not killed
     found = BottleneckRegressor(**LONG).fit(X, Y, out=tmp_path / "kept")
     assert (found.partial_, found.n_components_) == (False, 1)
