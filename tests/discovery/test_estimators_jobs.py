@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from bnrank.discovery import BottleneckClassifier, BottleneckRegressor
+from bnrank.discovery.estimators import learning
 from bnrank.discovery.estimators.jobs import processes_for, results_of
 from bnrank.discovery.estimators.keeping import folder_of_trainings, kept
 from bnrank.discovery.estimators.progress import current, voice
@@ -99,9 +100,29 @@ def test_n_jobs_has_the_meaning_of_scikit_learn():
     with joblib.parallel_config(n_jobs=2):
         assert processes_for(None) == 2
         assert processes_for(1) == 1
-    with joblib.parallel_config("threading", n_jobs=2):
-        assert processes_for(None) == processes_for(2) == 1
+    for backend in ("threading", "multiprocessing"):
+        with joblib.parallel_config(backend, n_jobs=2):
+            assert processes_for(None) == processes_for(2) == 1
     assert results_of([partial(processes_for, n) for n in (None, 2)], 2) == [1, 1]  # in a worker
+
+
+def test_bits_do_not_depend_on_threads(monkeypatch):
+    """Also where the last network is cut and trained on."""
+    polished = []
+    polish = learning.polish
+    monkeypatch.setattr(learning, "polish", lambda *given: polished.append(polish(*given)) or polished[-1])
+    x, before = rng.normal(size=(600, 8)), torch.get_num_threads()
+    y = np.abs(x)
+    options = {"n_components": 4, "ridges": [1e-3], "steps": 60, "depth": 4, "width": 64, "n_networks": 1}
+    made = []
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            made.append(BottleneckRegressor(**options).fit(x, y).predict(x))
+    finally:
+        torch.set_num_threads(before)
+    assert len(polished) == 2
+    assert np.array_equal(*made)
 
 
 @pytest.mark.parametrize(("value", "error"), [(0, ValueError), ("2", TypeError), (True, TypeError), (1.5, TypeError)])

@@ -16,6 +16,7 @@ from bnrank.discovery.estimators.counts import Count, by_group, standard_error
 from bnrank.discovery.estimators.directions import sufficient_number
 from bnrank.discovery.estimators.learning import few_rows, sample_of
 from bnrank.discovery.estimators.linear_maps import best_linear, linear_map
+from bnrank.discovery.estimators.path import Path
 from bnrank.discovery.estimators.splits import Splits
 from bnrank.discovery.estimators.tables import Data, apart, scaling_of
 from bnrank.discovery.estimators.weights import effective, weights_of
@@ -67,6 +68,43 @@ def test_a_row_of_weight_zero_is_as_if_absent(ones):
     assert alone.outliers_.tolist() == [int(there[:7].sum())]
     assert found.summary_.rows == there.sum()
     assert f"{80 - there.sum()} of 80 rows have weight 0, and are not used" in found.notes_
+
+
+def test_a_row_of_next_to_no_weight_is_as_if_absent():
+    x, y = table()
+    x = np.column_stack([x, np.arange(80) >= 70])  # an indicator of these rows
+    weights = np.where(np.arange(80) < 70, 1.0, 1e-40)
+    found = BottleneckRegressor(**QUICK).fit(x, y, sample_weight=weights)
+    alone = BottleneckRegressor(**QUICK).fit(x[:70], y[:70])
+    assert found.input_scale_[-1] == 0
+    assert_same_fit(found, alone, x)
+
+
+def test_rows_that_decide_count_by_their_weights():
+    x, y = table()
+    splits = Splits.of(np.arange(80) % 2)
+    weights = np.where(np.arange(80) < 4, 1.0, 1e-3)
+    equal, uneven = (Path(Data(x, y, weights=w), splits, np.arange(80) // 2) for w in (None, weights))
+    assert equal.independent(splits.out[0]) == 40
+    assert uneven.independent(splits.out[0]) == pytest.approx(2.038**2 / (2 + 38e-6))
+    assert uneven.independent(np.arange(80) < 4) == 2
+
+
+class Recorded(KFold):
+    """Folds that record the classes they are given."""
+
+    def split(self, X, y=None, groups=None):
+        self.given = y.copy()
+        return super().split(X, y, groups)
+
+
+def test_a_splitter_sees_the_classes_of_rows_of_weight_zero():
+    x, _ = table(60)
+    labels = np.where(x[:, 0] > 1, "a", "b")
+    weights = np.where(np.arange(60) % 3, 1.0, 0.0)
+    folds = Recorded(3)
+    BottleneckClassifier(cv=folds, **QUICK).fit(x, labels, sample_weight=weights)
+    assert np.array_equal(folds.given, (labels == "b").astype(int))
 
 
 def test_a_row_of_weight_zero_is_absent_from_networks_groups_and_blocks():

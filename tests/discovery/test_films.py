@@ -46,7 +46,7 @@ def test_a_turning_spot_has_one_state_variable_and_needs_two_coordinates(
     assert not found.undetermined_
     assert found.state_dimension_interval_[0] <= 1 <= found.state_dimension_interval_[1]
     assert found.coordinates_needed_interval_ == (2, 2)  # one leaves a quarter unexplained in both networks
-    assert "halves of the films are too few to confirm it (4 of 4 undetermined)" in found.reason_
+    assert "halves of the films do not confirm it (4 of 4 are undetermined)" in found.reason_
     assert found.unexplained_ < 0.02
     assert found.score(_turning(20, seed=9)) > 0.95
     z = found.transform(films).astype(float)

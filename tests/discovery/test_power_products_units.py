@@ -120,6 +120,23 @@ def test_intervals_of_several_groups_are_those_of_the_sum():
         assert (made[name].high + made[name].low) / 2 == pytest.approx(np.dot(values[0], powers))
 
 
+@pytest.mark.parametrize(("value", "parts", "total"), [(0.52, Fraction(1, 2), None), (0.5, None, Fraction(1))])
+def test_the_fraction_of_a_sum_is_the_one_in_its_interval(value, parts, total):
+    """v has the exponents of v L and of v, whose errors cancel in the sum."""
+    bases = {"A": PowerProduct((factor("v", 1), factor("L", 1))), "B": PowerProduct((factor("v", 1),))}
+    deviations = 0.02 * np.random.default_rng(0).normal(size=(200, 1)) * [[1.0, -1.0]]
+    deviations[:, 1] += 1e-4 * np.random.default_rng(1).normal(size=200)
+    made = PowerProduct(tuple(Factor(n, value, 0.4, 0.6, parts) for n in "AB"), deviations)
+    v = next(f for f in expanded(made, bases).factors if f.name == "v")
+    assert v.value == 2 * value
+    assert v.high - v.low < 0.01
+    assert v.fraction == total
+
+
+def factor(name, power):
+    return Factor(name, float(power), float(power), float(power), Fraction(power))
+
+
 def test_two_groups_of_which_one_counts():
     x = positive(120, PIPE)
     base = x.assign(rho=1000 * x.rho, D=x.D / 1000, dp=1000 * x.dp)

@@ -142,6 +142,9 @@ def discover_command(
     if is_film(data, kind):
         refuse(ridges=search.ridges, depth=search.depth, targets=columns.targets, ignore=columns.ignore, groups=groups)
         refuse(weights=weights, symmetries=symmetry, power_products=products, units=units)
+        refuse(drop_missing=columns.drop_missing, sep=columns.sep, one_hot=columns.one_hot)
+        refuse(decimal=columns.decimal if columns.decimal != "." else None)
+        refuse(n_jobs=search.jobs if search.jobs != 1 else None)
         settings = settings_of(search, _components(search.components), quiet)
         discover_films(data, settings, keep, save, coordinates, out)
         return

@@ -25,7 +25,7 @@ def refuse(**given: Any) -> None:
     """Raise ValueError, naming the first option that was given and says nothing of films."""
     for name, value in given.items():
         got = "it" if value is True else repr(value)
-        validation.expect(not value, name, f"{got} with films", "it only with a table")
+        validation.expect(value is None or value is False, name, f"{got} with films", "it only with a table")
 
 
 def discover_films(

@@ -260,8 +260,8 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         """Fit, and set all fitted attributes; ``known`` is a count determined elsewhere."""
         with voice(self.progress) as tell:
             groups = 2 if data.units is None else len(np.unique(data.units))
-            left = f"1 group in the {len(data.x)} rows that are no outliers"
-            validation.expect(groups > 1, "groups", left, "at least 2 (robust=False keeps all rows)")
+            left = f"1 group in the {len(data.x)} rows of weight above 0 that are no outliers"
+            validation.expect(groups > 1, "groups", left, "at least 2 (robust=False keeps outliers)")
             plan = self._plan(data, self._seed(), tell, wanted or 0)
             tell.expect(plan.work)
             data = replace(data, max_components=max(data.max_components, wanted or 0))

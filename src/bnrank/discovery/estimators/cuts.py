@@ -43,7 +43,7 @@ def descend(path: Path, plan: Budget) -> None:
             more = (errors[k - 1] - errors[k])[seen > 0] / seen[seen > 0]
             weights = None if path.data.weights is None else path.data.weights[seen > 0]
             more = by_group(more, np.unique(path.groups[seen > 0], return_inverse=True)[1].reshape(-1), weights)
-            if len(more) >= ENOUGH and more.mean() > path.negligible + FAR * standard_error(more):
+            if path.independent(seen > 0) >= ENOUGH and more.mean() > path.negligible + FAR * standard_error(more):
                 return
         for number, sums in errors.items():
             path.retrained[number] = path.splits.by_group(sums, path.groups, path.data.weights)

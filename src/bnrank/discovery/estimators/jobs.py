@@ -38,7 +38,8 @@ def processes_for(n_jobs: int | None) -> int:
     """Return the number of processes that ``n_jobs`` stands for, as in scikit-learn.
 
     None is 1 unless a context of joblib says otherwise, -1 is all cores, -2 all but one. It is 1 inside a worker of
-    joblib, and where a context of joblib asks for threads.
+    joblib, and in a context of joblib that asks for threads or for "multiprocessing" (which returns all results at the
+    end).
 
     Examples
     --------
@@ -49,7 +50,8 @@ def processes_for(n_jobs: int | None) -> int:
     validation.expect(n_jobs is None or whole, "n_jobs", n_jobs, EXPECTED, TypeError)
     validation.expect(n_jobs != 0, "n_jobs", "0", EXPECTED)
     backend, _ = get_active_backend(prefer="processes")
-    return 1 if getattr(backend, "uses_threads", False) else int(joblib.effective_n_jobs(n_jobs))
+    fit = backend.supports_return_generator and not getattr(backend, "uses_threads", False)
+    return int(joblib.effective_n_jobs(n_jobs)) if fit else 1
 
 
 def results_of(calls: Sequence[Callable[[], T]], processes: int) -> list[T]:

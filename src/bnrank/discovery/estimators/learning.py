@@ -30,6 +30,7 @@ from bnrank.discovery.estimators.tables import Data
 from bnrank.discovery.estimators.weights import drawn, effective, uneven
 from bnrank.networks.mlp import MLP
 from bnrank.training import Record
+from bnrank.training.ensemble import Workers
 
 MIN_ROWS = 10  # with fewer distinct rows, counts are undetermined
 REPEATED = 0.1  # fraction of rows with repeated inputs above which the count is verified by input
@@ -233,7 +234,8 @@ def learn(data: Data, found: Evidence) -> Model:
     network = project(whole, inputs, layer, k, some.weights)
     if truncation.change[k] > LOST * truncation.change[0]:
         plan.tell(f"further training at {k} dimensions")
-        network = polish(network, some, layer, k, ridge, plan.steps)
+        with Workers(1):  # as all trainings but those on more than MAX_ROWS, whose bits do not depend on threads
+            network = polish(network, some, layer, k, ridge, plan.steps)
     return Model(network, layer, ridge, whole)
 
 

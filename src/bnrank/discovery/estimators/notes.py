@@ -28,8 +28,11 @@ def remarks(fitted: Any, x: np.ndarray, data: Data) -> Iterator[str]:
     elif data.units is not None:
         yield f"rows of a group were held out together: {len(np.unique(data.units))} groups"
     if data.weights is not None:
-        number = effective(data.weights, np.arange(len(x)))
-        yield f"rows are weighted: {len(x)} rows are as good as {number:.0f} with equal weights"
+        together, what = data.groups, "different rows"
+        if data.units is not None:
+            together, what = data.units, "groups or blocks of rows"
+        number = effective(data.weights, together)
+        yield f"rows are weighted: {together.max() + 1} {what} are as good as {number:.0f} with equal weights"
     if copies := len(x) - data.distinct:
         yield f"{copies} of {len(x)} rows repeat inputs and outputs of an earlier one; held out together"
     if (points := int(data.inputs.max()) + 1) < data.distinct:

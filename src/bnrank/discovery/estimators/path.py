@@ -16,6 +16,7 @@ from bnrank.discovery.estimators.jobs import results_of
 from bnrank.discovery.estimators.keeping import folder_of_trainings, train
 from bnrank.discovery.estimators.splits import Splits
 from bnrank.discovery.estimators.tables import Data, apart
+from bnrank.discovery.estimators.weights import effective
 from bnrank.measures import bottlenecks
 from bnrank.measures.spectra import weight_singular_values
 from bnrank.networks.mlp import MLP
@@ -24,7 +25,7 @@ from bnrank.training import Record, Run, Stop
 MAX_ROWS = 4000  # largest number of rows used by the path over ridges
 STEP = 10**0.5  # ratio of consecutive ridges
 LARGEST, SMALLEST = 1.0, 1e-5  # ridges
-ENOUGH = 20  # groups of rows in the first fold, for it to decide
+ENOUGH = 20  # groups of rows in the first fold (effective number, if rows have weights), for it to decide
 FAR = 2.0  # standard errors on the first fold; a ridge farther from the best is not trained on the others
 
 
@@ -183,6 +184,11 @@ class Path:
         best = min(own, key=lambda errors: float(self.mean(errors, fold).min()))
         return self._by_group(best[int(self.mean(best, fold).argmin())], fold)
 
+    def independent(self, rows: np.ndarray) -> float:
+        """Return the number of groups of some rows; where rows have weights, the effective number."""
+        groups = np.unique(self.groups[rows], return_inverse=True)[1].reshape(-1)
+        return effective(None if self.data.weights is None else self.data.weights[rows], groups)
+
     def beats(self, rival: "Path") -> bool:
         """Return whether the first fold suggests that this path predicts better than another.
 
@@ -191,7 +197,7 @@ class Path:
         """
         here = self.lowest(0)
         gain = rival.lowest(0) - here
-        if len(here) < ENOUGH or gain.mean() > standard_error(gain):
+        if self.independent(self.splits.out[0]) < ENOUGH or gain.mean() > standard_error(gain):
             return True
         average = np.mean([rival.lowest(fold).mean() for fold in range(len(self.splits))])
         return bool(here.mean() < average - rival.error)
@@ -203,7 +209,8 @@ class Path:
         """
         first = {fit.ridge: self.mean(fit.truncation.errors, 0).min() for fit in self.fits if fit.fold == 0}
         rows = self.lowest(0)
-        far = FAR * standard_error(rows) if len(rows) >= ENOUGH else np.inf
+        enough = self.independent(self.splits.out[0]) >= ENOUGH
+        far = FAR * standard_error(rows) if enough else np.inf
         return {ridge for ridge, loss in first.items() if loss <= rows.mean() + far}
 
     def _by_group(self, losses: np.ndarray, fold: int) -> np.ndarray:

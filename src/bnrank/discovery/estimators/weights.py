@@ -10,15 +10,21 @@ from torch import Tensor
 from bnrank._core import validation
 
 Array = np.ndarray
+NEGLIGIBLE = 1e-9  # fraction of the largest weight below which a row counts as absent
 
 
 def weights_of(given: Any, rows: int) -> Array | None:
     """Return ``sample_weight`` as float64, (N,), of mean 1 over the rows above 0; None where all rows count alike.
 
+    Weights below 1e-9 of the largest become 0. Such rows have no influence on a fit, but a column that varies only in
+    them would be divided by next to nothing.
+
     Examples
     --------
     >>> weights_of([1.0, 3.0, 0.0], 3).tolist()
     [0.5, 1.5, 0.0]
+    >>> weights_of([1.0, 1.0, 1e-40], 3).tolist()
+    [1.0, 1.0, 0.0]
     >>> weights_of(np.full(4, 0.2), 4) is None
     True
     """
@@ -31,7 +37,7 @@ def weights_of(given: Any, rows: int) -> Array | None:
     validation.expect(not negative, name, f"negative weights ({negative} of {rows} rows)", "at least 0")
     largest = values.max()
     validation.expect(largest > 0, name, "zeros only", "weights above 0 in at least 2 rows")
-    values = values / largest
+    values = np.where(values < NEGLIGIBLE * largest, 0.0, values / largest)
     positive = int((values > 0).sum())
     validation.expect(positive > 1, name, f"a weight above 0 in {positive} row", "in at least 2 rows")
     return uneven(values / values[values > 0].mean())

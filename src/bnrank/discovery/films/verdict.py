@@ -60,9 +60,7 @@ def judge(images: list[Array], windows: Windows, unexplained: list[float], seed:
     half = np.isin(windows.unit, np.random.default_rng(seed).permutation(np.unique(windows.unit))[::2])
     halves = [_local(z[part], groups[part], seed) for z in images for part in (half, ~half) if part.any()]
     settled = [result for result in halves if not result.undetermined]
-    silent = (
-        f"; halves of the films are too few to confirm it ({len(halves) - len(settled)} of {len(halves)} undetermined)"
-    )
+    silent = f"; halves of the films do not confirm it ({len(halves) - len(settled)} of {len(halves)} are undetermined)"
     ends = [end for result in (*found, *settled) for end in result.interval]
     counts = Counter(result.dimension for result in found)
     dimension = found[best].dimension

@@ -13,7 +13,7 @@ from bnrank._core import validation
 from bnrank.discovery.estimators import BottleneckRegressor
 from bnrank.discovery.estimators.counts import is_better
 from bnrank.discovery.power_products import units as dimensions
-from bnrank.discovery.power_products.exponents import Table, half_widths
+from bnrank.discovery.power_products.exponents import Table, fraction_in, half_widths
 from bnrank.discovery.power_products.fits import drawn_together, exponents_of, fitted, log_is_closer_to_normal, seed_of
 from bnrank.discovery.power_products.result import DimensionlessGroups, Factor, PowerProduct, products_of
 from bnrank.discovery.power_products.units import Quantities
@@ -173,11 +173,16 @@ def expanded(product: PowerProduct, bases: dict[str, PowerProduct]) -> PowerProd
     rows = [{base.label: base.value for base in bases[factor.name].factors} for factor in product.factors]
     powers = np.array([[row.get(factor.label, 0.0) for factor in total.factors] for row in rows])
     widths = half_widths(product.deviations @ powers)
-    factors = [
-        replace(f, low=f.value - width, high=f.value + width)
-        for f, width in zip(total.factors, map(float, widths), strict=True)
-    ]
-    return PowerProduct(tuple(factors))
+    factors = [_within(f, f.value - w, f.value + w) for f, w in zip(total.factors, map(float, widths), strict=True)]
+    return PowerProduct(tuple(factor for factor in factors if factor.fraction != 0))
+
+
+def _within(factor: Factor, low: float, high: float) -> Factor:
+    """Return a factor with this interval; a fraction outside it gives way to the only one inside, if there is one."""
+    exact = factor.fraction
+    if exact is None or not low <= exact <= high:
+        exact = fraction_in(low, high)
+    return replace(factor, low=low, high=high, fraction=exact)
 
 
 def _times(one: PowerProduct, other: PowerProduct) -> PowerProduct:
