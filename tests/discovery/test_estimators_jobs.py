@@ -111,9 +111,9 @@ def test_bits_do_not_depend_on_threads(monkeypatch):
     polished = []
     polish = learning.polish
     monkeypatch.setattr(learning, "polish", lambda *given: polished.append(polish(*given)) or polished[-1])
-    x, before = rng.normal(size=(600, 8)), torch.get_num_threads()
-    y = np.abs(x)
-    options = {"n_components": 4, "ridges": [1e-3], "steps": 60, "depth": 4, "width": 64, "n_networks": 1}
+    x, before = rng.normal(size=(900, 20)), torch.get_num_threads()
+    y = np.abs(x[:, :10])
+    options = {"n_components": 3, "ridges": [1e-3], "steps": 40, "depth": 4, "width": 40, "n_networks": 1}
     made = []
     try:
         for threads in (1, 2):
