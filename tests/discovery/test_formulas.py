@@ -64,7 +64,7 @@ def options():
     return {k: v for k, v in LINEAR.get_params().items() if k != "n_components"}
 
 
-def test_a_linear_map_is_returned_exactly(linear):
+def test_a_linear_map_is_returned(linear):
     x, y, found = linear
     made = found.formulas(x, y)
     plane = LinearRegression().fit(x, y)  # exact: there is no noise
@@ -74,10 +74,11 @@ def test_a_linear_map_is_returned_exactly(linear):
         of_inputs = [c.expression.subs({s: sympy.Symbol(f"i{s}") for s in inputs}) for c in made.coordinates]
         whole = formula.expression.subs(dict(zip(z, of_inputs, strict=True)), simultaneous=True).expand()
         slopes = [float(whole.coeff(sympy.Symbol(f"i{s}"))) for s in inputs]
-        np.testing.assert_allclose(slopes, plane.coef_[j], rtol=1e-6)
-    np.testing.assert_allclose(made.predict(x), y, atol=1e-6 * y.std())
+        spread = x.to_numpy().std(axis=0)  # digits suffice for a thousandth of the spread
+        np.testing.assert_allclose(slopes * spread, plane.coef_[j] * spread, atol=5e-3 * y[:, j].std())
+    np.testing.assert_allclose(made.predict(x), y, atol=0.01 * y.std())
     assert "[height (cm)]" in str(made)
-    assert made.to_frame()["r2"].round(6).tolist() == [1.0] * 5
+    assert made.to_frame()["r2"].round(4).tolist() == [1.0] * 5
 
 
 def test_noise_has_no_formula_and_needs_no_engine(monkeypatch):
@@ -202,7 +203,7 @@ def test_a_missing_package_names_the_extra(monkeypatch):
         ({"y": lambda y: y[:, :2]}, "y: got 2 columns, expected 3"),
         ({"max_outputs": 0}, "max_outputs: got 0"),
         ({"groups": np.zeros(120)}, "groups: got 1 group"),
-        ({"groups": np.arange(120) % 2}, "groups: got 2 independent rows, expected at least 4"),
+        ({"groups": np.arange(120) % 2}, "groups: got 2 independent rows, expected at least 8"),
     ],
 )
 def test_bad_input_is_named(linear, change, named):
@@ -284,6 +285,91 @@ def test_undefined_rows_are_nan_and_never_chosen():
 
 def test_only_some_outputs_are_searched():
     problem = planted()
-    wide = search.Problem(**{**vars(problem), "engine": Knows("x0"), "y": problem.y * [1.0, 10.0]})
+    wide = search.Problem(
+        **{**vars(problem), "engine": Knows("x0"), "y": problem.y * [1.0, 10.0], "predicted": problem.y * [1.0, 5.0]}
+    )
     _, outputs = search.searched(wide, 1)
-    assert [formula.verdict == "not searched" for formula in outputs] == [True, False]
+    assert [formula.verdict == "not searched" for formula in outputs] == [
+        False,
+        True,
+    ]  # in the order of shares, not of units
+    assert outputs[1].r2 is None
+
+
+@pytest.mark.parametrize(("offset", "spread"), [(101325.0, 5.0), (2450000.0, 100.0)])
+def test_inputs_far_from_zero_have_enough_digits(offset, spread):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(200, 2)) * [spread, 1.0] + [offset, 0.0]
+    y = 0.123456 * (x[:, [0]] - offset)
+    rows = choice.split(np.arange(200), 0)
+    problem = search.Problem(x, y, x, y, rows, ("a", "b"), ("y",), Knows("x0"), 0, str)
+    formula, _ = search.output(problem, 0, problem.inputs, x)
+    assert (formula.verdict, formula.expression.free_symbols) == ("linear", {sympy.Symbol("X0", real=True)})
+    again = sympy.lambdify(sympy.Symbol("a"), sympy.sympify(formula.text))(x[rows.test, 0])
+    assert choice.r2(y[rows.test, 0], again, float(y[rows.known].mean())) > 0.9999
+
+
+def test_a_fit_far_from_zero_prints_what_it_scores():
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(200, 3)) * [5.0, 1.0, 1.0] + [101325.0, 0.0, 0.0]
+    y = np.column_stack([0.123456 * (x[:, 0] - 101325), x[:, 1] - 0.3 * (x[:, 0] - 101325)])
+    made = BottleneckRegressor(**options()).fit(x, y).formulas(x, y)
+    named = {f"x{i}": x[:, i] for i in range(3)}
+    for formula in made.coordinates:
+        named[formula.name] = eval(formula.text, {}, named)
+    for j, formula in enumerate(made.outputs):
+        assert formula.r2 > 0.999
+        assert choice.r2(y[:, j], eval(formula.text, {}, named), y[:, j].mean()) > 0.999
+
+
+def test_rows_whose_outliers_are_replaced_are_left_out():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(80, 12))
+    y = x[:, :2] @ rng.normal(size=(2, 8)) + 0.01 * rng.normal(size=(80, 8))
+    x[np.arange(24), rng.integers(0, 12, 24)] = 1e4
+    made = BottleneckRegressor(**options() | {"robust": True}).fit(x, y).formulas(x, y)
+    assert made.rows + made.held_out == 56
+    assert [formula.verdict for formula in made.outputs] == ["linear"] * 8
+    assert min(formula.r2 for formula in made.outputs) > 0.95
+
+
+def test_few_groups_are_refused_or_judged():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(80, 2))
+    y = x @ [[1.0, 2.0], [1.0, -1.0]]
+    found = BottleneckRegressor(**options()).fit(x, y)
+    with pytest.raises(ValueError, match="groups: got 5 independent rows, expected at least 8"):
+        found.formulas(x, y, groups=np.arange(80) % 5)
+    made = found.formulas(x, y, groups=np.arange(80) % 8)
+    assert [formula.verdict for formula in made.outputs] == ["linear"] * 2
+    assert choice.split(np.arange(8), 0).test.shape == (3,)
+
+
+def test_chance_of_three_groups_is_small():
+    rng, unit = np.random.default_rng(0), np.repeat(np.arange(3), 10)
+    draws = rng.normal(size=(300, 2, 30)) * [[[1.0], [0.05]]]
+    assert np.mean([choice.beats_constant(y, made, 0.0, unit) for y, made in draws]) < 0.04
+    assert choice.beats_constant(draws[0, 0], draws[0, 0], 0.0, unit)
+
+
+def test_small_terms_are_left_out_together():
+    x = np.random.default_rng(0).normal(size=(2000, 200))
+    weights = np.r_[1.0, np.full(199, 0.029)]
+    made = values(closed_forms._combination(weights, x), x)
+    assert np.corrcoef(made, x @ weights)[0, 1] ** 2 > 0.998
+
+
+def test_r2_of_a_combination_is_that_of_the_network_direction():
+    problem = planted()
+    own = problem.x[:, 0] + 0.5 * problem.x[:, 1]
+    shown = problem.shown(0, parsed("X0", 6), own)
+    test = problem.rows.test
+    assert shown.r2 == pytest.approx(np.corrcoef(problem.x[test, 0], own[test])[0, 1] ** 2, abs=0.02)
+
+
+def test_a_network_without_directions_goes_to_the_inputs():
+    problem = planted()
+    problem = search.Problem(**{**vars(problem), "engine": Knows("x0 * x1")})
+    coordinates, (formula,) = search.of_combinations(problem, [], np.zeros((400, 0)))
+    assert coordinates == ()
+    assert formula.of == problem.inputs

@@ -11,17 +11,17 @@ from sklearn.base import clone
 
 from bnrank._core import validation
 from bnrank.discovery.columns import texts
-from bnrank.discovery.estimators.dependence import consecutive
+from bnrank.discovery.estimators.dependence import consecutive, near
 from bnrank.discovery.estimators.tables import groups_of_rows
 from bnrank.discovery.symbolic import Formula, Formulas
-from bnrank.discovery.symbolic.choice import split
+from bnrank.discovery.symbolic.choice import FEWEST_UNITS, Split, split
 from bnrank.discovery.symbolic.engines import engine_of, expect_installed
-from bnrank.discovery.symbolic.expressions import linear, rounded
+from bnrank.discovery.symbolic.expressions import DIGITS, SAME, concise, linear, rounded, values
 from bnrank.discovery.symbolic.search import Problem, of_combinations, searched
 from bnrank.networks.mlp import MLP
 
 FEWEST = 20  # rows that are no outliers
-DROPPED = 0.03  # weight of an input, per standard deviation and relative to the largest, that is left out
+DROPPED = 1e-3  # share of the variance of a combination that is left out with its smallest terms, together
 SHALLOW, RIDGE = 4, 0.01  # of the networks that a linear model is compared with
 ANY = "coordinates are determined up to invertible maps: a formula for one replaces it by a monotone function of it"
 
@@ -50,10 +50,10 @@ def formulas_of(
     units = None if units is None else units[kept]
     validation.expect(len(x) >= FEWEST, "X", f"{len(x)} rows that are no outliers", f"at least {FEWEST}")
     seed = int(found.random_state) if isinstance(found.random_state, int | np.integer) else 0
-    together, notes = _together(x, y, units)
-    number = len(np.unique(together))
-    validation.expect(number > 3, "groups" if units is not None else "X", f"{number} independent rows", "at least 4")
-    rows = split(together, seed)
+    together, gap, notes = _together(x, y, units)
+    number, named = len(np.unique(together)), "X" if units is None else "groups"
+    validation.expect(number >= FEWEST_UNITS, named, f"{number} independent rows", f"at least {FEWEST_UNITS}")
+    rows = _apart(split(together, seed), gap)
     known = np.sort(rows.known)
     inputs, outputs = tuple(texts(found.input_columns_, "x")), tuple(texts(found.output_columns_, "y"))
     z, predicted = np.zeros((len(x), 0)), np.tile(y[known].mean(axis=0), (len(x), 1))
@@ -68,11 +68,11 @@ def formulas_of(
         notes.append(copy.reason_)
         made: tuple[tuple[Formula, ...], tuple[Formula, ...]] = (), _constants(problem)
     elif copy.model_ == "linear":
-        notes.append("the model is linear: its formulas are exact, nothing was searched")
+        notes.append("the model is linear: its formulas are written down, nothing was searched")
         made = _exact(copy, problem)
     elif len(outputs) == 1:
-        combinations = [_combination(w, x[known]) for w in copy.input_directions_]
-        made = of_combinations(problem, combinations)
+        directions = copy.input_directions_
+        made = of_combinations(problem, [_combination(w, x[known]) for w in directions], x @ directions.T)
     else:
         made = searched(problem, max_outputs)
     if any(formula.verdict != "linear" for formula in made[0]):
@@ -83,13 +83,22 @@ def formulas_of(
     return Formulas(name, *made, len(known), len(rows.test), tuple(notes), copy._coordinates, found._inputs)
 
 
-def _together(x: np.ndarray, y: np.ndarray, units: np.ndarray | None) -> tuple[np.ndarray, list[str]]:
-    """Return what is held out together: groups, blocks of dependent rows, or copies of a row; and a remark."""
+def _together(x: np.ndarray, y: np.ndarray, units: np.ndarray | None) -> tuple[np.ndarray, int, list[str]]:
+    """Return what is held out together (groups, dependent rows, or copies of a row), the gap, and a remark."""
     if units is not None:
-        return units, ["rows of a group were held out together"]
+        return units, 0, ["rows of a group were held out together"]
     if (found := consecutive(x, y)) is not None:
-        return found.blocks, ["consecutive rows depend on each other: blocks of rows were held out together"]
-    return np.asarray(pd.factorize(groups_of_rows(x, y))[0]), []  # numbered by place, whatever the values
+        remark = "consecutive rows depend on each other: blocks of rows were held out together"
+        return found.blocks, found.gap, [f"{remark}, rows next to them left out"]
+    return np.asarray(pd.factorize(groups_of_rows(x, y))[0]), 0, []  # numbered by place, whatever the values
+
+
+def _apart(rows: Split, gap: int) -> Split:
+    """Return a split whose rows for fit and choice are more than the gap away from those of the test."""
+    tested = np.zeros(len(rows.unit), dtype=bool)
+    tested[rows.test] = True
+    close = near(tested, gap)
+    return Split(rows.fit[~close[rows.fit]], rows.choose[~close[rows.choose]], rows.test, rows.unit)
 
 
 def _copy(found: Any, x: np.ndarray, y: np.ndarray, units: np.ndarray | None, tell: Callable[[str], None]) -> Any:
@@ -108,19 +117,29 @@ def _copy(found: Any, x: np.ndarray, y: np.ndarray, units: np.ndarray | None, te
 def _constants(problem: Problem) -> tuple[Formula, ...]:
     mean = problem.y[problem.rows.known].mean(axis=0)
     empty = np.zeros((len(problem.x), 0))
-    return tuple(problem.judged(j, rounded(linear(np.zeros(0), m)), (), empty) for j, m in enumerate(mean))
+    return tuple(problem.judged(j, _constant(m, problem, j), (), empty) for j, m in enumerate(mean))
+
+
+def _constant(mean: float, problem: Problem, j: int) -> Any:
+    y = problem.y[problem.rows.known, j]
+    return concise(linear(np.zeros(0), mean), np.zeros((len(y), 0)), y)
 
 
 def _exact(copy: Any, problem: Problem) -> tuple[tuple[Formula, ...], tuple[Formula, ...]]:
-    """Return the formulas of a linear model."""
-    coordinates = tuple(
-        Formula(f"z{j + 1}", "coordinate", "linear", expr, problem.inputs, 1.0, None, None)
-        for j, expr in enumerate(_affine(copy.encoder_))
-    )
+    """Return the formulas of a linear model, with as few digits as leave all of its values nearly as they are."""
+    x, rows = problem.x, problem.rows
+    encoder, decoder = _affine(copy.encoder_), _affine(copy.decoder_)
+    targets = [problem.z, problem.predicted]
+    for digits in (*DIGITS, None):
+        first, second = ([rounded(e, digits) if digits else e for e in part] for part in (encoder, decoder))
+        z = np.column_stack([values(expr, x) for expr in first])
+        made = [z, np.column_stack([values(expr, z) for expr in second])]
+        pairs = [(m[rows.known], wanted[rows.known]) for m, wanted in zip(made, targets, strict=True)]
+        if all((np.sqrt(np.square(m - w).mean(axis=0)) <= SAME * w.std(axis=0)).all() for m, w in pairs):
+            break
+    coordinates = tuple(problem.shown(j, expr, problem.z[:, j]) for j, expr in enumerate(first))
     names = [formula.name for formula in coordinates]
-    return coordinates, tuple(
-        problem.judged(j, expr, names, problem.z) for j, expr in enumerate(_affine(copy.decoder_))
-    )
+    return coordinates, tuple(problem.judged(j, expr, names, z) for j, expr in enumerate(second))
 
 
 def _affine(net: MLP) -> list[Any]:
@@ -133,7 +152,14 @@ def _affine(net: MLP) -> list[Any]:
 
 
 def _combination(weights: np.ndarray, x: np.ndarray) -> Any:
-    """Return a combination of the inputs as a formula: the largest weight is 1, and small ones are left out."""
+    """Return a combination of the inputs as a formula: the largest weight is 1, and small terms are left out.
+
+    The terms that are left out have a thousandth of its variance at most, together.
+    """
     size = np.abs(weights * x.std(axis=0))
     ratios = weights / weights[size.argmax()]
-    return rounded(linear(np.where(size >= DROPPED * size.max(), ratios, 0.0), 0.0))
+    order = np.argsort(size, kind="stable")
+    lost = np.cumsum((x - x.mean(axis=0))[:, order] * ratios[order], axis=1)
+    small = np.flatnonzero(lost[:, :-1].var(axis=0) <= DROPPED * lost[:, -1].var())
+    ratios[order[: small[-1] + 1 if len(small) else 0]] = 0.0
+    return concise(linear(ratios, 0.0), x, x @ ratios)

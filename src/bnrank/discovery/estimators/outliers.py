@@ -20,6 +20,7 @@ ABOVE = 0.75  # mean rank of predictions at extreme values, from which these are
 CHANCE = 0.003  # over all columns with far values; below this probability, their rows are foreseen
 CODE = 3  # equal outliers of a column that make a code, such as -999
 SHOWN = 10  # rows named
+REPLACED = "single gross outliers replaced by values that fit the row"
 FOREST_ROWS, TREES = 500, 50
 LINEAR_ROWS = 4000
 PASSES = 2  # over columns with replaced values
@@ -50,6 +51,11 @@ class Cleaned:
     def rows(self) -> Array:
         """The rows with a value that was changed or left out, ascending."""
         return np.flatnonzero(np.any([np.zeros(len(self.x), dtype=bool), *self.changes.values()], axis=0))
+
+    @property
+    def as_given(self) -> Array:
+        """The rows without a gross outlier, neither left out nor with a replaced value, (N,), bool."""
+        return self.kept & ~self.changes.get(REPLACED, np.zeros(len(self.x), dtype=bool))
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -129,7 +135,7 @@ def cleaned(x: Array, y: Array, labels: Array | None = None) -> Cleaned:
         return whole
     changes = {
         "left out as gross outliers": ~kept[copies],
-        "single gross outliers replaced by values that fit the row": (wrong & kept)[copies],
+        REPLACED: (wrong & kept)[copies],
         f"heavy tails of y shortened to {LIMIT:g} spreads": changed[copies],
     }
     return Cleaned(_replaced(x, out_x)[copies], short[copies], kept[copies], changes)

@@ -231,21 +231,23 @@ class BottleneckRegressor(RegressorMixin, MultiOutputMixin, BottleneckEstimator)
         """Return formulas for the components in the inputs, and for the outputs in the components.
 
         A quarter of the rows is held out. A copy of the estimator, with the same count, depth and ridge, is fitted to
-        the others, so that neither the network nor the formulas have seen the held-out rows; for these, R^2 is given
+        the others. Its weights and the formulas have not seen the held-out rows; the count, depth, ridge, kind of model
+        and outliers were determined with all rows. For the held-out rows, R^2 is given
         beside that of a linear least-squares formula and of the network. Among the formulas that an engine of symbolic
         regression proposes, a constant and a linear formula, the simplest is chosen that predicts other rows as well
         as the best, within a standard error of the difference. A formula that predicts the held-out rows no better
         than a constant (by two standard errors) has the verdict "none".
 
         Components are determined up to invertible maps only. A formula for one is searched up to a monotone function,
-        and takes its place if it explains 90 percent of it. If the model is linear, all formulas are exact, without a
-        search. With one output, components are linear combinations of the inputs (``input_directions_``), or left out
-        where a formula in the inputs is simpler and predicts as well.
+        and takes its place if it explains 90 percent of it. If the model is linear, its formulas are written
+        down, without a search. With one output, components are linear combinations of the inputs
+        (``input_directions_``), or left out where a formula in the inputs is simpler and predicts as well.
 
         Parameters
         ----------
         X, y : array-like
-            The table of the fit, or another one with the same columns. Rows named as outliers are left out.
+            The table of the fit, or another one with the same columns. Rows with gross outliers are left out,
+            also those of which ``fit`` replaces single values.
         groups : array-like, optional
             What is held out together, (N,), as in ``fit``.
         engine : {"gplearn", "operon"} or regressor
@@ -253,7 +255,7 @@ class BottleneckRegressor(RegressorMixin, MultiOutputMixin, BottleneckEstimator)
             Operon or PySR, which is cloned. Both names try +, -, *, /, sin, and square root and logarithm of absolute
             values, in formulas of at most 20 operations, variables and constants.
         max_outputs : int
-            Outputs that are searched: those that vary most.
+            Outputs that are searched: those of which the network explains the largest shares of the variance.
         progress : bool or "auto"
             As in the constructor.
 
@@ -262,7 +264,8 @@ class BottleneckRegressor(RegressorMixin, MultiOutputMixin, BottleneckEstimator)
         ImportError
             If the package of the engine is not installed.
         TypeError, ValueError
-            If ``engine`` is neither, or the table does not fit, or has fewer than 20 rows, or rows were weighted.
+            If ``engine`` is neither, or the table does not fit, or has fewer than 20 rows without gross outliers
+            or fewer than 8 independent rows or groups, or rows were weighted.
 
         Examples
         --------
@@ -288,7 +291,7 @@ class BottleneckRegressor(RegressorMixin, MultiOutputMixin, BottleneckEstimator)
         validation.expect(table.shape[1] == number, "y", f"{table.shape[1]} columns", f"{number}, as in fit")
         expect_columns(y, "y", self.output_columns_)
         units = None if groups is None else self._units(Data(x, table), groups)
-        kept = cleaned(x, table).kept if self.robust else np.ones(len(x), dtype=bool)
+        kept = cleaned(x, table).as_given if self.robust else np.ones(len(x), dtype=bool)
         with voice(progress) as tell:
             options = {"engine": engine, "max_outputs": max_outputs, "tell": tell}
             return formulas_of(self, x, table, kept, units, options)

@@ -5,22 +5,24 @@ from dataclasses import dataclass
 
 import numpy as np
 import sympy
-from scipy.stats import rankdata
+from scipy.stats import norm, rankdata, t
 from sklearn.isotonic import IsotonicRegression
 
 from bnrank.discovery.symbolic.expressions import (
     Expr,
     complexity,
+    concise,
     inner,
     linear,
     refined,
-    rounded,
     scaled,
     values,
 )
 
 TRIED = 12  # formulas of an engine that are fitted
-CLEARLY = 2.0  # standard errors by which a formula must predict better than a constant
+CLEARLY = 2.0  # standard errors by which a formula must predict better than a constant, if there are many units
+FEWEST_UNITS, FEWEST_TESTED = 8, 3  # of a table, and of its test
+NOTHING = 1e-9  # share of the spread below which a term of a plane is left out
 RTOL = 0.01  # share of what is explained that a simpler coordinate may lose
 LINK_ROUNDS = 2  # in turns: the increasing function of a coordinate, and the constants of its formula
 
@@ -44,9 +46,12 @@ class Split:
 
 
 def split(unit: np.ndarray, seed: int, held_out: float = 0.25) -> Split:
-    """Return a split of the rows: a quarter of the units for the test, a third of the others for the choice."""
+    """Return a split of the rows: a quarter of the units for the test, a third of the others for the choice.
+
+    At least three units are for the test.
+    """
     units = np.random.default_rng(seed).permutation(np.unique(unit))
-    tested = max(1, round(held_out * len(units)))
+    tested = max(FEWEST_TESTED, round(held_out * len(units)))
     chosen = max(1, round((len(units) - tested) / 3))
     parts = units[tested + chosen :], units[tested : tested + chosen], units[:tested]
     fit, choose, test = (np.flatnonzero(np.isin(unit, part)) for part in parts)
@@ -61,15 +66,20 @@ def r2(y: np.ndarray, predicted: np.ndarray, mean: float) -> float:
 
 
 def beats_constant(y: np.ndarray, predicted: np.ndarray, mean: float, unit: np.ndarray) -> bool:
-    """Return whether predictions are better than a constant by two standard errors over units."""
-    gain = np.square(y - mean) - np.square(y - predicted)
-    if not np.isfinite(gain).all():
+    """Return whether R^2 is above 0 by two standard errors over units, by more if units are few (quantiles of t).
+
+    The standard error is that of a ratio of means, so that it is 0 for predictions without an error.
+    """
+    worst, left = np.square(y - mean), np.square(y - predicted)
+    units = len(np.unique(unit))
+    if units < FEWEST_TESTED or not np.isfinite(left).all() or not left.sum() < worst.sum():
         return False
-    average, error = _over_units(gain, unit)
-    return average > CLEARLY * error and average > 0
+    average = float((worst - left).mean())
+    _, error = over_units(left / worst.mean() - worst * (left.mean() / worst.mean() ** 2), unit)
+    return average / worst.mean() > float(t.ppf(norm.cdf(CLEARLY), units - 1)) * error
 
 
-def _over_units(values: np.ndarray, unit: np.ndarray) -> tuple[float, float]:
+def over_units(values: np.ndarray, unit: np.ndarray) -> tuple[float, float]:
     """Return the mean of values of rows, and its standard error, where rows of a unit are not independent."""
     _, number = np.unique(unit, return_inverse=True)
     size = np.bincount(number)
@@ -82,9 +92,10 @@ def _over_units(values: np.ndarray, unit: np.ndarray) -> tuple[float, float]:
 def least_squares_plane(table: np.ndarray, y: np.ndarray) -> Expr:
     """Return the linear formula of least squares, of least weights where columns are dependent."""
     spread = table.std(axis=0)
-    spread = np.where(spread > 0, spread, 1.0)
+    spread = np.where(np.ptp(table, axis=0) > 0, spread, np.inf)  # constants have no weight
     center = table.mean(axis=0)
-    weights = np.linalg.lstsq((table - center) / spread, y - y.mean(), rcond=1e-10)[0] / spread
+    standard = np.linalg.lstsq((table - center) / spread, y - y.mean(), rcond=1e-10)[0]
+    weights = np.where(np.abs(standard) > NOTHING * y.std(), standard, 0.0) / spread
     return linear(weights, float(y.mean() - weights @ center))
 
 
@@ -107,14 +118,14 @@ def simplest(candidates: Sequence[Expr], losses: np.ndarray, unit: np.ndarray, r
     allowed = rtol * (mean[0] - mean[best])
     order = sorted(range(len(candidates)), key=lambda i: (complexity(candidates[i]), mean[i]))
     for i in order:
-        worse, error = _over_units(losses[i] - losses[best], unit)
+        worse, error = over_units(losses[i] - losses[best], unit)
         if worse <= max(error, allowed):
             return i
     return best
 
 
 def chosen(proposed: Sequence[Expr], table: np.ndarray, y: np.ndarray, rows: Split) -> tuple[Expr, np.ndarray]:
-    """Return the formula for y, with rounded constants, and its squared errors on the rows of the choice.
+    """Return the formula for y, with few digits, and its squared errors on the rows of the choice.
 
     Among the candidates are a constant and a linear formula. Constants are fitted to ``rows.fit`` for the choice, and
     to all rows but the test's afterwards.
@@ -127,10 +138,10 @@ def chosen(proposed: Sequence[Expr], table: np.ndarray, y: np.ndarray, rows: Spl
     place = simplest(kept, losses, rows.unit[choose])
     known = rows.known
     if kept[place] is candidates[0]:
-        return rounded(linear(np.zeros(table.shape[1]), float(y[known].mean()))), losses[place]
+        return concise(linear(np.zeros(table.shape[1]), float(y[known].mean())), table[known], y[known]), losses[place]
     if kept[place] is candidates[1]:
-        return rounded(least_squares_plane(table[known], y[known])), losses[place]
-    return rounded(refined(kept[place], table[known], y[known])), losses[place]
+        return concise(least_squares_plane(table[known], y[known]), table[known], y[known]), losses[place]
+    return concise(refined(kept[place], table[known], y[known]), table[known], y[known]), losses[place]
 
 
 def fitted(form: Expr, table: np.ndarray, y: np.ndarray) -> Expr | None:
@@ -172,10 +183,10 @@ def chosen_coordinate(
     forms += [linked for form in spread_out(proposed) if (linked := _linked(form, table[fit], z[fit])) is not None]
     candidates, errors = [sympy.Integer(0)], [np.square(z[choose] - mean)]
     for form in forms:
-        s, t = values(form, table[fit]), values(form, table[choose])
-        if np.isfinite(s).all() and np.isfinite(t).all() and np.ptp(s) > 0:
+        s, new = values(form, table[fit]), values(form, table[choose])
+        if np.isfinite(s).all() and np.isfinite(new).all() and np.ptp(s) > 0:
             candidates.append(form)
-            errors.append(np.square(link(s, z[fit]).predict(t) - z[choose]))
+            errors.append(np.square(link(s, z[fit]).predict(new) - z[choose]))
     losses = np.array(errors)
     place = simplest(candidates, losses, rows.unit[choose], RTOL)
     score = 1 - float(losses[place].sum() / max(losses[0].sum(), 1e-300))
@@ -183,8 +194,8 @@ def chosen_coordinate(
         return None, 0.0
     known = rows.known
     if candidates[place] is forms[0]:
-        return rounded(least_squares_plane(table[known], z[known])), score
-    return rounded(candidates[place]), score
+        return concise(least_squares_plane(table[known], z[known]), table[known], z[known]), score
+    return concise(candidates[place], table[known], z[known]), score
 
 
 def _linked(form: Expr, table: np.ndarray, z: np.ndarray) -> Expr | None:

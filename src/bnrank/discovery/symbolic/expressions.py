@@ -9,11 +9,11 @@ import sympy
 from scipy.optimize import least_squares
 from sympy.printing.str import StrPrinter
 
-DIGITS = 4  # significant digits of constants
+DIGITS = (4, 6, 8, 10, 12, 15)  # significant digits of constants that are tried, in turn
+SAME = 1e-3  # share of the spread of a formula that rounding may change
 MAX_CONSTANTS = 8  # of an expression that are fitted by nonlinear least squares
 FITTED_ROWS = 1000  # at most, in nonlinear least squares
 EXACT = 1e-9  # relative distance to a whole number that is rounding
-SHOWN = 12  # terms of a sum that are printed
 
 Expr = Any  # sympy.Expr, whose methods have no types
 
@@ -83,7 +83,7 @@ def complexity(expr: Expr) -> int:
     return sum(1 for _ in sympy.preorder_traversal(expr))
 
 
-def rounded(expr: Expr, digits: int = DIGITS) -> Expr:
+def rounded(expr: Expr, digits: int = DIGITS[0]) -> Expr:
     """Return an expression whose constants have so many significant digits; whole numbers become integers.
 
     Examples
@@ -99,6 +99,36 @@ def rounded(expr: Expr, digits: int = DIGITS) -> Expr:
         return sympy.Integer(round(short)) if whole else sympy.Float(short, 15)
 
     return expr.replace(lambda e: e.is_Float, near)
+
+
+def concise(expr: Expr, table: np.ndarray, y: np.ndarray) -> Expr:
+    """Return an expression with as few digits as change its values little: by a thousandth of their spread at most.
+
+    The spread of a constant is that of y. If 15 digits are too few, the constants remain as they are.
+
+    Parameters
+    ----------
+    expr : Expr
+        In X0, X1, ...
+    table, y : ndarray
+        Rows, (N, d), and what the expression stands for, (N,).
+
+    Examples
+    --------
+    >>> offset = np.array([[101320.0], [101325.0], [101331.0]])
+    >>> concise(parsed("0.123456 * X0 - 12509.1792", 1), offset, offset[:, 0])
+    0.123456*X0 - 12509.179
+    >>> concise(parsed("0.123456 * X0 + 1.23456", 1), offset - 101325, offset[:, 0])
+    0.1235*X0 + 1.235
+    """
+    made = values(expr, table)
+    spread = float(made.std()) if expr.free_symbols else float(y.std())
+    allowed = max(SAME * spread, 1e-12 * float(np.abs(made).max()))
+    for digits in DIGITS:
+        short = rounded(expr, digits)
+        if np.sqrt(np.square(values(short, table) - made).mean()) <= allowed:
+            return short
+    return expr
 
 
 def linear(weights: np.ndarray, constant: float) -> Expr:
@@ -175,23 +205,21 @@ def symbol(name: str) -> Expr:
 
 
 def printed(expr: Expr) -> str:
-    """Return an expression as text: constants with four significant digits, long sums cut.
+    """Return an expression as text, with all digits of its constants.
 
     Examples
     --------
-    >>> printed(parsed("0.33333333 * X0 + 2.0 * X1", 2))
+    >>> printed(parsed("0.3333 * X0 + 2.0 * X1", 2))
     '0.3333*X0 + 2*X1'
     """
-    more = ""
-    if expr.is_Add and len(expr.args) > SHOWN:
-        terms = sorted(expr.args, key=lambda term: -abs(float(term.as_coeff_Mul()[0])))
-        expr, more = sympy.Add(*terms[:SHOWN]), f" + {len(terms) - SHOWN} more terms"
-    return _Printer({"order": "lex"}).doprint(expr) + more
+    return str(_Printer({"order": "lex"}).doprint(expr))
 
 
 class _Printer(StrPrinter):  # type: ignore[misc]
     def _print_Float(self, expr: Expr) -> str:  # noqa: N802
-        return f"{float(expr):.{DIGITS}g}"
+        number = float(expr)
+        short = f"{number:.15g}"
+        return short if float(short) == number else repr(number)
 
 
 def _number(value: float) -> Expr:

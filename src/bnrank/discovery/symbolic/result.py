@@ -11,7 +11,7 @@ from bnrank._core import text
 from bnrank._core.results import Printed
 from bnrank.discovery.symbolic.expressions import Expr, complexity, printed, renamed, values
 
-ROUNDS_TO = 0.005  # difference of R^2 that is called equal
+SHOWN = 12  # terms of a sum that are shown in the table
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,9 @@ class Formula:
     of : tuple of str
         Names of these columns.
     r2 : float or None
-        Share of the variance on held-out rows that the formula explains; for a coordinate, a monotone function of it.
-        None where there is none.
+        Share of the variance on held-out rows that the formula explains; for a coordinate, the share of the network's
+        coordinate that a monotone function of it explains (a linear one, for linear combinations). Below 0, it is
+        worse than the mean. None where the formula was not searched, or does not take the network's place.
     r2_linear, r2_network : float or None
         The same for the linear least-squares formula in the inputs, and for the network; None for a coordinate.
     """
@@ -49,8 +50,9 @@ class Formula:
 
     @property
     def text(self) -> str:
-        """The right side, in the names of the columns; constants have four significant digits."""
-        return "-" if self.verdict == "not searched" else printed(renamed(self.expression, self.of))
+        """The right side, in the names of the columns, whole: what is printed is what R^2 is of."""
+        rejected = self.kind == "coordinate" and self.verdict == "none"
+        return "-" if rejected or self.verdict == "not searched" else printed(renamed(self.expression, self.of))
 
     @property
     def complexity(self) -> int:
@@ -129,27 +131,34 @@ class Formulas(Printed):
         if self.coordinates:
             yield text.render([self._coordinate(formula) for formula in self.coordinates])
         yield text.render([self._output(formula) for formula in self.outputs])
+        if any(score is not None and score < 0 for f in self.outputs for score in (f.r2, f.r2_linear, f.r2_network)):
+            yield "R^2 below 0: worse than the mean of the other rows"
         yield from (f"note: {note}" for note in self.notes)
 
     @staticmethod
     def _coordinate(formula: Formula) -> dict[str, object]:
         none = formula.verdict == "none"
-        shown = "none found: by the network" if none else formula.text
+        shown = "none found: by the network" if none else _short(formula)
         size = "-" if none else formula.complexity
         return {"coordinate": formula.name, "formula": shown, "complexity": size, "R^2": _r2(formula.r2)}
 
     @staticmethod
     def _output(formula: Formula) -> dict[str, object]:
         none = "none: no better than a constant"
-        shown = {"none": none, "not searched": "not searched"}.get(formula.verdict, formula.text)
+        shown = {"none": none, "not searched": "not searched"}.get(formula.verdict, _short(formula))
         return {
             "output": formula.name,
             "formula": shown,
-            "complexity": formula.complexity if shown == formula.text else "-",
+            "complexity": "-" if formula.verdict in ("none", "not searched") else formula.complexity,
             "R^2": _r2(formula.r2),
             "linear in x": _r2(formula.r2_linear),
             "network": _r2(formula.r2_network),
         }
+
+
+def _short(formula: Formula) -> str:
+    terms = len(formula.expression.args) if formula.expression.is_Add else 1
+    return formula.text if terms <= SHOWN else f"a sum of {terms} terms: in its text"
 
 
 def _r2(value: float | None) -> str:

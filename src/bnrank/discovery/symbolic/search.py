@@ -13,6 +13,7 @@ from bnrank.discovery.symbolic.choice import (
     chosen_coordinate,
     least_squares_plane,
     link,
+    over_units,
     r2,
 )
 from bnrank.discovery.symbolic.engines import proposals
@@ -67,7 +68,16 @@ class Problem:
             useful = bool(expr.free_symbols) and beats_constant(y, made, mean, self.rows.unit[test])
             verdict = ("linear" if _is_linear(expr) else "formula") if useful else "none"
         others = r2(y, values(plane, self.x[test]), mean), r2(y, self.predicted[test, j], mean)
-        return Formula(self.outputs[j], "output", verdict, expr, tuple(of), r2(y, made, mean), *others)
+        own = None if verdict == "not searched" else r2(y, made, mean)
+        return Formula(self.outputs[j], "output", verdict, expr, tuple(of), own, *others)
+
+    def shown(self, j: int, expr: Expr, own: np.ndarray) -> Formula:
+        """Return a linear formula for coordinate j; R^2 is that of the network's own coordinate, up to a + b z."""
+        known, test = self.rows.known, self.rows.test
+        made = values(expr, self.x)
+        predicted = values(least_squares_plane(made[known, None], own[known]), made[test, None])
+        score = r2(own[test], predicted, float(own[known].mean()))
+        return Formula(f"z{j + 1}", "coordinate", "linear", expr, self.inputs, score, None, None)
 
 
 def coordinate(problem: Problem, j: int) -> Formula:
@@ -85,6 +95,7 @@ def coordinate(problem: Problem, j: int) -> Formula:
         else:
             score = 0.0
     verdict = "none" if expr is None or score < ACCEPTED else "linear" if _is_linear(expr) else "formula"
+    held_out = None if verdict == "none" else held_out
     shown = expr if expr is not None else least_squares_plane(np.zeros_like(x[:1]), np.zeros(1))
     return Formula(f"z{j + 1}", "coordinate", verdict, shown, problem.inputs, held_out, None, None)
 
@@ -99,7 +110,7 @@ def output(problem: Problem, j: int, of: Sequence[str], table: np.ndarray) -> tu
 
 
 def searched(problem: Problem, max_outputs: int) -> tuple[tuple[Formula, ...], tuple[Formula, ...]]:
-    """Return formulas for all coordinates, and for the outputs that vary most, in units of their spread explained."""
+    """Return formulas for all coordinates, and for the outputs of which the network explains the largest shares."""
     coordinates = tuple(coordinate(problem, j) for j in range(problem.z.shape[1]))
     table = problem.z.copy()
     for j, formula in enumerate(coordinates):
@@ -107,7 +118,9 @@ def searched(problem: Problem, max_outputs: int) -> tuple[tuple[Formula, ...], t
             table[:, j] = formula.evaluate(problem.x)
     names = [formula.name for formula in coordinates]
     number = problem.y.shape[1]
-    left = {int(j) for j in np.argsort(-problem.y[problem.rows.known].var(axis=0), kind="stable")[max_outputs:]}
+    y, made = problem.y[problem.rows.known], problem.predicted[problem.rows.known]
+    shares = np.array([r2(y[:, j], made[:, j], float(y[:, j].mean())) for j in range(number)])
+    left = {int(j) for j in np.argsort(-shares, kind="stable")[max_outputs:]}
     outputs = []
     for j in range(number):
         if j in left:
@@ -118,23 +131,24 @@ def searched(problem: Problem, max_outputs: int) -> tuple[tuple[Formula, ...], t
     return coordinates, tuple(outputs)
 
 
-def of_combinations(problem: Problem, combinations: Sequence[Expr]) -> tuple[tuple[Formula, ...], tuple[Formula, ...]]:
+def of_combinations(
+    problem: Problem, combinations: Sequence[Expr], own: np.ndarray
+) -> tuple[tuple[Formula, ...], tuple[Formula, ...]]:
     """Return formulas for one output: in linear combinations of the inputs, or in the inputs where that is better.
 
     The combinations are kept if they predict the rows of the choice as well, within a standard error, with the simpler
-    formulas in all.
+    formulas in all. The network whose combinations these are has been fitted to these rows, too, whereas formulas in
+    the inputs have not: the comparison favors the combinations a little. ``own``, (N, number of combinations), has the
+    network's directions on the rows, without rounding.
     """
+    if not combinations:
+        return (), (output(problem, 0, problem.inputs, problem.x)[0],)
     table = np.column_stack([values(expr, problem.x) for expr in combinations])
-    made = tuple(
-        Formula(f"z{j + 1}", "coordinate", "linear", expr, problem.inputs, 1.0, None, None)
-        for j, expr in enumerate(combinations)
-    )
+    made = tuple(problem.shown(j, expr, own[:, j]) for j, expr in enumerate(combinations))
     first, losses = output(problem, 0, [formula.name for formula in made], table)
     second, others = output(problem, 0, problem.inputs, problem.x)
-    difference = losses - others
-    error = float(difference.std(ddof=1) / np.sqrt(len(difference))) if len(difference) > 1 else np.inf
+    worse, error = over_units(losses - others, problem.rows.unit[problem.rows.choose])
     sizes = [first.complexity + sum(complexity(expr) for expr in combinations), second.complexity]
-    worse = float(difference.mean())
     inputs_win = worse > error or (worse > -error and sizes[1] < sizes[0])
     return ((), (second,)) if inputs_win else (made, (first,))
 
