@@ -373,3 +373,33 @@ def test_a_network_without_directions_goes_to_the_inputs():
     coordinates, (formula,) = search.of_combinations(problem, [], np.zeros((400, 0)))
     assert coordinates == ()
     assert formula.of == problem.inputs
+
+
+@pytest.mark.parametrize("single", [True, False])
+def test_a_search_does_not_see_held_out_outputs(single):
+    problem = search.Problem(**{**vars(planted(200)), "engine": Knows("sin(x0)")})
+    changed = {name: getattr(problem, name).copy() for name in ("y", "predicted")}
+    for table in changed.values():
+        table[problem.rows.test] += np.random.default_rng(0).normal(size=(len(problem.rows.test), 2)) * 1e3
+    found = []
+    for case in (problem, search.Problem(**{**vars(problem), **changed})):
+        combinations = [parsed("X0 + 0.5 * X1", 6)]
+        own = values(combinations[0], case.x)[:, None]
+        made = search.of_combinations(case, combinations, own) if single else search.searched(case, 1)
+        found.append([formula.expression for part in made for formula in part])
+        r2 = made[1][0].r2
+    assert found[0] == found[1]
+    assert r2 < 0.1  # of the changed rows
+
+
+def test_rows_near_held_out_blocks_are_not_used():
+    rows = closed_forms._apart(choice.split(np.arange(120) // 10, 0), 5)
+    assert np.abs(rows.test[:, None] - rows.known).min() == 6
+    assert min(len(rows.fit), len(rows.choose)) >= 10
+
+
+def test_long_sums_are_whole_in_their_text():
+    expr = expressions.linear(np.r_[np.full(15, 1.5), 1e-3], 0.0)
+    text = expressions.printed(expr)
+    assert text.count("X") == 16
+    assert "0.001*X15" in text
