@@ -331,5 +331,5 @@ def test_groups_of_outliers_only_are_refused_by_name():
     groups = np.zeros(200)
     groups[:8] = 1
     y[:8] = 1e3 + np.arange(8.0)[:, None] ** 2
-    with pytest.raises(ValueError, match=r"groups: got 1 group in the 192 rows that are no outliers"):
+    with pytest.raises(ValueError, match=r"groups: got 1 group in the 192 rows of weight above 0 that are no outliers"):
         BottleneckRegressor(**QUICK).fit(x, y, groups=groups)
