@@ -145,6 +145,17 @@ def test_text_is_classes_and_whole_numbers_are_said_to_be_taken_for_them(command
     assert (done.code, "BottleneckRegressor" in done.out, "--kind" in done.out) == (0, True, False)
 
 
+def test_whole_numbers_that_hardly_repeat_are_no_classes(command, tmp_path):
+    """A table of 16 years, each with its own number of people employed."""
+    years = np.arange(16)
+    pairs = zip(2.5 * years + np.sin(years), 60323 + 700 * years, strict=True)
+    rows = [f"{income},{people}" for income, people in pairs]
+    (tmp_path / "jobs.csv").write_text("\n".join(["income,people", *rows]))
+    done = command("discover", "jobs.csv", "--targets", "people", *QUICK)
+    assert "people has 16 different whole numbers, read as quantities; --kind classifier" in done.out
+    assert (done.code, "BottleneckRegressor" in done.out) == (0, True), done.error
+
+
 def test_an_autoencoder_takes_all_columns_and_no_targets(command, table):
     table()
     done = command("discover", "trees.csv", "--kind", "autoencoder", *NAMED, *QUICK)

@@ -75,7 +75,8 @@ def discover_command(
         typer.Option(
             help="regressor, classifier, autoencoder (of x alone) or films (state variables of the arrays in a .npy or "
             ".npz file). Default: classifier if y is one column of text "
-            f"or of at most {MAX_CLASSES} different whole numbers, else regressor; films for a .npy file."
+            f"or of at most {MAX_CLASSES} different whole numbers (at most half as many as rows), else regressor; "
+            "films for a .npy file."
         ),
     ] = None,
     groups: Annotated[
@@ -206,7 +207,8 @@ def _kind(y: pd.DataFrame | None) -> str:
     if column.dtype.kind not in "iu":
         return "classifier"
     count = column.nunique()
-    guess, other = ("classifier", "regressor") if count <= MAX_CLASSES else ("regressor", "classifier")
+    few = count <= min(MAX_CLASSES, len(column) / 2)  # classes have several rows
+    guess, other = ("classifier", "regressor") if few else ("regressor", "classifier")
     as_what = {"classifier": "classes", "regressor": "quantities"}
     name = f"{column.name} has {count} different whole numbers"
     say(f"{name}, read as {as_what[guess]}; --kind {other} reads them as {as_what[other]}")
