@@ -82,6 +82,14 @@ def test_resamples_that_find_some_leave_it_open_or_it_is_excluded_by_moving(seed
     assert words in found.reason
 
 
+def test_what_f_does_off_the_data_does_not_count():
+    x = 1 + 3 * uniform(600, 2)  # shuffled along log x1 + log x2, a sample of this square leaves it
+    off = lambda x: (x - 4).clamp(min=0).sum(1) + (1 - x).clamp(min=0).sum(1)  # noqa: E731
+    module = Function(lambda x: columns(x[:, 0] / x[:, 1] + 0.5 * off(x)))
+    found = symmetries(blurred(module, 0.002), x, rtol=0.01, finite=False)
+    assert (found.dimension, found.status) == (1, "approximate"), found.reason
+
+
 # in the model, and in the data ----------------------------------------------------------------------------------------
 
 

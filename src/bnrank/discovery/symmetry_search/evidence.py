@@ -38,7 +38,11 @@ def change(
     >>> round(change(torch.nn.Identity(), x, torch.pi * turn), 6)         # x -> -x
     2.0
     """
-    images = moved(x, field)
+    return _between(net, x, moved(x, field), where, domain)
+
+
+def _between(net: nn.Module, x: Tensor, images: Tensor, where: Coordinates | None, domain: Domain | None) -> float:
+    """Return the change of f, as in `change`, between samples and their images (N, d)."""
     before = outputs_of(net, x)
     size = float((before - before.mean(0)).square().sum() / len(x))
     inside = torch.ones(len(x), dtype=torch.bool)
@@ -140,6 +144,8 @@ def _joint(
     error = f"its error is {given.rtol:.2g}"
     if family.constant:
         largest = _shuffled(family.combined(vectors)[..., -1].T, where, tested, given, generator)
+        if math.isnan(largest):
+            return math.nan, "samples with shuffled coordinates leave the data, so that its error does not judge them"
         return largest, f"shuffling these coordinates among samples changes f by {largest:.2g}; {error}"
     weights = torch.randn(FLOWS, len(vectors), generator=generator, dtype=torch.float64)
     fields = where.to_x(family.combined(weights / weights.norm(dim=1, keepdim=True) @ vectors))
@@ -163,8 +169,11 @@ def _alone(vector: Tensor, family: AffineFields, where: Coordinates, tested: Sam
 def _shuffled(
     directions: Tensor, where: Coordinates, tested: Sample, given: Problem, generator: torch.Generator
 ) -> float:
-    """Return the change of f where coordinates along directions z, (q, k), are shuffled among samples."""
-    values, before = tested.z @ directions, outputs_of(given.net, tested.x)
+    """Return the change of f where coordinates along directions z, (q, k), are shuffled among samples.
+
+    As in `change`, a sample counts only if its image stays within the data.
+    """
+    values = tested.z @ directions
     order = torch.randperm(len(values), generator=generator)
-    after = outputs_of(given.net, tested.x + (values[order] - values) @ (where.out @ directions).T)
-    return float((after - before).norm() / (before - before.mean(0)).norm()) / 2**0.5
+    images = tested.x + (values[order] - values) @ (where.out @ directions).T
+    return _between(given.net, tested.x, images, given.where, given.domain)
