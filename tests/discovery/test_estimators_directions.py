@@ -129,6 +129,7 @@ def test_a_component_that_was_requested_makes_no_relation_of_noise(kind, tmp_pat
     assert low == 0 < found.n_input_directions_ <= high
     assert found.input_directions_undetermined_
     lines = str(found.summary()).splitlines()
+    assert lines[1].startswith("no linear combination of the inputs was found that y depends on (undetermined, ")
     assert f"(undetermined, interval 0 to {high})" in lines[1]
     assert lines[2].endswith(
         "nothing was found: on held-out rows the component(s) requested (1) predict no better than the mean"

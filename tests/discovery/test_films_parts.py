@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from scipy.stats import norm, t
 
 from bnrank.discovery.films.components import components_of
 from bnrank.discovery.films.frames import Windows, choose_stride, read_films, split, windows_of
@@ -118,10 +119,10 @@ def test_the_verdict_is_that_of_most_networks_and_doubts_are_said() -> None:
     assert few.undetermined
 
 
-def test_errors_must_be_smaller_than_those_of_the_mean_by_two_standard_errors() -> None:
+def test_errors_must_be_smaller_than_those_of_the_mean_by_more_than_chance() -> None:
     unit = np.repeat(np.arange(10), 4)
     gain = RNG.normal(size=40)
     sums = np.array([gain[unit == u].sum() for u in range(10)])
     for shift in np.linspace(-1, 1, 21):
-        better = (sums + 4 * shift).mean() > 2 * sums.std(ddof=1) / np.sqrt(10)
+        better = (sums + 4 * shift).mean() > t.ppf(norm.cdf(2), 9) * sums.std(ddof=1) / np.sqrt(10)
         assert is_predicted(np.ones(40), 1 + gain + shift, unit) == better

@@ -194,9 +194,9 @@ class Summary(Printed):
 
     @property
     def dependence(self) -> str:
-        """The number of combinations of the inputs, in words."""
-        n = self.n_input_directions
-        if not n:
+        """The number of combinations of the inputs, in words; what was requested and predicts nothing is no finding."""
+        n, reason = self.n_input_directions, self.input_directions_reason
+        if not n or reason.removeprefix("undetermined: ").startswith("nothing was found"):
             return "no linear combination of the inputs was found that y depends on"
         return f"y depends on {_count(n, 'linear combination')} of the inputs"
 

@@ -4,11 +4,12 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import norm, t
 
 Array = NDArray[np.float64]
 
 RTOL = 0.01  # share of what is explained that coordinates may lose
-ERRORS = 2.0  # standard errors within which a share counts as equal
+ERRORS = 2.0  # standard errors within which a share counts as equal, if there are many independent films
 
 
 @dataclass(frozen=True)
@@ -21,14 +22,14 @@ class Tried:
         Number of coordinates.
     left : float
         Share of the next frames' variance that the network of the first seed leaves unexplained.
-    excess, error : ndarray
-        By how much the share of each network exceeds what is allowed, and its standard error, (seeds,).
+    excess, margin : ndarray
+        By how much the share of each network exceeds what is allowed, and the margin of chance, (seeds,).
     """
 
     k: int
     left: float
     excess: Array
-    error: Array
+    margin: Array
 
     @property
     def enough(self) -> bool:
@@ -37,13 +38,26 @@ class Tried:
 
     @property
     def possible(self) -> bool:
-        """Whether some network may, within the standard error."""
-        return bool((self.excess - ERRORS * self.error <= 0).any())
+        """Whether some network may, within the margin of chance."""
+        return bool((self.excess - self.margin <= 0).any())
 
     @property
     def certain(self) -> bool:
-        """Whether every network does, by more than the standard error."""
-        return bool((self.excess + ERRORS * self.error <= 0).all())
+        """Whether every network does, by more than the margin of chance."""
+        return bool((self.excess + self.margin <= 0).all())
+
+
+def standard_errors(groups: int) -> float:
+    """Return how many standard errors a mean over independent groups may be off by chance, at the level of two.
+
+    The quantile of Student's t with ``groups`` - 1 degrees of freedom at the probability Phi(2), 0.977.
+
+    Examples
+    --------
+    >>> [round(standard_errors(groups), 2) for groups in (2, 5, 50, 10_000)]
+    [13.97, 2.87, 2.05, 2.0]
+    """
+    return float(t.ppf(norm.cdf(ERRORS), groups - 1))
 
 
 def tried(k: int, errors: Array, whole: Array, of_mean: Array, unit: NDArray[np.int64]) -> Tried:
@@ -71,8 +85,10 @@ def tried(k: int, errors: Array, whole: Array, of_mean: Array, unit: NDArray[np.
     _, number = np.unique(unit, return_inverse=True)
     groups = int(number.max()) + 1
     sums = np.array([np.bincount(number, row) for row in beyond])
-    error = sums.std(axis=1, ddof=1) * np.sqrt(groups) / total if groups > 1 else np.full(len(errors), np.inf)
-    return Tried(k, float(errors[0].sum() / total), sums.sum(axis=1) / total, error)
+    margin = np.full(len(errors), np.inf)
+    if groups > 1:
+        margin = standard_errors(groups) * sums.std(axis=1, ddof=1) * np.sqrt(groups) / total
+    return Tried(k, float(errors[0].sum() / total), sums.sum(axis=1) / total, margin)
 
 
 def interval_of(found: list[Tried], state_low: int, latent: int) -> tuple[int, int]:

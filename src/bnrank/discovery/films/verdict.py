@@ -7,13 +7,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bnrank.discovery.films.frames import Windows
+from bnrank.discovery.films.needed import standard_errors
 from bnrank.measures.dimension import LocalDimension, local_dimension
 
 Array = NDArray[np.float64]
 
 NEIGHBORS = 10  # of a point, whose distance consecutive windows are compared with
 CENTERS = 200  # points at which it is measured
-BETTER = 2.0  # standard errors by which a network must predict better than the mean
 MOST_UNEXPLAINED = 0.1  # share of the next frames' variance: a network that knows less may bend z needlessly
 WIDEST = 1  # difference of the ends of an interval above which the dimension is undetermined
 NOTHING = "no network predicts the next frames of held-out windows better than their mean"
@@ -89,7 +89,9 @@ def nothing(reason: str, latent: int) -> Verdict:
 
 
 def is_predicted(errors: Array, of_mean: Array, unit: NDArray[np.int64]) -> bool:
-    """Return whether squared errors of windows are below those of the mean, by two standard errors over units.
+    """Return whether squared errors of windows are below those of the mean, beyond what chance explains over units.
+
+    The limit is that of `standard_errors`.
 
     Examples
     --------
@@ -97,8 +99,9 @@ def is_predicted(errors: Array, of_mean: Array, unit: NDArray[np.int64]) -> bool
     True
     """
     gain = np.bincount(unit, of_mean - errors)[np.unique(unit)]
-    error = gain.std(ddof=1) / np.sqrt(len(gain)) if len(gain) > 1 else 0.0
-    return bool(gain.mean() > BETTER * error)
+    if len(gain) == 1:
+        return bool(gain > 0)
+    return bool(gain.mean() > standard_errors(len(gain)) * gain.std(ddof=1) / np.sqrt(len(gain)))
 
 
 def time_apart(z: Array, windows: Windows, seed: int) -> int:
