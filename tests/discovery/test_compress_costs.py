@@ -5,9 +5,10 @@ import pytest
 import torch
 from torch import nn
 
-from bnrank.discovery.compression import Certificate, Latency, compress, parts
+from bnrank.discovery.compression import Certificate, Latency, compress, timing
 from bnrank.discovery.compression.certificate import change, lipschitz
-from bnrank.discovery.compression.parts import latency, multiply_adds, parameters
+from bnrank.discovery.compression.parts import multiply_adds, parameters
+from bnrank.discovery.compression.timing import flushing, is_subnormal, latency, subnormals, without_subnormals
 
 
 def test_multiply_adds_are_those_of_the_dense_matrices():
@@ -147,7 +148,7 @@ def test_the_speed_up_is_that_of_the_least_times_and_says_where_it_is_uncertain(
 def test_the_least_time_is_not_that_of_a_disturbed_round(monkeypatch):
     """Nine of ten rounds take a hundred times longer: the quartiles move, the least time stays."""
     count = itertools.count()
-    monkeypatch.setattr(parts, "_seconds", lambda *_: 1e-3 if next(count) % 10 == 3 else 0.1)
+    monkeypatch.setattr(timing, "_seconds", lambda *_: 1e-3 if next(count) % 10 == 3 else 0.1)
     (found,) = latency([nn.Linear(2, 2)], torch.ones(4, 2), repeats=20)
     assert (found.minimum, found.low, found.median) == (1e-3, 0.1, 0.1)
 
@@ -159,3 +160,83 @@ def test_what_did_not_change_is_timed_once():
     assert not found.changed
     assert found.certificate.latency is found.certificate.latency_before
     assert (found.certificate.speedup, found.certificate.speedup_certain) == (1.0, True)
+
+
+def laden(dtype=torch.float32, value=1e-40):
+    """A trained network's shape with subnormal entries in a weight, a bias and a buffer."""
+    net = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 2)).to(dtype)
+    with torch.no_grad():
+        net[0].weight[:2, 1:4], net[3].bias[0] = value, -value
+        net[1].running_mean[3] = value
+    return net
+
+
+@pytest.mark.parametrize(("dtype", "value"), [(torch.float32, 1e-40), (torch.float64, 1e-310), (torch.float16, 1e-6)])
+def test_subnormal_weights_are_counted_and_set_to_zero(dtype, value):
+    net = laden(dtype, value)
+    found = subnormals(net.float() if dtype is torch.float16 else net, torch.ones(4, 6), batch_size=4, repeats=2)
+    assert found.entries == 30 + 5 + 5 + 5 + 5 + 5 + 10 + 2
+    assert found.count == (0 if dtype is torch.float16 else 8)  # normal in float32
+    tensors = [*laden(dtype, value).parameters(), laden(dtype, value).buffers().__next__()]
+    by_hand = sum(int(((t != 0) & (t.abs() < torch.finfo(dtype).tiny)).sum()) for t in tensors)
+    assert sum(int(is_subnormal(t).sum()) for t in tensors) == by_hand == 8
+    clean = without_subnormals(laden(dtype, value))
+    assert not any(bool(is_subnormal(t).any()) for t in clean.state_dict().values())
+    assert float(clean[3].bias[0].detach()) == 0
+
+
+def test_the_smallest_normal_number_and_integers_are_not_subnormal():
+    for dtype in (torch.float32, torch.float64):
+        edge = torch.tensor([torch.finfo(dtype).tiny, -torch.finfo(dtype).tiny, 0.0, torch.inf, torch.nan], dtype=dtype)
+        assert not is_subnormal(edge).any()
+        assert is_subnormal(edge[:2] / 2).all()
+    assert not is_subnormal(torch.ones(3, dtype=torch.long)).any()
+
+
+def test_both_sides_are_timed_without_subnormal_values_and_the_network_stays(monkeypatch):
+    """Without zeroing, the original's latency would be that of subnormal arithmetic and the ratio meaningless."""
+    seen = []
+
+    def note(net, x, passes):
+        entries = [*net.parameters(), *net.buffers(), x]
+        seen.append((sum(int(is_subnormal(t).sum()) for t in entries), flushing()))
+        return 1e-3
+
+    monkeypatch.setattr(timing, "_seconds", note)
+    net, x = laden(), torch.full((8, 6), 1e-42)
+    before = [t.clone() for t in net.state_dict().values()]
+    latency([net, nn.Linear(6, 2)], x, repeats=3)
+    assert set(seen) == {(0, True)}
+    seen.clear()
+    subnormals(net, x, batch_size=4, repeats=3)
+    assert set(seen) == {(8 + 24, False), (0, True)}  # as it is, and zeroed
+    assert all(torch.equal(a, b) for a, b in zip(before, net.state_dict().values(), strict=True))
+    assert not flushing()
+
+
+@pytest.mark.parametrize("flush", [True, False])
+def test_the_setting_for_subnormal_values_is_restored(flush, monkeypatch):
+    torch.set_flush_denormal(flush)
+    try:
+        latency([nn.Linear(2, 2)], torch.ones(4, 2), repeats=2)
+        assert flushing() is flush
+        monkeypatch.setattr(timing, "_seconds", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            latency([nn.Linear(2, 2)], torch.ones(4, 2), repeats=2)
+        assert flushing() is flush
+    finally:
+        torch.set_flush_denormal(False)
+
+
+def test_subnormal_weights_are_a_finding_of_their_own_and_leave_the_compressed_network():
+    net = nn.Sequential(nn.Linear(6, 20), nn.ReLU(), nn.Linear(20, 2))
+    with torch.no_grad():
+        net[0].weight[10:], net[0].bias[10:] = net[0].weight[:10], net[0].bias[:10]
+        net[2].weight[1, :5] = 1e-40
+    found = compress(net, torch.randn(80, 6, generator=torch.Generator().manual_seed(0)), repeats=2, batch_size=8)
+    assert found.changed
+    assert found.certificate.subnormals.count == 5
+    assert found.certificate.subnormals.share == 5 / parameters(net)
+    assert "5 of 182 weights (2.75 %) are subnormal" in str(found)
+    assert not any(bool(is_subnormal(t).any()) for t in found.network.state_dict().values())
+    assert "subnormal" not in str(certified(timed(1.0, 2.0, 3.0), timed(1.0, 2.0, 3.0)))

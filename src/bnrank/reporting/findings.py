@@ -232,8 +232,9 @@ def _compression_tables(found: Compressed) -> list[Block]:
     timed = (
         f"Latency: minimum of {after.repeats} interleaved rounds{unsure}, {_count(after.threads, 'thread')}, "
         f"{after.device}, {after.dtype}; quartiles {1e3 * before.low:.3f} to {1e3 * before.high:.3f} ms before, "
-        f"{1e3 * after.low:.3f} to {1e3 * after.high:.3f} ms after."
+        f"{1e3 * after.low:.3f} to {1e3 * after.high:.3f} ms after. Subnormal values are set to 0 on both sides."
     )
+    free = certificate.subnormals
     changes = [
         _change("all of x", certificate.on_x, certificate.accuracy),
         _change("held out", certificate.held_out, certificate.held_out_accuracy),
@@ -251,6 +252,7 @@ def _compression_tables(found: Compressed) -> list[Block]:
         *([Text(f"Not collapsed: {found.reason}")] if found.reason and found.changed else []),
         *table(costs, "Certificate: cost before and after"),
         Text(timed, "note"),
+        *([Text(f"{free}. The ratio above does not include this.")] if free.count else []),
         *table(changes, f"Certificate: change, tolerance {_percent(certificate.tol)} of the spread"),
         *(Text(line, "note") for line in _bounds(found)),
         *table(left, f"Unchanged layers, and why ({len(left)})"),

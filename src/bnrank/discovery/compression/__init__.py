@@ -1,9 +1,10 @@
 """Trained modules compressed to their bottleneck, with a certificate."""
 
 from bnrank.discovery.compression.certificate import Accuracy, Bound, Certificate, Change
-from bnrank.discovery.compression.parts import Latency, latency, multiply_adds, parameters
+from bnrank.discovery.compression.parts import multiply_adds, parameters
 from bnrank.discovery.compression.search import Compressed, compress, open_compressed
 from bnrank.discovery.compression.stages import Step
+from bnrank.discovery.compression.timing import Latency, Subnormals, latency, subnormals
 
 __all__ = [
     "Accuracy",
@@ -13,9 +14,11 @@ __all__ = [
     "Compressed",
     "Latency",
     "Step",
+    "Subnormals",
     "compress",
     "latency",
     "multiply_adds",
     "open_compressed",
     "parameters",
+    "subnormals",
 ]

@@ -1,7 +1,7 @@
 """The certificate of a compression: what changed, what was saved, and a bound on a whole domain."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from bnrank._core import linalg, text, validation
 from bnrank._core.results import Printed
 from bnrank.discovery.compression.judging import Parted, outputs
-from bnrank.discovery.compression.parts import Latency, Parts, flow, latency, like, lipschitz, multiply_adds, parameters
+from bnrank.discovery.compression.parts import Parts, flow, lipschitz, multiply_adds, parameters
+from bnrank.discovery.compression.timing import Latency, Subnormals, latency, like, subnormals
 from bnrank.measures.jacobian import Jacobian
 from bnrank.networks.functional import Functional, unwrap
 
@@ -159,7 +160,7 @@ class Certificate(Printed):
     multiply_adds_before, multiply_adds : int
         Of linear and convolutional layers, per sample.
     latency_before, latency : Latency
-        Seconds per forward pass, interleaved timing; equal where nothing changed.
+        Seconds per forward pass, interleaved timing, with subnormal values set to 0; equal where nothing changed.
     rank_before : int or None
         As ``rank``, for the original module.
     jacobian_rank, jacobian_rank_before : int or None
@@ -167,6 +168,9 @@ class Certificate(Printed):
         bound on the bottleneck rank (T5). None where x holds no floats, or inputs times outputs exceed 2e7.
     accuracy, held_out_accuracy : Accuracy or None
         On x and on the held-out samples; None without classes.
+    subnormals : Subnormals
+        The subnormal weights of the original network, and the speedup from setting them to 0, in which
+        ``latency_before`` is already without them. The compressed network has none.
     """
 
     tol: float
@@ -185,6 +189,7 @@ class Certificate(Printed):
     jacobian_rank_before: int | None = None
     accuracy: Accuracy | None = None
     held_out_accuracy: Accuracy | None = None
+    subnormals: Subnormals = field(default_factory=lambda: Subnormals(0, 0))
 
     @property
     def met(self) -> bool:
@@ -229,7 +234,8 @@ class Certificate(Printed):
         times = {"before": f"{1e3 * before.minimum:.3f}", "after": f"{1e3 * after.minimum:.3f}"}
         rows.append({"": label, **times, "ratio": f"{self.speedup:.3g}"})
         note = "" if self.speedup_certain else "  (uncertain: quartiles of the times overlap)"
-        return text.render(rows) + note
+        found = f"\n{self.subnormals} (not part of the ratio above)" if self.subnormals.count else ""
+        return text.render(rows) + note + found
 
     def _changes(self) -> list[str]:
         lines = []
@@ -310,6 +316,7 @@ def certified(
         jacobian_rank_before=ranks[0][1],
         accuracy=_accuracy(on_x, parted.y),
         held_out_accuracy=_accuracy(on_kept, parted.y_kept),
+        subnormals=subnormals(before, x, batch_size=timing[0], repeats=timing[1]),
     )
 
 

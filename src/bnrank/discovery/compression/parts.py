@@ -3,20 +3,16 @@
 import copy
 import itertools
 import math
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
-from bnrank._core import validation
 from bnrank.measures.convolution import conv_singular_values
 from bnrank.networks import Segment, Skipped, reasons
-from bnrank.networks.functional import example, hooked
+from bnrank.networks.functional import hooked
 from bnrank.networks.reading import read
 
 Parts = tuple[nn.Module, ...]
@@ -134,39 +130,6 @@ def neighbors(parts: Sequence[nn.Module]) -> list[tuple[int, int]]:
     return list(itertools.pairwise(places))
 
 
-@dataclass(frozen=True)
-class Latency:
-    """Wall time of a forward pass, in seconds.
-
-    Attributes
-    ----------
-    median : float
-        Over the repeats.
-    low, high : float
-        First and third quartile.
-    batch_size : int
-        Samples per pass.
-    repeats : int
-        Number of timed rounds; each is the mean over enough passes to last a millisecond.
-    threads : int
-        Threads of torch.
-    device, dtype : str
-        Device and precision.
-    minimum : float
-        Over the repeats; least affected by other processes.
-    """
-
-    median: float
-    low: float
-    high: float
-    batch_size: int
-    repeats: int
-    threads: int
-    device: str
-    dtype: str
-    minimum: float
-
-
 def parameters(net: nn.Module) -> int:
     """Return the number of entries of all parameters, shared ones counted once.
 
@@ -213,76 +176,6 @@ def multiply_adds(net: nn.Module, x: Tensor) -> int:
         for sub, mode in modes:
             sub.training = mode
     return count
-
-
-def latency(nets: Sequence[nn.Module], x: Tensor, *, batch_size: int = 256, repeats: int = 25) -> tuple[Latency, ...]:
-    """Return the latency of several modules on the same batch, with interleaved timing.
-
-    Parameters
-    ----------
-    nets : sequence of torch.nn.Module
-        They are copied, put in eval mode and run without gradients in their own precision and on their own device.
-    x : Tensor
-        Samples, (N, ...); repeated or cut to ``batch_size``.
-    batch_size : int
-        Samples per pass.
-    repeats : int
-        Rounds. In every round each module runs for at least about a millisecond.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If an argument is out of range.
-
-    Examples
-    --------
-    >>> slow, fast = latency([nn.Linear(2000, 2000), nn.Linear(2000, 2)], torch.ones(1, 2000), batch_size=64, repeats=5)
-    >>> slow.median > fast.median, slow.batch_size
-    (True, 64)
-    """
-    batch_size, repeats = validation.integer(batch_size, "batch_size"), validation.integer(repeats, "repeats")
-    x = example(nets[0], x)
-    batch = x[torch.arange(batch_size) % len(x)]
-    runners = [(copy.deepcopy(net).eval(), like(net, batch)) for net in nets]
-    times = np.empty((len(runners), repeats))
-    with torch.no_grad():
-        passes = [max(1, int(1e-3 / max(_seconds(net, given, 3), 1e-7))) for net, given in runners]
-        for round_ in range(repeats):
-            for i, (net, given) in enumerate(runners):
-                times[i, round_] = _seconds(net, given, passes[i])
-    return tuple(
-        Latency(
-            median=float(np.median(own)),
-            low=float(np.quantile(own, 0.25)),
-            high=float(np.quantile(own, 0.75)),
-            batch_size=batch_size,
-            repeats=repeats,
-            threads=torch.get_num_threads(),
-            device=str(given.device),
-            dtype=str(given.dtype).removeprefix("torch."),
-            minimum=float(own.min()),
-        )
-        for own, (_, given) in zip(times, runners, strict=True)
-    )
-
-
-def like(net: nn.Module, x: Tensor) -> Tensor:
-    """Return x on the module's device and, unless it holds integers, in its precision."""
-    first = next(net.parameters(), None)
-    if first is None:
-        return x
-    return x.to(first.device, first.dtype if x.is_floating_point() else x.dtype)
-
-
-def _seconds(net: nn.Module, x: Tensor, passes: int) -> float:
-    if x.device.type == "cuda":
-        torch.cuda.synchronize(x.device)
-    start = time.perf_counter()
-    for _ in range(passes):
-        net(x)
-    if x.device.type == "cuda":
-        torch.cuda.synchronize(x.device)
-    return (time.perf_counter() - start) / passes
 
 
 def counts(parts: Sequence[nn.Module], x: Tensor) -> Counts:

@@ -20,6 +20,7 @@ from bnrank.discovery.compression.certificate import Certificate, certified
 from bnrank.discovery.compression.judging import Judge, tuned
 from bnrank.discovery.compression.parts import Parts, counts, multiply_adds, parameters, segments
 from bnrank.discovery.compression.stages import Cut, Step, cut_down
+from bnrank.discovery.compression.timing import without_subnormals
 from bnrank.networks import Segment, Skipped
 from bnrank.networks.functional import Functional, check_finite, unwrap
 
@@ -172,7 +173,8 @@ def compress(
     -------
     Compressed
         ``network``, ``certificate``, ``steps``, ``skipped``, ``reason``. A module that cannot be reduced is returned
-        unchanged, with the reason.
+        unchanged, with the reason. Latencies in the certificate are measured with subnormal weights set to 0 on both
+        sides; their share and what they cost is stated apart, and the network returned has none.
 
     Raises
     ------
@@ -362,14 +364,14 @@ def _cut(judge: Judge, segment: Segment, limit: float, tune: int) -> Cut:
 
 
 def _finished(original: nn.Module, new: dict[str, Parts]) -> nn.Module:
-    """Return the module with new segments, in its own precision, device and mode."""
+    """Return the module with new segments and no subnormal weights, in its own precision, device and mode."""
     network = copy.deepcopy(original)
     first = next(p for p in original.parameters() if p.is_floating_point())
     for name, parts in new.items():
         segment = nn.Sequential(*(copy.deepcopy(part).to(first.device, first.dtype) for part in parts))
         segment.requires_grad_(True).zero_grad(set_to_none=True)
         network = replaced(network, name, segment)
-    return network.train(original.training)
+    return without_subnormals(network).train(original.training)
 
 
 def replaced(net: nn.Module, name: str, segment: nn.Module) -> nn.Module:
