@@ -3,12 +3,13 @@
 import importlib
 from typing import Any
 
+from bnrank.measures import usage
 from bnrank.measures.bottlenecks import bottleneck
 from bnrank.measures.jacobian import Jacobian, JacobianRank
 from bnrank.measures.kinks import KinkWarning
 from bnrank.measures.profiles import describe, profile
 
-__all__ = ["Jacobian", "JacobianRank", "KinkWarning", "bottleneck", "describe", "profile"]
+__all__ = ["Jacobian", "JacobianRank", "KinkWarning", "bottleneck", "describe", "profile", "usage"]
 
 
 def __getattr__(name: str) -> Any:
