@@ -223,3 +223,26 @@ def test_modules_come_from_files_with_their_weights(tmp_path):
         load_module("no_such_package_here:build")
     with pytest.raises(ValueError, match=r"expected 'file.py:function'"):
         load_module("model.py")
+
+
+def test_weights_that_do_not_fit_are_refused_by_the_first_three_differences(tmp_path):
+    (tmp_path / "model.py").write_text(
+        "from torch import nn\ndef build():\n    return nn.Sequential(*[nn.Linear(4, 4) for _ in range(60)])\n"
+    )
+    spec, path = f"{tmp_path / 'model.py'}:build", tmp_path / "w.safetensors"
+    state = load_module(spec).state_dict()
+    other = {key: value for key, value in state.items() if int(key.split(".")[0]) < 50} | {"5.weight": torch.ones(2, 4)}
+    save_file({**other, "head.weight": torch.ones(1, 4)}, path)
+    with pytest.raises(ValueError, match="does not fit") as refused:
+        load_module(spec, path)
+    message, first = str(refused.value), "missing 50.weight (4, 4); unexpected head.weight (1, 4)"
+    assert f"{first}; 5.weight is (2, 4), not (4, 4); ... (22 " in message
+    assert "20 missing, 1 unexpected, 1 of another shape" in message
+    assert len(message) < 400
+    save_file({f"module.{key}": value for key, value in state.items()}, path)
+    with pytest.raises(ValueError, match=r"names of the file begin with 'module\.'; without it they are equal"):
+        load_module(spec, path)
+    save_file({"0.weight": torch.ones(3, 2)}, path)  # three differences: nothing is left to count
+    three = r"fit net: missing weight \(3, 2\); unexpected 0.weight \(3, 2\); missing bias \(3,\)$"
+    with pytest.raises(ValueError, match=three):
+        bnrank.load(path, nn.Linear(2, 3))

@@ -21,12 +21,12 @@ from threadpoolctl import threadpool_info
 
 import bnrank
 from bnrank._core import store
+from bnrank._core.progress import bar
 from bnrank.discovery.estimators import linear_maps
 from bnrank.networks.files import load_module
 from bnrank.networks.graph import values
 from bnrank.training import Record, grid
 from bnrank.training.ensemble import Workers
-from bnrank.training.interruption import bar
 
 from .common import HERE
 from .driver import TASK, start

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import bnrank
-from bnrank._core import files, validation
+from bnrank._core import files, store, validation
 from bnrank.cli.naming import Names, naming
 from bnrank.cli.terminal import say
+from bnrank.networks import files as files_of_networks
 
 if TYPE_CHECKING:
     from torch import nn
@@ -96,7 +97,11 @@ class ModelFiles:
         if self.weights is None:
             return net, None
         with naming({"path": "--weights"}):
-            return bnrank.load(self.weights, net), None
+            stored = store.read(self.weights)
+            if stored.kind:
+                return bnrank.load(self.weights, net), None
+            files_of_networks.fill(net, stored, "path", model)  # without what reads other results
+        return net, None
 
     def _stored(self, model: str) -> tuple[nn.Module, float | None]:
         got = f"{str(self.weights)!r} with {model!r}"

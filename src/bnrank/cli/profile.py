@@ -35,8 +35,8 @@ def profile_command(
     The folder run is written by [bold]bnrank train low-rank --depth 8 --width 30 --steps 300 --out run[/].
     """
     page_path(out, model, data, files.weights)
-    task = columns.task(data)
     net, _ = files.read(model)
+    task = columns.task(data)
     measured = bnrank.profile(net, task.x, task.y)
     layers = bnrank.reporting.tables.layer_rows(measured)
     rows = [{SHORT.get(name, name): value for name, value in row.items()} for row in layers]

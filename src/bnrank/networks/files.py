@@ -22,6 +22,8 @@ from bnrank.networks.stack import ResNetDiagonal, ResNetFree, ResNetIdentity, St
 
 _STACKS = (ResNetIdentity, ResNetDiagonal, ResNetFree, Convolutional, LinearConvolutional, CircularConvolutional)
 MAX_CODE = 1 << 24  # bytes of a Python file
+SHOWN = 3  # differences between a module and a file, in errors
+MAX_ERROR = 500  # letters of another error
 _IMPORTS = threading.RLock()  # the search path of modules belongs to the process
 _KINDS: dict[str, Callable[..., MLP | Stack]] = {"MLP": make, **{kind.__name__: kind for kind in _STACKS}}
 
@@ -253,11 +255,60 @@ def load_module(spec: str, weights: str | os.PathLike[str] | None = None) -> nn.
     if not isinstance(module, nn.Module):
         raise TypeError(f"spec: {spec!r} returned {validation.describe(module)}, expected a torch.nn.Module")
     if weights is not None:
-        try:
-            module.load_state_dict(store.read(weights, name="weights").tensors)
-        except RuntimeError as error:
-            raise ValueError(f"weights: {Path(weights)} does not fit {spec!r}: {error}") from error
+        fill(module, store.read(weights, name="weights"), "weights", repr(spec))
     return module
+
+
+def fill(net: nn.Module, stored: store.Stored, name: str, whose: str) -> None:
+    """Load the tensors of a file into a module in place.
+
+    Parameters
+    ----------
+    net : torch.nn.Module
+        The module.
+    stored : Stored
+        The file with its state dict.
+    name, whose : str
+        The argument, and the module, in errors.
+
+    Raises
+    ------
+    ValueError
+        If they do not fit; the message has the first differences in names and shapes.
+    """
+    try:
+        net.load_state_dict(stored.tensors)
+    except RuntimeError as error:
+        raise ValueError(f"{name}: {stored.path} does not fit {whose}: {_differences(net, stored, error)}") from error
+
+
+def _differences(net: nn.Module, stored: store.Stored, error: Exception) -> str:
+    """Return the first three differences between a module's tensors and those of a file: one of each kind first."""
+    own = {key: tuple(value.shape) for key, value in net.state_dict().items() if isinstance(value, Tensor)}
+    found = {key: tuple(value.shape) for key, value in stored.tensors.items()}
+    kinds = [
+        [f"missing {key} {shape}" for key, shape in own.items() if key not in found],
+        [f"unexpected {key} {shape}" for key, shape in found.items() if key not in own],
+        [f"{key} is {found[key]}, not {shape}" for key, shape in own.items() if found.get(key, shape) != shape],
+    ]
+    total = sum(map(len, kinds))
+    if not total:  # refused for another reason than names and shapes
+        return str(error)[:MAX_ERROR]
+    shown = [line for lines in itertools.zip_longest(*kinds) for line in lines if line is not None][:SHOWN]
+    counts = f"{len(kinds[0])} missing, {len(kinds[1])} unexpected, {len(kinds[2])} of another shape"
+    rest = f"; ... ({total} differences: {counts})" if total > len(shown) else ""
+    return f"{'; '.join(shown)}{rest}{_prefixed(own, found)}"
+
+
+def _prefixed(own: Mapping[str, Any], found: Mapping[str, Any]) -> str:
+    """Return advice if the names of a file are those of a module but for a prefix, such as DataParallel's."""
+    for longer, shorter, where in ((found, own, "the file"), (own, found, "the module")):
+        first, last = next(iter(longer), ""), next(iter(shorter), "")
+        prefixes = {first[: i + 1] for i, letter in enumerate(first) if letter == "."}
+        fitting = (p for p in prefixes if {f"{p}{key}" for key in shorter} == set(longer))
+        if last and (prefix := next(fitting, None)):
+            return f". The names of {where} begin with {prefix!r}; without it they are equal"
+    return ""
 
 
 def _find_function(spec: str) -> Callable[[], Any]:

@@ -15,6 +15,7 @@ from bnrank.discovery.estimators import open_estimator
 from bnrank.discovery.estimators.base import BottleneckEstimator
 from bnrank.discovery.films import StateVariables, open_state_variables
 from bnrank.discovery.films.estimator import KIND as STATE_VARIABLES
+from bnrank.networks.files import fill
 from bnrank.networks.files import load as load_network
 from bnrank.networks.files import write as write_network
 from bnrank.training import Run
@@ -82,10 +83,7 @@ def load(
         own = identity.describe(load_network(path), "net", values=False)
         identity.expect_same(own, net, stored.path, values=False)
     net = copy.deepcopy(net)
-    try:
-        net.load_state_dict(stored.tensors)
-    except RuntimeError as error:
-        raise ValueError(f"path: {stored.path} does not fit net: {error}") from error
+    fill(net, stored, "path", "net")
     return net
 
 

@@ -24,12 +24,13 @@ from bnrank._core import checksums, identity, netcdf, validation
 from bnrank._core.files import one_writer, prepare_folder, writing
 from bnrank._core.locks import InUseError, StorageError
 from bnrank._core.processes import end_with_parent
+from bnrank._core.progress import bar
 from bnrank._core.sources import DamagedError
 from bnrank.networks import MLP
 from bnrank.tasks import Task
 from bnrank.tasks.task import as_task
 from bnrank.training.history import RESULT, last_rows
-from bnrank.training.interruption import bar, discard_checkpoints
+from bnrank.training.interruption import discard_checkpoints
 from bnrank.training.options import Record, Save, Stop, given
 from bnrank.training.settings import OPTIMIZERS, TrainSettings, starting_points
 from bnrank.training.trainer import CHECKPOINT, train

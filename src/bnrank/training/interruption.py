@@ -1,4 +1,4 @@
-"""Checkpoints, progress bars and interruption of long computations.
+"""Checkpoints and interruption of long computations.
 
 A checkpoint is verified before it is used. The one before it is kept, and used where the last one is damaged.
 """
@@ -19,8 +19,6 @@ from bnrank._core.files import StorageError
 from bnrank._core.sources import DamagedError
 from bnrank._core.store import Stored
 from bnrank.training.settings import Settings
-
-_shown = threading.Lock()  # held while a bar is shown
 
 
 def save_checkpoint(
@@ -155,24 +153,3 @@ def interruptions() -> Iterator[threading.Event]:
         signal.signal(signal.SIGINT, before)
     if flag.is_set() and callable(before) and before is not signal.default_int_handler:
         before(signal.SIGINT, None)
-
-
-@contextlib.contextmanager
-def bar(progress: bool, text: str, total: float, *, counted: bool = True) -> Iterator[Callable[[float, str], None]]:
-    """Yield a function that updates a progress bar, given the completed amount and a description.
-
-    The function does nothing if ``progress`` is False, or if another bar is shown: a terminal has room for one. With
-    ``counted`` the bar shows progress as "k/n" and the remaining time, otherwise only the elapsed time.
-    """
-    if not progress or not _shown.acquire(blocking=False):
-        yield lambda done, text: None
-        return
-    from rich import progress as rich
-
-    columns = [rich.MofNCompleteColumn(), rich.TimeRemainingColumn()] if counted else [rich.TimeElapsedColumn()]
-    try:
-        with rich.Progress(rich.TextColumn("{task.description}"), rich.BarColumn(), *columns) as shown:
-            number = shown.add_task(text, total=total)
-            yield lambda done, text: shown.update(number, completed=done, description=text)
-    finally:
-        _shown.release()

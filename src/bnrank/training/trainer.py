@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from bnrank._core import checksums, validation
+from bnrank._core.progress import bar
 from bnrank.tasks import Task
 from bnrank.tasks.task import as_task
 from bnrank.training.ensemble import BatchOrder, Workers, aligned, squared_norm
 from bnrank.training.first_order import EnsembleAdam, EnsembleDescent
 from bnrank.training.history import NETWORKS, OWN, SERIES, EnsembleRecorder, Run, show, summarize
 from bnrank.training.interruption import (
-    bar,
     check_settings,
     discard_checkpoints,
     interruptions,

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from bnrank._core import store, validation
+from bnrank._core.progress import bar
 from bnrank._core.sources import DamagedError
 from bnrank._core.store import Stored
 from bnrank.measures import plateaus
@@ -27,7 +28,6 @@ from bnrank.training.gradient_flow.driver import Driver
 from bnrank.training.gradient_flow.fields import AutogradCost, Cost, HandCost, Origin
 from bnrank.training.gradient_flow.record import Flow, FlowRecorder, Row
 from bnrank.training.interruption import (
-    bar,
     discard_checkpoints,
     interruptions,
     load_checkpoint,
