@@ -13,6 +13,7 @@ from bnrank import figures
 from bnrank.figures.harness import gallery, requirements
 from bnrank.figures.harness.claims import Claim
 from bnrank.figures.harness.figure import Figure, Outcome
+from bnrank.reporting.packing import unpacked
 
 from .reproduce_common import (
     FAILED,
@@ -65,7 +66,7 @@ def test_the_page_has_every_figure_and_a_subset_loses_none(tmp_path, plant):
     assert [int(level) for level in re.findall("<h([1-6])", page[: page.index('id="bnrank-data"')])][:3] == [1, 2, 2]
     ids = re.findall(r"\bid=\"?([\w-]+)", page[: page.index('id="bnrank-data"')])
     assert len(ids) == len(set(ids))
-    data = json.loads(re.search(r'id="bnrank-data">(.*?)</script>', page, re.S)[1])
+    data = json.loads(unpacked(re.search(r'id="bnrank-data">(.*?)</script>', page, re.S)[1]))
     assert set(data["views"]) == {"A-2-history", "A-2-profile", "A-3-figure-2"}
     assert all(f'id="{key}"' in part for key in data["views"])
 

@@ -74,7 +74,7 @@ def tied_mlp():
     [
         (tied_biases(), "shared between layers"),
         (tied_mlp(), "an MLP that was changed"),
-        (nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 2)), r"1 \(Tanh\)"),
+        (nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 2)), r"got Tanh \(first at 1\)"),
         (nn.Conv2d(1, 1, 3), r"Conv2d"),
         (nn.Sequential(nn.Linear(3, 3), nn.ReLU()), "activation after the last Linear"),
         (nn.Sequential(nn.ReLU(), nn.Linear(3, 3)), "activation before the first Linear"),

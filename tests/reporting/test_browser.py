@@ -178,6 +178,8 @@ def test_no_sideways_scroll_in_either_scheme(driver, width, scheme):
         f"return [...document.querySelectorAll('{PLOTS} .main-svg')].every((s) => "
         "s.getBoundingClientRect().right <= innerWidth)",
     )
+    inside = "return [...document.querySelectorAll('.scroll, .picture')].filter((e) => e.offsetParent).every((e) => "
+    assert width == 1280 or driver.execute_script(f"{inside}e.scrollWidth <= e.clientWidth)")
     ink, background, title = driver.execute_script(
         "const plot = document.querySelector('.plot .xtitle');"
         "const style = getComputedStyle(document.body);"

@@ -17,6 +17,7 @@ import bnrank
 from bnrank import measures
 from bnrank.reporting import Section, plots, report
 from bnrank.reporting.charts import measured as charts
+from bnrank.reporting.packing import packed, plotly_js, unpacked
 from bnrank.reporting.sections import CURVES, SPECTRA, flatten_settings
 
 from .conftest import make_history, make_profile
@@ -46,7 +47,12 @@ class Page(HTMLParser):
 
     @property
     def data(self):
-        return json.loads(re.search(r'id="bnrank-data">(.*?)</script>', self.source, re.S)[1])["views"]
+        return json.loads(self.data_text)["views"]
+
+    @property
+    def data_text(self):
+        found = re.search(r'id="bnrank-data">(.*?)</script>', self.source, re.S)  # absent without plots
+        return unpacked(found[1]) if found else '{"views": {}}'
 
     def groups(self, key):
         return self.data[key]["groups"]
@@ -75,7 +81,7 @@ def test_the_page_makes_no_web_requests(tmp_path, run, claims, profile):
     policy = next(a["content"] for _, a in page.tags if a.get("http-equiv") == "Content-Security-Policy")
     assert policy.startswith("default-src 'none';")
     assert "http" not in policy
-    own = "".join(raw for raw in page.raw if raw != plotly.offline.get_plotlyjs())
+    own = page.data_text + "".join(raw for raw in page.raw if raw != plotly_js())
     assert len(own) < 2_000_000
     assert not re.search(r"https?://|@import|fetch\(|XMLHttpRequest|import\(", own)
 
@@ -215,17 +221,17 @@ def test_hostile_text_is_only_text(tmp_path, profile, history):
         claims=[claim],
         figures={EVIL: figure},
     )
-    safe = Page(report([Section("s"), Section("s")], tmp_path / "s.html"))
     page = Page(report([section, history], tmp_path / "p.html", title=EVIL, notes=EVIL))
-    assert [tag for tag, _ in page.tags].count("script") == [tag for tag, _ in safe.tags].count("script") == 3
+    assert [tag for tag, _ in page.tags].count("script") == 3
     assert not [tag for tag, _ in page.tags if tag == "img"]
     assert not [a for _, a in page.tags if "onerror" in a]
-    own = page.source.replace(plotly.offline.get_plotlyjs(), "")
+    own = page.source.replace(plotly_js(), "")
     assert "<script>alert" not in own
     assert not re.search(
         r"<(?!/?(?:sub|br|extra)\b)", json.dumps(hover_texts({k: v for k, v in page.data.items() if "figure" not in k}))
     )
-    assert "\u2028" not in re.search(r'id="bnrank-data">(.*?)</script>', own, re.S)[1]
+    for name in ("bnrank-data", "bnrank-plotly"):
+        assert "<" not in re.search(rf'id="{name}">(.*?)</script>', page.source, re.S)[1]
     names = page.groups("section-1-profile")[0]["charts"][0]["figure"]["data"][0]["text"]
     assert names[0] == f"layer 1 ({escape(EVIL, quote=False)})"  # and nothing is lost
     assert EVIL.split("&")[0] in page.text
@@ -290,7 +296,18 @@ def test_a_page_stays_small(tmp_path):
     histories = {f"depth {depth}": make_history(depth=depth, members=8, steps=400) for depth in (4, 12, 24)}
     profiles = {f"depth {depth}": make_profile(depth=depth) for depth in (4, 12, 24)}
     path = report(Section("F4", history=histories, profile=profiles), tmp_path / "p.html")
-    assert path.stat().st_size < len(plotly.offline.get_plotlyjs()) + 4_000_000
+    assert path.stat().st_size < 4_000_000
+    plain = report(make_profile(), tmp_path / "plain.html")
+    assert plain.stat().st_size < 2_000_000
+
+
+def test_packed_text_is_smaller_and_comes_back():
+    script = plotly.offline.get_plotlyjs()
+    assert unpacked(plotly_js()) == script
+    assert len(plotly_js()) < 0.4 * len(script)
+    for text in ("", "a", "<!--<script>", "₊ü" * 300, *("x" * n for n in range(12))):
+        assert unpacked(packed(text)) == text
+        assert "<" not in packed(text)
 
 
 def test_member_labels_name_what_differs(history):

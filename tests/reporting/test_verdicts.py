@@ -64,6 +64,14 @@ def test_the_page_shows_them(tmp_path, source):
     assert "R1 &lt;lower&gt; bound" in text
     assert "data:image/svg+xml;base64" in text
     assert "[3, 8, 2]" in text
+    assert text.index("5 of 6 statements apply: 3 hold, 1 violated, 1 inconclusive.") < text.index("Verdicts: 3 hold")
+    assert text.index("Jacobian bound") < text.index("a convolution: none is there")
+
+
+def test_what_keeps_most_statements_from_applying_leads(tmp_path):
+    text = report(Verdicts((NONE, NONE, TIGHT), {}), tmp_path / "p.html").read_text()
+    assert "1 of 3 statements apply: 1 hold, 0 violated, 0 inconclusive. 2 assume more: a" in text
+    assert "a convolution: none is there. Ranks and spectra of any network are measured by bnrank.profile." in text
 
 
 def test_a_page_without_inequalities_has_no_picture(tmp_path):

@@ -104,3 +104,22 @@ def test_verdicts_are_found_by_id_counted_and_printed():
     assert "violated" in lines[2]
     with pytest.raises(KeyError, match="T5: expected one of T14, T4"):
         verdicts["T5"]
+
+
+def test_reasons_are_given_once_with_the_statements_they_exclude():
+    def without(id, reason):
+        return Verdict(id, "", "", "s", "not applicable", reason=reason)
+
+    chain, free = "the network is a chain: got GELU", "no hidden value is free: GELU, Dropout"
+    two = [without("T44", f"a quantity of a vertex: {free}"), without("T46", f"a quantity of a layer: {free}")]
+    good = Verdict("T4", "Jacobian bound", "a <= b", "s", "holds", 1.0, 2.0, slack=1.0)
+    verdicts = Verdicts((without("T1", chain), good, *two, without("T1", chain), without("T2", chain)), {})
+    assert verdicts.applied == (good,)
+    assert {reason: [v.id for v in own] for reason, own in verdicts.unmet().items()} == {
+        chain: ["T1", "T1", "T2"],
+        free: ["T44", "T46"],
+    }
+    lines = str(verdicts).splitlines()
+    assert lines[1].startswith("T4 ")
+    assert lines[2:] == [f"3 of 6 not applicable (T1, T2): {chain}", f"2 of 6 not applicable (T44, T46): {free}"]
+    assert len(str(Verdicts(tuple(two), {})).splitlines()) == 1

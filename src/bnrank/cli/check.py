@@ -10,6 +10,7 @@ from bnrank._core import text
 from bnrank.cli import terminal
 from bnrank.cli.arguments import Data, ModelFiles, ModelSpec, TableColumns, page_path, write_page
 from bnrank.cli.terminal import say
+from bnrank.theory.verdicts import NOT_APPLICABLE
 
 HEADINGS = {"id": "id", "statement": "statement", "status": "status", "left": "left", "relation": "", "right": "right"}
 
@@ -41,15 +42,19 @@ def check_command(
     verdicts = bnrank.check(net, task.x, task.y, known if ridge is None else ridge, only=chosen, rtol=rtol)
     section = bnrank.Section(f"{Path(model).name} on {task.name}", verdicts=verdicts)
     tables = bnrank.reporting.tables
-    found = tables.verdict_rows(verdicts)
+    say(tables.applicability(verdicts))
+    found = [row for row in tables.verdict_rows(verdicts) if row["status"] != NOT_APPLICABLE]
     rows = [{heading: row[name] for name, heading in HEADINGS.items()} for row in found]
-    terminal.show(text.table(rows, title=tables.summary(verdicts)))
+    if rows:
+        terminal.show(text.table(rows, title=tables.summary(verdicts)))
     remarks: dict[str, list[str]] = {}
     for row in found:
         remarks.setdefault(str(row["remarks"]), []).append(_name(row, found))
     for remark, names in remarks.items():
         if remark:
             say(f"{', '.join(dict.fromkeys(names))}: {remark}")
+    for row in tables.unmet_rows(verdicts):
+        say(f"not applicable: {row['not applicable']}: {row['reason']}")
     write_page(section, out, "bnrank check")
     if not verdicts.ok:
         raise typer.Exit(1)

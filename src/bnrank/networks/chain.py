@@ -234,10 +234,14 @@ def _layers(net: nn.Module) -> tuple[list[nn.Linear], list[float | None]]:
                 raise TypeError(f"net: got two activations in a row at {name}, expected one")
             slope = part.negative_slope if isinstance(part, nn.LeakyReLU) else 0.0
         elif type(part) is not nn.Flatten or layers:
+            known = (nn.Linear, nn.ReLU, nn.LeakyReLU, nn.Flatten)
+            others = {type(part).__name__ for _, part in parts_of(net, through_hooks=True) if type(part) not in known}
             kind = type(part).__name__
+            kinds = ", ".join([kind, *sorted(others - {kind})])
+            at = f" (first at {name})" if name else ""
             raise TypeError(
-                f"net: got {name or kind} ({kind}), expected a bnrank.MLP or a Sequential of Linear, ReLU, LeakyReLU, "
-                "Identity and Dropout"
+                f"net: got {kinds}{at}, expected a bnrank.MLP or a Sequential of Linear, ReLU, LeakyReLU, Identity and "
+                "Dropout"
             )
     validation.expect(layers, "net", f"{type(net).__name__} without a Linear", "at least one", TypeError)
     linear, last = slope is None, "an activation after the last Linear"

@@ -11,7 +11,18 @@ from torch import Tensor
 from bnrank._core import remarks, validation
 from bnrank.theory.verdicts import HOLDS, INCONCLUSIVE, VIOLATED, Verdict, Verdicts
 
-__all__ = ["about_rows", "claim_rows", "layer_rows", "member_rows", "noted_rows", "summary", "typeset", "verdict_rows"]
+__all__ = [
+    "about_rows",
+    "applicability",
+    "claim_rows",
+    "layer_rows",
+    "member_rows",
+    "noted_rows",
+    "summary",
+    "typeset",
+    "unmet_rows",
+    "verdict_rows",
+]
 
 _SIGNS = {"<=": "≤", "->": "→", "||": "‖", "sum_": "Σ_", "^2": "²", "Theta": "Θ", "theta": "θ", "lambda": "λ"}
 _SIGNS |= {"Omega": "Ω", "sigma": "σ", " o ": " ∘ ", "a~": "ã"}
@@ -154,6 +165,44 @@ def summary(verdicts: Verdicts) -> str:
         f"{counts[HOLDS]} hold{vacuously}, {counts[VIOLATED]} violated, {counts[INCONCLUSIVE]} inconclusive, "
         f"{counts['not applicable']} not applicable"
     )
+
+
+def applicability(verdicts: Verdicts) -> str:
+    """Return how many statements apply, and the reason why most do not, if there is one.
+
+    Examples
+    --------
+    >>> applicability(Verdicts((), {}))
+    'No statement was checked.'
+    """
+    applied = validation.kind(verdicts, "verdicts", Verdicts).applied
+    if not verdicts:
+        return "No statement was checked."
+    said = f"{len(applied)} of {len(verdicts)} statements apply: {summary(verdicts).rsplit(', ', 1)[0]}."
+    for reason, others in verdicts.unmet().items():
+        if 2 * len(others) > len(verdicts):
+            said += f" {len(others)} assume more: {typeset(reason)}."
+            said += " Ranks and spectra of any network are measured by bnrank.profile."
+    return said
+
+
+def unmet_rows(verdicts: Verdicts) -> list[dict[str, object]]:
+    """Return one row per reason why statements do not apply: how many, which, and the reason.
+
+    Examples
+    --------
+    >>> import torch, bnrank
+    >>> net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.GELU(), torch.nn.Linear(4, 2))
+    >>> rows = unmet_rows(bnrank.check(net, torch.randn(20, 3), only=["T1", "T4"]))
+    >>> rows[0]["statements"], rows[0]["not applicable"]
+    (2, 'T1, T4')
+    """
+    rows: list[dict[str, object]] = []
+    for reason, own in validation.kind(verdicts, "verdicts", Verdicts).unmet().items():
+        partly = {v.id for v in verdicts if v not in own}  # of these ids other statements apply, or fail otherwise
+        names = dict.fromkeys(f"{v.id} ({v.name})" if v.id in partly else v.id for v in own)
+        rows.append({"statements": len(own), "not applicable": ", ".join(names), "reason": typeset(reason)})
+    return rows
 
 
 def typeset(text: str) -> str:

@@ -323,7 +323,8 @@ def statements_in(module: ModuleType) -> tuple[Statement, ...]:
 class Verdicts(Printed, Sequence[Verdict]):
     """The verdicts on one network, in the order of the statements.
 
-    ``verdicts["T4"]`` is the first verdict with that id; ``print(verdicts)`` shows a table.
+    ``verdicts["T4"]`` is the first verdict with that id; ``print(verdicts)`` shows a table of those that
+    apply, and why the others do not.
 
     Attributes
     ----------
@@ -366,6 +367,31 @@ class Verdicts(Printed, Sequence[Verdict]):
         """Whether no statement is violated."""
         return not self.having(VIOLATED)
 
+    @property
+    def applied(self) -> tuple[Verdict, ...]:
+        """The verdicts on statements that apply to the network."""
+        return tuple(v for v in self.verdicts if v.status != NOT_APPLICABLE)
+
+    def unmet(self) -> dict[str, tuple[Verdict, ...]]:
+        """Return the verdicts that are not applicable by reason, the most frequent reason first.
+
+        Reasons are "assumption: what was found instead". Where several assumptions fail for one cause, the verdicts
+        are listed together under the cause.
+
+        Examples
+        --------
+        >>> chain, convolution = "the network is a chain", "there is a convolution"
+        >>> reasons = [f"{chain}: got GELU", f"{convolution}: none", f"{chain}: got GELU"]
+        >>> verdicts = [Verdict(f"T{i}", "", "", "", NOT_APPLICABLE, reason=r) for i, r in enumerate(reasons)]
+        >>> [(reason, len(found)) for reason, found in Verdicts(tuple(verdicts), {}).unmet().items()]
+        [('the network is a chain: got GELU', 2), ('there is a convolution: none', 1)]
+        """
+        by_cause: dict[str, list[Verdict]] = {}
+        for verdict in self.having(NOT_APPLICABLE):
+            by_cause.setdefault(verdict.reason.split(": ", 1)[-1], []).append(verdict)
+        found = sorted(by_cause.items(), key=lambda item: -len(item[1]))
+        return {own[0].reason if len({v.reason for v in own}) == 1 else cause: tuple(own) for cause, own in found}
+
     def to_frame(self) -> pd.DataFrame:
         """Return a DataFrame with one row per verdict and one column per attribute."""
         import pandas as pd
@@ -373,6 +399,10 @@ class Verdicts(Printed, Sequence[Verdict]):
         return pd.DataFrame([asdict(verdict) for verdict in self.verdicts])
 
     def __str__(self) -> str:
+        lines = [
+            f"{len(own)} of {len(self)} not applicable ({', '.join(dict.fromkeys(v.id for v in own))}): {reason}"
+            for reason, own in self.unmet().items()
+        ]
         rows = [
             {
                 "id": v.id,
@@ -384,6 +414,6 @@ class Verdicts(Printed, Sequence[Verdict]):
                 "slack": v.slack,
                 "remarks": v.reason or v.vacuous,
             }
-            for v in self.verdicts
+            for v in self.applied
         ]
-        return text.render(rows)
+        return "\n".join([text.render(rows), *lines] if rows else lines)
