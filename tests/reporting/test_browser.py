@@ -82,7 +82,7 @@ def test_every_plot_is_drawn(driver):
         "p.querySelectorAll('.main-svg path.js-line, .main-svg .hm image').length)",
         PLOTS,
     )
-    assert len(drawn) == 1 + 4 + 5 + 1  # a figure, a history, a profile, a history of which only curves are shown
+    assert len(drawn) == 1 + 4 + 6 + 1  # a figure, a history, a profile, a history of which only curves are shown
     assert all(drawn)
 
 

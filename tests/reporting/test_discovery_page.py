@@ -288,6 +288,13 @@ def test_a_title_that_is_the_only_section_stands_once(tmp_path, title, heads):
     assert page.source.count(">Ranks &lt;1&gt;</h") == 1
 
 
+def test_the_headline_of_a_compression_has_the_accuracy(tmp_path, compressed):
+    measured = dataclasses.replace(compressed.certificate, held_out_accuracy=Accuracy(0.9125, 0.905, 400))
+    page, shown = read(dataclasses.replace(compressed, certificate=measured, steps=compressed.steps[:1]), tmp_path)
+    assert "times fewer; held-out accuracy 91.25 % before, 90.50 % after" in page.text
+    assert "Change after every step" not in shown  # one point
+
+
 def test_a_compression_shows_steps_certificate_and_what_was_left(tmp_path, compressed):
     page, shown = read(compressed, tmp_path)
     certificate = compressed.certificate

@@ -228,7 +228,8 @@ def test_hostile_text_is_only_text(tmp_path, profile, history):
     own = page.source.replace(plotly_js(), "")
     assert "<script>alert" not in own
     assert not re.search(
-        r"<(?!/?(?:sub|br|extra)\b)", json.dumps(hover_texts({k: v for k, v in page.data.items() if "figure" not in k}))
+        r"<(?!/?(?:sub|sup|br|extra)\b)",
+        json.dumps(hover_texts({k: v for k, v in page.data.items() if "figure" not in k})),
     )
     for name in ("bnrank-data", "bnrank-plotly"):
         assert "<" not in re.search(rf'id="{name}">(.*?)</script>', page.source, re.S)[1]
@@ -290,6 +291,28 @@ def test_what_the_measures_return_is_understood(tmp_path):
     bands = [ax.patches[0] for ax in plots.bottleneck_spectra(measured)]  # polygons or rectangles, as matplotlib has it
     outlines = [band.get_patch_transform().transform_path(band.get_path()) for band in bands]
     assert [outline.get_extents().width for outline in outlines] == [4, 4, 4]
+
+
+def test_the_map_of_all_layers_shows_powers_of_ten_of_each_layers_largest():
+    measured = make_profile(depth=5)
+    found = next(c for c in charts.profile_view({"a": measured}).groups[0].charts if c.title.endswith("every layer"))
+    (change,) = found.changes
+    assert found.controls[0].options == ["activations", "preactivations", "weights"]
+    for (drawn,), name in zip(change.values, SPECTRA, strict=True):
+        values = measured[name].values
+        shown = np.array(drawn, dtype=float)
+        assert np.array_equal(np.isnan(shown), np.isnan(values))
+        expected = np.clip(np.log10(values / np.nanmax(values, axis=1, keepdims=True)), -charts.DECADES, 0)
+        assert shown == pytest.approx(expected, abs=6e-3, nan_ok=True)
+    assert np.array_equal(np.array(found.figure.data[0].z, dtype=float), np.array(change.values[0][0], float), True)
+
+
+def test_charts_of_one_point_are_left_out():
+    net = torch.nn.Linear(5, 1)
+    found = charts.profile_view({"a": bnrank.profile(net, torch.randn(20, 5))}).groups[0].charts
+    assert [c.title for c in found] == ["Singular values of every layer"]
+    net = torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+    assert len(charts.profile_view({"a": bnrank.profile(net, torch.randn(20, 5))}).groups[0].charts) == 6
 
 
 def test_a_page_stays_small(tmp_path):

@@ -211,6 +211,8 @@ def _compression(found: Compressed) -> tuple[str, str, str]:
     if not found.changed:
         return "Returned unchanged", "warn", found.reason or "nothing could be removed"
     said = f"{before:,} parameters became {after:,}, {before / max(after, 1):.3g} times fewer"
+    if (accuracy := certificate.held_out_accuracy) is not None:
+        said += f"; held-out accuracy {100 * accuracy.before:.2f} % before, {100 * accuracy.after:.2f} % after"
     change = f"change on held-out samples {_percent(certificate.held_out.centered)} of the spread of the outputs"
     mark, verdict = ("good", "within") if certificate.met else ("bad", "NOT within")
     return said, mark, f"{change}, {verdict} the tolerance of {_percent(certificate.tol)}"

@@ -328,7 +328,7 @@ def _compressed(found: Compressed) -> View:
     limits = {"title": "percent", "range": [0, 1.2 * max(100, *left.values())]}
     figure = parts.figure(bars, limits, {"autorange": "reversed"}, shapes=[parts.dotted("x", 100)])
     charts = [Chart("Remaining cost (%)", figure)]
-    if found.steps:
+    if len(found.steps) > 1:
         changes = [parts.numbers(100 * step.change) for step in found.steps]
         tol = parts.numbers(100 * certificate.tol)
         kinds = [step.kind for step in found.steps]

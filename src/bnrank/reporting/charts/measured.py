@@ -25,6 +25,10 @@ MAX_NUMBERS = 300_000
 """Largest number of singular values in all histories on one page (about 2 MB)."""
 MAX_LINES = 200
 """Largest number of lines of singular values by frequency."""
+MAX_INDEX = 200
+"""Largest number of singular values per layer in the map of all layers."""
+DECADES = 6
+"""Decades below the largest singular value that the map of all layers tells apart."""
 MAX_FREQUENCIES = 40
 """Largest number of frequencies whose ranks are shown."""
 
@@ -198,14 +202,16 @@ def _profile(label: str, dataset: xr.Dataset) -> Group:
     x = parts.count_axis("layer", len(layers), layers[0])
     charts = []
     for name, title in SPECTRA.items():
-        if name in dataset:
+        if name in dataset and len(layers) > 1:
             kind, quantity = title.split(", ")
             values = dataset[name].transpose("layer", ...).values[:, :TOP]
             lines = parts.spectrum_lines(layers, values, "%{text}")
             own = with_level if name.startswith("weight") else shapes
             chart = _over_layers(f"Spectra of the {kind}", lines, x, hover, quantity, values, shapes=own)
             charts.append(replace(chart, key=parts.index_key(values.shape[1])))
-    if "nonlinearity" in dataset:
+    if any(name in dataset for name in SPECTRA):
+        charts.append(_all_layers(dataset, layers, hover))
+    if "nonlinearity" in dataset and len(layers) > 1:
         values = dataset["nonlinearity"].values
         line = parts.line(layers, parts.numbers(values), parts.member_color(0), "%{text}<br>%{y:.4g}")
         charts.append(_over_layers("Nonlinearity ratio", line, x, hover, "‖Z − σ(Z)‖ / ‖Z‖", values, shapes=shapes))
@@ -217,9 +223,36 @@ def _profile(label: str, dataset: xr.Dataset) -> Group:
         notes.append(f"Dotted: {level:g}, above which a singular value of a weight counts.")
     if "jacobian_singular_values" in dataset:
         values = dataset["jacobian_singular_values"].transpose("sample", ...).values[:, : 3 * TOP]
-        charts.append(_jacobian(values[:, np.isfinite(values).any(axis=0)]))
+        if (measured := np.isfinite(values).any(axis=0)).sum() > 1:
+            charts.append(_jacobian(values[:, measured]))
         notes.append(f"Jacobian: median, and range over {len(values)} samples.")
     return Group(label, charts, [Control("scale", "scale", parts.SCALES)], notes=" ".join(notes))
+
+
+def _all_layers(dataset: xr.Dataset, layers: list[int], hover: list[str]) -> Chart:
+    """Return a map of the singular values of every layer, relative to its largest, as powers of ten."""
+    maps, widest = {}, 1
+    for name, title in SPECTRA.items():
+        if name in dataset:
+            values = dataset[name].transpose("layer", "index").values[:, :MAX_INDEX].astype(float)
+            with np.errstate(divide="ignore", invalid="ignore"):
+                powers = np.log10(values / np.nanmax(values, axis=1, initial=0.0, keepdims=True))
+            maps[title.split(", ")[0]] = np.where(np.isnan(values), np.nan, np.clip(powers, -DECADES, 0))
+            widest = max(widest, int(np.isfinite(values).sum(axis=1).max()))
+    drawn = [parts.numbers(powers[:, :widest], 3) for powers in maps.values()]
+    ticks = list(range(-DECADES, 1, 2))
+    bar = parts.color_bar(
+        "s<sub>i</sub> / s<sub>1</sub>", tickvals=ticks, ticktext=[f"10<sup>{t}</sup>" for t in ticks]
+    )
+    heat = parts.heat_map(drawn[0], "%{text}<br>index %{x}: 10<sup>%{z:.2f}</sup> of the largest", bar)
+    heat.update(x=list(range(1, widest + 1)), y=layers, text=[[name] * widest for name in hover])
+    heat.update(zmin=-DECADES, zmax=0, hoverongaps=False, xgap=widest < 60, ygap=len(layers) < 60)
+    names = parts.count_axis("layer", len(layers), layers[0])
+    plot = parts.figure(heat, parts.count_axis("index", widest), {**names, "range": names["range"][::-1]})
+    of = Control("of", "of the", list(maps))
+    changes = [Change("z", ("of",), [[values] for values in drawn])]
+    note = f"Of each layer, relative to its largest; at most {MAX_INDEX} are shown." if widest == MAX_INDEX else ""
+    return Chart("Singular values of every layer", plot, size="tall", controls=[of], changes=changes, note=note)
 
 
 def _over_layers(
