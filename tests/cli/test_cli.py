@@ -160,3 +160,18 @@ def test_check_fails_where_a_statement_is_violated(command, own, monkeypatch):
     done = command("check", "model.safetensors", "data.npz")
     assert done.code == 1
     assert re.search(r"T4 +Jacobian bound +violated", done.out)
+
+
+def test_profile_of_a_file_of_weights_needs_neither_code_nor_data(own, command):
+    torch.save({"a.weight": torch.eye(3), "b.weight": torch.ones(4, 2), "a.bias": torch.ones(3)}, own / "w.pt")
+    done = command("profile", "w.pt", "--quiet")
+    assert "2 of 3 tensors measured, with 17 of 20 entries" in done.out
+    assert "not measured: bias (a.bias)" in done.out
+    assert (own / "profile.html").is_file()
+    for file in ("model.safetensors", "net.py:build"):
+        (own / "net.py").write_text("from torch import nn\ndef build():\n    return nn.Linear(2, 3)\n")
+        assert "tensors measured" in command("profile", file).out, file
+    done = command("profile", "w.pt", "--weights", "model.safetensors")
+    assert (done.code, "--weights: got" in done.error) == (2, True)
+    done = command("profile", "none.pt")
+    assert (done.code, "MODEL: got 'none.pt', expected a file that exists" in done.error) == (2, True)

@@ -117,12 +117,30 @@ def effective_rank(values: Values) -> Tensor:
     >>> effective_rank(torch.tensor([[2.0, 2.0, 2.0], [5.0, 0.0, 0.0]]))
     tensor([3., 1.], dtype=torch.float64)
     """
-    values = _checked(values).double()
-    usable = values.numel() > 0 and bool(torch.isfinite(values).all())
-    validation.expect(usable, "values", values, "(..., K), finite and non-negative")
-    largest = _largest(values)
-    values = values / torch.where(largest > 0, largest, 1.0)  # squares of what is large or small overflow or vanish
+    values = _usable(values)
     return values.sum(-1).square() / values.square().sum(-1).clamp(min=1.0)
+
+
+def entropy_rank(values: Values) -> Tensor:
+    """Return the effective rank exp(-sum_i p_i log p_i), p_i = s_i / sum_j s_j; 0 where all values are 0.
+
+    It is r for r equal values.
+
+    Source: Roy and Vetterli, "The effective rank", 2007. It is at least :func:`effective_rank`.
+
+    Raises
+    ------
+    ValueError
+        As :func:`effective_rank`.
+
+    Examples
+    --------
+    >>> entropy_rank(torch.tensor([[2.0, 2.0, 2.0], [5.0, 0.0, 0.0]])).round(decimals=9)
+    tensor([3., 1.], dtype=torch.float64)
+    """
+    values = _usable(values)
+    shares = values / values.sum(-1, keepdim=True).clamp(min=1.0)  # divided by the largest, they sum to at least 1
+    return torch.where(_largest(values)[..., 0] > 0, torch.special.entr(shares).sum(-1).exp(), 0.0)
 
 
 def stable_rank(values: Values) -> Tensor:
@@ -182,6 +200,15 @@ def _checked(values: Values) -> Tensor:
     usable = values.ndim > 0 and not bool((values < 0).any())
     validation.expect(usable, "values", values, "(..., K), all non-negative")
     return values
+
+
+def _usable(values: Values) -> Tensor:
+    """Return finite values over the largest: squares of what is large or small overflow or vanish."""
+    values = _checked(values).double()
+    usable = values.numel() > 0 and bool(torch.isfinite(values).all())
+    validation.expect(usable, "values", values, "(..., K), finite and non-negative")
+    largest = _largest(values)
+    return values / torch.where(largest > 0, largest, 1.0)
 
 
 def _counts(values: Tensor, rtol: float, atol: float = 0.0) -> Tensor:

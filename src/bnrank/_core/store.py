@@ -34,7 +34,7 @@ NAME, FORMAT = "bnrank file", 1
 CHUNK = 1 << 20
 _CHECKSUM = re.compile(rb'"bnrank file checksum":"([0-9a-f]{64})"')
 _ZEROS = b"0" * 64
-_TYPES = {
+TYPES = {
     **{f"F{bits}": getattr(torch, f"float{bits}") for bits in (64, 32, 16)},
     **{"BF16": torch.bfloat16, "BOOL": torch.bool},
     **{"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "C64": torch.complex64},
@@ -273,7 +273,7 @@ def _tensors(entries: Mapping[str, Any], data: Tensor) -> dict[str, Tensor]:
     """Return the tensors that a header describes, which share the memory of the data."""
     tensors, end = {}, 0
     for name, entry in sorted(entries.items(), key=lambda item: item[1]["data_offsets"]):
-        dtype, shape, (first, last) = _TYPES[entry["dtype"]], entry["shape"], entry["data_offsets"]
+        dtype, shape, (first, last) = TYPES[entry["dtype"]], entry["shape"], entry["data_offsets"]
         validation.expect(all(type(n) is int and 0 <= n < 1 << 48 for n in shape), name, f"shape {shape}", "sizes")
         size = math.prod(shape) * dtype.itemsize
         consistent = first == end and last - first == size and last <= len(data) and len(shape) <= 64

@@ -6,42 +6,83 @@ from typing import Annotated
 import typer
 
 import bnrank
-from bnrank._core import text
+from bnrank._core import text, validation
 from bnrank.cli import terminal
-from bnrank.cli.arguments import Data, ModelFiles, ModelSpec, TableColumns, page_path, write_page
+from bnrank.cli.arguments import DATA, ModelFiles, Quiet, TableColumns, page_path, write_page
+from bnrank.cli.naming import Names
 from bnrank.cli.terminal import escape
+from bnrank.networks.tensor_files import SUFFIXES
 
 # Headings that fit a terminal of 80 columns.
 SHORT = {
+    "size of W": "size",
     "rank of W": "rank",
+    "relative rank of W": "rel.",
+    "stable rank of W": "stable",
+    "effective rank of W": "eff.",
     "s₁ of W": "s₁(W)",
     "s₁ of activations": "s₁(a)",
     "nonlinearity": "nonlin.",
     "‖θ‖² of the layer": "‖θ‖²",
 }
+MAX_ROWS = 60  # of the table in the terminal; the page has all
 
 
 def profile_command(
-    model: ModelSpec,
-    data: Data,
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="A .safetensors file, a folder of bnrank train, or file.py:function returning an nn.Module. Without "
+            "DATA also .onnx, .pt, .pth, .bin or .ckpt, or a TorchScript archive: no code of it is run.",
+        ),
+        Names(net="MODEL"),
+    ],
     files: ModelFiles,
     columns: TableColumns,
+    data: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[DATA]",
+            help="A .csv file, an .npz file with x and y, or a built-in task: low-rank, bottleneck-spectra, s-shapes, "
+            "digits, mnist. Without it only the weights are measured.",
+            show_default=False,
+        ),
+        DATA,
+    ] = None,
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("profile.html"),
+    max_minutes: Annotated[float | None, typer.Option(help="Time budget. Default: none.")] = None,
+    quiet: Quiet = False,
 ) -> None:
-    """Measure your network layer by layer on your data, and write a page.
+    """Measure your network layer by layer on your data, or only its weights, and write a page.
 
     Example: [bold]bnrank profile run low-rank --out profile.html[/]
 
-    The folder run is written by [bold]bnrank train low-rank --depth 8 --width 30 --steps 300 --out run[/].
+    The folder run is written by [bold]bnrank train low-rank --depth 8 --width 30 --steps 300 --out run[/]. A file of
+    weights needs neither code nor data: [bold]bnrank profile model.safetensors[/].
     """
     page_path(out, model, data, files.weights)
-    net, _ = files.read(model)
-    task = columns.task(data)
-    measured = bnrank.profile(net, task.x, task.y)
+    net: object = model
+    if data is not None or not is_weight_file(model, files):
+        net, _ = files.read(model)
+    task = None if data is None else columns.task(data)
+    given = {} if task is None else {"x": task.x, "y": task.y}
+    measured = bnrank.profile(net, **given, max_minutes=max_minutes, progress=not quiet)  # type: ignore[arg-type]
     layers = bnrank.reporting.tables.layer_rows(measured)
     rows = [{SHORT.get(name, name): value for name, value in row.items()} for row in layers]
-    section = bnrank.Section(f"{Path(model).name} on {task.name}", profile=measured)
-    terminal.show(text.table(rows))
+    name = Path(model).name
+    section = bnrank.Section(name if task is None else f"{name} on {task.name}", profile=measured)
+    terminal.show(text.table(rows[:MAX_ROWS]))
+    if len(rows) > MAX_ROWS:
+        terminal.say(f"... and {len(rows) - MAX_ROWS} more, which the page shows")
     for line in bnrank.measures.describe(measured):
         terminal.console.print(escape(line), highlight=False)
     write_page(section, out, "bnrank profile")
+
+
+def is_weight_file(model: str, files: ModelFiles) -> bool:
+    """Return whether a model is a file of weights, without code, rather than a folder or a function."""
+    found = Path(model).suffix.lower() in SUFFIXES and not Path(model).is_dir()
+    given = "--weights with a file of weights"
+    validation.expect(not (found and files.weights), "weights", given, "it only with file.py:function")
+    return found

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from bnrank._core import linalg, remarks, validation
 from bnrank._core.sampling import evenly_spaced
 from bnrank._core.validation import Data
 from bnrank._version import __version__
-from bnrank.measures import bottlenecks, frequencies, kinks, ntk
+from bnrank.measures import bottlenecks, frequencies, kinks, ntk, tensors, usage
 from bnrank.measures.frequencies.values import weight_convolutions
 from bnrank.measures.jacobian import KINK_RTOL, Jacobian
 from bnrank.networks.functional import Functional, example, is_plain_mlp, unwrap
@@ -31,6 +32,7 @@ MAX_NTK_WORK = 2 * 10**10  # samples x d_out x parameters, for modules other tha
 MAX_FREQUENCY_VALUES = 2**22  # singular values, 32 MiB
 
 _LONG_NAMES = {
+    **tensors.LONG_NAMES,
     "weight_singular_values": "singular values of W_l (convolutions: of the circular operator)",
     "activation_singular_values": "singular values of a_l(X) / sqrt(N)",
     "preactivation_singular_values": "singular values of the preactivations a~_l(X) / sqrt(N)",
@@ -50,32 +52,39 @@ _LONG_NAMES = {
 
 
 def profile(
-    net: nn.Module,
-    x: Data,
+    net: nn.Module | Mapping[str, Tensor] | str | os.PathLike[str],
+    x: Data | None = None,
     y: Data | None = None,
     *,
     rtol: float = 1e-6,
+    weight_rtol: float = 0.01,
     atol: float = 0.1,
     near_one: tuple[float, float] = (0.5, 2.0),
     chunk_size: int = 4096,
     max_jacobian_samples: int = 100,
     max_values: int = 4096,
+    max_minutes: float | None = None,
+    progress: bool = False,
     method: str = "qr",
     dtype: torch.dtype = torch.float64,
 ) -> xr.Dataset:
-    """Return the measures of a network on data, layer by layer and sample by sample.
+    """Return the measures of a network on data, layer by layer and sample by sample; without data those of its weights.
 
     Parameters
     ----------
-    net : torch.nn.Module
-        An MLP or any module with linear or convolutional layers. It is left unchanged.
-    x : Tensor or ndarray
-        Samples, (N, ...).
+    net : torch.nn.Module, mapping or path
+        An MLP or any module with linear or convolutional layers. It is left unchanged. Without x also a state dict, or
+        a file of weights: ``.safetensors``, ``.onnx`` (needs the package onnx), ``.pt``, ``.pth``, ``.bin`` or
+        ``.ckpt`` (tensors and plain values only), or a TorchScript archive. No code of a file is run.
+    x : Tensor or ndarray, optional
+        Samples, (N, ...). Without them only the weights are measured, see Notes.
     y : Tensor or ndarray, optional
         (N, d_out) for the mean squared error (1/N) sum_i ||f(x_i) - y_i||^2, or class indices, (N,), for the mean
         cross-entropy: adds the variable ``cost``.
     rtol : float
         Singular values of a Jacobian above ``rtol`` times its largest count as non-zero.
+    weight_rtol : float
+        Singular values of a weight above ``weight_rtol`` times its largest count for ``weight_relative_rank``.
     atol : float
         Singular values of a weight above ``atol`` count for ``weight_rank`` and the bottleneck.
     near_one : tuple of float
@@ -86,6 +95,10 @@ def profile(
         Maximum number of samples for the variables over ``sample``, spread evenly over x.
     max_values : int
         Maximum number of singular values kept per layer, the largest; ranks count all of them.
+    max_minutes : float, optional
+        Time budget. What is not begun within it is listed as skipped; the cheapest tensors come first.
+    progress : bool
+        Show a progress bar.
     method : "qr" or "gram"
         How spectra are combined over blocks, see :class:`~bnrank.measures.spectra.Accumulator`.
     dtype : torch.dtype
@@ -96,14 +109,16 @@ def profile(
     xarray.Dataset
         Over (layer, index): ``weight_singular_values``, ``activation_singular_values``,
         ``preactivation_singular_values`` (the last two over sqrt(N)). Over layer: ``nonlinearity``, ``weight_rank``,
-        ``parameter_norm`` (squared). Over (sample, index): ``jacobian_singular_values``. Over sample:
-        ``log_pseudo_determinant``, ``ntk_trace``. Coordinates: ``layer`` (1..L), ``layer_name``, ``layer_kind``,
-        ``index`` (from 1), ``sample`` (row of x). NaN is padding, or marks undefined and
-        skipped values. Attributes hold tolerances, N and the bottleneck: ``bottleneck_rank``, ``bottleneck_start``,
-        ``bottleneck_end`` and ``bottleneck_gap``, absent where undetermined (``bottleneck_reason`` says why) or
-        infinite. Skipped modules are entries along ``skipped`` (``skipped_name``, ``skipped_type``,
-        ``skipped_reason``), assumptions are entries along ``note`` (``note_name``, ``note_note``); see
-        :func:`describe`.
+        ``parameter_norm`` (squared), and of the weights ``weight_relative_rank``, ``stable_rank`` ||W||_F^2 /
+        ||W||_op^2, ``entropy_rank`` (the effective rank of Roy and Vetterli, 2007: exp of the entropy of s_i / sum_j
+        s_j), ``full_rank`` (number of singular values) and ``subnormals``. Over (sample, index):
+        ``jacobian_singular_values``. Over sample: ``log_pseudo_determinant``, ``ntk_trace``. Coordinates: ``layer``
+        (1..L), ``layer_name``, ``layer_kind``, ``index`` (from 1), ``sample`` (row of x). NaN is padding, or marks
+        undefined and skipped values. Attributes hold tolerances, N and the bottleneck: ``bottleneck_rank``,
+        ``bottleneck_start``, ``bottleneck_end`` and ``bottleneck_gap``, absent where undetermined
+        (``bottleneck_reason`` says why) or infinite. Skipped modules are entries along ``skipped`` (``skipped_name``,
+        ``skipped_type``, ``skipped_reason``), assumptions are entries along ``note`` (``note_name``, ``note_note``);
+        see :func:`describe`.
 
         If a layer is a circular convolution, also ``frequency_singular_values`` (layer, frequency, channel) and
         ``frequency_rank`` (layer, frequency), as in :mod:`bnrank.frequencies`, with coordinates ``multiplicity`` and
@@ -116,9 +131,21 @@ def profile(
         If an argument is out of range, no layer is found, or the module cannot be run
         on x.
 
+    Notes
+    -----
+    Without x, ``layer`` counts matrices. Every matrix and every kernel of a convolution is measured, one tensor in
+    memory at a time; every other tensor is an entry along ``skipped`` with its reason. Recurrent weights are split by
+    gate, fused projections of attention in q, k and v; a tensor with two names is measured once. A convolution is
+    measured as the matrix (out, in x taps) that maps a patch of the input to one position of the output, kind "conv2d
+    patches": the image size is unknown. Its squared singular values are the eigenvalues of the covariance of the output
+    channels for white noise as input, by Parseval the mean over frequencies of K^(w) K^(w)^*. The coordinates
+    ``layer_kind`` and ``layer_shape`` tell what a matrix is; :func:`describe` lists the rest.
+
     Examples
     --------
     >>> import torch, bnrank
+    >>> profile({"a.weight": torch.eye(3), "a.bias": torch.ones(3)}).stable_rank.values
+    array([3.])
     >>> ds = profile(bnrank.MLP([3, 8, 8, 2], seed=0), torch.eye(3))
     >>> dict(ds.sizes)
     {'layer': 3, 'index': 8, 'sample': 3}
@@ -127,8 +154,15 @@ def profile(
     """
     import xarray as xr
 
+    if x is None:
+        validation.expect(y is None, "y", "targets without x", "them together with samples x")
+        limits: dict[str, Any] = {"max_values": max_values, "max_minutes": max_minutes, "progress": progress}
+        return _described(tensors.weights(net, atol=atol, rtol=weight_rtol, **limits))
+    if not isinstance(net, nn.Module):
+        expected = "a torch.nn.Module where x is given: tensors alone cannot be run"
+        raise TypeError(f"net: got {validation.describe(net)}, expected {expected}")
     x = example(net, x)
-    rtol = validation.rtol(rtol)
+    rtol, weight_rtol = validation.rtol(rtol), validation.rtol(weight_rtol, "weight_rtol")
     count = validation.integer(max_jacobian_samples, "max_jacobian_samples")
     max_values = validation.integer(max_values, "max_values")
     chunk_size = validation.integer(chunk_size, "chunk_size")
@@ -152,6 +186,9 @@ def profile(
     variables: dict[str, Any] = {name: (("layer", "index"), _padded(rows, length)) for name, rows in spectral.items()}
     variables["nonlinearity"] = "layer", [layer.nonlinearity for layer in layers]
     variables["weight_rank"] = "layer", [math.nan if layer.count is None else float(layer.count) for layer in layers]
+    for name, column in tensors.ranks([layer.singular_values for layer in layers], weight_rtol).items():
+        variables[name] = "layer", column
+    variables["subnormals"] = "layer", [float(usage.subnormals(layer.weight)) for layer in reading.layers]
     variables["parameter_norm"] = "layer", [_squared_norm(layer) for layer in reading.layers]
     variables["jacobian_singular_values"] = ("sample", "index"), _padded(samples.jacobian_singular_values, length)
     variables["log_pseudo_determinant"] = "sample", samples.log_pseudo_determinant.numpy()
@@ -164,6 +201,7 @@ def profile(
         "title": f"profile of {type(net).__name__}",
         "samples": len(x),
         "rtol": rtol,
+        "weight_rtol": weight_rtol,
         "atol": bottleneck.atol,
         "near_one": list(bottleneck.near_one),
         "min_layers": bottleneck.min_layers,
@@ -200,7 +238,7 @@ def profile(
 
 
 def describe(profile: xr.Dataset) -> list[str]:
-    """Return lines of text on the modules skipped by a profile, and on assumptions.
+    """Return lines of text on the modules or tensors skipped by a profile, and on assumptions.
 
     Parameters
     ----------
@@ -210,7 +248,8 @@ def describe(profile: xr.Dataset) -> list[str]:
     Returns
     -------
     list of str
-        One line per skipped module and per note.
+        One line per skipped module and per note. Of a profile without samples: what it covers, one line per reason for
+        which tensors were not measured, and one per note.
 
     Examples
     --------
@@ -222,6 +261,8 @@ def describe(profile: xr.Dataset) -> list[str]:
     """
     known = "bottleneck_reason" in getattr(profile, "attrs", ())
     validation.expect(known, "profile", "a dataset without 'bottleneck_reason'", "the result of bnrank.profile")
+    if "tensors" in profile.attrs:
+        return tensors.summary(profile)
     skipped = [Skipped(**row) for row in remarks.rows(profile, "skipped")]
     notes = remarks.rows(profile, "note")
     return [f"skipped {part}" for part in skipped] + [f"{row['name']}: {row['note']}" for row in notes]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from bnrank._core import validation
-from bnrank._core.linalg import effective_rank, rank, stable_rank
+from bnrank._core.linalg import effective_rank, entropy_rank, rank, stable_rank
 from bnrank._core.validation import Data
 from bnrank.measures.convolution import conv_singular_values, layer_singular_values, per_dimension
 from bnrank.networks.functional import example
@@ -16,7 +16,7 @@ from bnrank.networks.reading import Reading, capture, read_or
 from bnrank.networks.reasons import Skipped
 
 __all__ = ["Accumulator", "Spectra", "activation_singular_values", "conv_singular_values", "effective_rank", "rank"]
-__all__ += ["singular_values", "stable_rank", "weight_singular_values"]
+__all__ += ["entropy_rank", "singular_values", "stable_rank", "weight_singular_values"]
 
 METHODS = ("qr", "gram")
 WHICH = ("activations", "preactivations")

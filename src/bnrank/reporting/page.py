@@ -16,6 +16,7 @@ import xarray as xr
 from bnrank._core import files, text, validation
 from bnrank._core.sources import as_path
 from bnrank._version import __version__
+from bnrank.measures import describe
 from bnrank.measures.frequencies import label as label_of_frequency
 from bnrank.reporting import tables
 from bnrank.reporting.blocks import (
@@ -219,11 +220,18 @@ def _verdict_table(rows: Sequence[Mapping[str, Any]], caption: str) -> Table:
 
 
 def _facts(profiles: Mapping[str, xr.Dataset]) -> list[Block]:
-    """Return the bottleneck of each profile, its norm, and medians over the sample."""
+    """Return the bottleneck of each profile, its norm, and medians over the sample; of weights, what is covered."""
+    weights = {label: describe(dataset) for label, dataset in profiles.items() if "tensors" in dataset.attrs}
+    covered: list[Block] = []
+    for label, lines in weights.items():
+        first = f"{label}: {lines[0]}" if len(profiles) > 1 else lines[0]
+        covered += [Text(f"{first[0].upper()}{first[1:]}.", "headline"), *(Text(line) for line in lines[1:])]
     headings = {"rank": "bottleneck rank", "start": "from layer", "end": "to layer", "gap": "gap"}
     per_sample = {"log_pseudo_determinant": "log |Jf|₊ (median)", "ntk_trace": "NTK trace (median)"}
     rows = []
     for label, dataset in profiles.items():
+        if label in weights:
+            continue
         row: dict[str, object] = {"profile": label, "layers": dataset.sizes["layer"]}
         found = bottleneck(dataset)
         row |= {heading: found[name] for name, heading in headings.items() if found[name] is not None}
@@ -238,7 +246,7 @@ def _facts(profiles: Mapping[str, xr.Dataset]) -> list[Block]:
             if name in dataset and dataset[name].size and np.isfinite(dataset[name].values).any():
                 row[heading] = float(np.nanmedian(dataset[name].values))
         rows.append(row)
-    return table(rows, "Bottleneck")
+    return covered + table(rows, "Bottleneck")
 
 
 def _measured_with(profiles: Mapping[str, xr.Dataset]) -> list[Block]:
@@ -257,8 +265,8 @@ def _layers(profiles: Mapping[str, xr.Dataset]) -> list[Block]:
     blocks: list[Block] = []
     for label, dataset in profiles.items():
         own = table(tables.layer_rows(dataset), f"Layers of {label}" if len(profiles) > 1 else "Layers")
-        skipped = tables.noted_rows(dataset, "skipped")
-        own += table(skipped, f"Skipped layers ({len(skipped)})") or [Text("No layer was skipped.", "note")]
+        skipped, what = tables.noted_rows(dataset, "skipped"), "tensor" if "tensors" in dataset.attrs else "layer"
+        own += table(skipped, f"Skipped {what}s ({len(skipped)})") or [Text(f"No {what} was skipped.", "note")]
         own += table(tables.noted_rows(dataset, "note"), "Notes")
         blocks += details(f"Layers of {label}", own) if len(profiles) > 1 else own
     return blocks

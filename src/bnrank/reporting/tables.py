@@ -27,12 +27,18 @@ __all__ = [
 _SIGNS = {"<=": "≤", "->": "→", "||": "‖", "sum_": "Σ_", "^2": "²", "Theta": "Θ", "theta": "θ", "lambda": "λ"}
 _SIGNS |= {"Omega": "Ω", "sigma": "σ", " o ": " ∘ ", "a~": "ã"}
 _LAYER_COLUMNS = {
+    "full_rank": "size of W",
     "weight_rank": "rank of W",
+    "weight_relative_rank": "relative rank of W",
+    "stable_rank": "stable rank of W",
+    "entropy_rank": "effective rank of W",
     "weight_singular_values": "s₁ of W",
     "activation_singular_values": "s₁ of activations",
     "nonlinearity": "nonlinearity",
     "parameter_norm": "‖θ‖² of the layer",
+    "subnormals": "subnormal weights",
 }
+WHOLE = ("weight_rank", "weight_relative_rank", "full_rank", "subnormals")
 _CURVE_COLUMNS = {"loss": "loss", "cost": "cost", "parameter_norm": "‖θ‖²", "gradient_norm": "gradient norm"}
 
 
@@ -42,12 +48,13 @@ def layer_rows(profile: xr.Dataset) -> list[dict[str, object]]:
     columns: dict[str, list[object]] = {"layer": profile["layer"].values.tolist()}
     if "layer_name" in profile.coords:
         columns["name"] = list(map(str, profile["layer_name"].values))
+    if "layer_shape" in profile.coords:
+        columns |= {key: list(map(str, profile[f"layer_{key}"].values)) for key in ("kind", "shape")}
     for variable, heading in _LAYER_COLUMNS.items():
-        if variable in profile:
+        if variable in profile and not (variable == "subnormals" and not bool((profile[variable] > 0).any())):
             found = profile[variable]
             values = found.max([dim for dim in found.dims if dim != "layer"]).values.tolist()
-            ranks = "rank" in variable
-            numbers = [int(value) if ranks and math.isfinite(value) else float(value) for value in values]
+            numbers = [int(value) if variable in WHOLE and math.isfinite(value) else float(value) for value in values]
             columns[heading] = [None if math.isnan(value) else value for value in numbers]
     return [dict(zip(columns, line, strict=True)) for line in zip(*columns.values(), strict=True)]
 

@@ -1,0 +1,263 @@
+"""Spectra of weights without code: of a state dict, a file, or a module that is not run."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bnrank._core import linalg, remarks, validation
+from bnrank._core.progress import bar
+from bnrank._version import __version__
+from bnrank.measures import usage
+from bnrank.measures.spectra import Accumulator
+from bnrank.networks import tensor_files, tensors
+from bnrank.networks.tensors import Entry, Piece
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+GRAM = 2048  # columns beyond which spectra of numbers in at most 32 bits come from the Gram matrix
+GRAM_FLOOR = 1e-7
+ROWS = 4096  # rows of a tall matrix that are decomposed at a time, at least
+
+LONG_NAMES = {
+    "weight_relative_rank": "number of singular values of W_l above weight_rtol times the largest",
+    "full_rank": "number of singular values of W_l",
+    "stable_rank": "||W_l||_F^2 / ||W_l||_op^2",
+    "entropy_rank": "effective rank exp(-sum_i p_i log p_i), p_i = s_i / sum_j s_j (Roy and Vetterli, 2007)",
+    "subnormals": "number of subnormal entries of W_l",
+}
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """One matrix: where it belongs, its singular values, and the number of its subnormal entries."""
+
+    piece: Piece
+    values: Tensor
+    subnormals: int
+
+
+def ranks(rows: Sequence[Tensor | None], rtol: float) -> dict[str, list[float]]:
+    """Return the numbers computed from singular values, by variable: relative, full, stable and entropy rank.
+
+    Examples
+    --------
+    >>> ranks([torch.tensor([2.0, 1.0, 0.0]), None], rtol=0.01)["stable_rank"]
+    [1.25, nan]
+    """
+    out: dict[str, list[float]] = {"weight_relative_rank": [], "full_rank": [], "stable_rank": [], "entropy_rank": []}
+    for values in rows:
+        found = [math.nan] * 4
+        if values is not None and values.numel():
+            stable, entropy = linalg.stable_rank(values), linalg.entropy_rank(values)
+            found = [float(linalg.rank(values, rtol)), float(len(values)), float(stable), float(entropy)]
+        for column, number in zip(out.values(), found, strict=True):
+            column.append(number)
+    return out
+
+
+def weights(
+    source: nn.Module | Mapping[str, Tensor] | str | os.PathLike[str],
+    *,
+    atol: float = 0.1,
+    rtol: float = 0.01,
+    max_values: int = 4096,
+    max_minutes: float | None = None,
+    progress: bool = False,
+) -> xr.Dataset:
+    """Return the spectra of all matrices and kernels among tensors, one tensor in memory at a time.
+
+    It is :func:`bnrank.profile` without samples, where the arguments and the result are described.
+    """
+    atol, rtol = validation.number(atol, "atol", 0.0), validation.rtol(rtol, "weight_rtol")
+    max_values, progress = validation.integer(max_values, "max_values"), validation.flag(progress, "progress")
+    limit = math.inf if max_minutes is None else 60 * validation.number(max_minutes, "max_minutes", 0.0, strict=True)
+    with ExitStack() as stack:
+        if isinstance(source, str | os.PathLike):
+            title, entries = Path(source).name, stack.enter_context(tensor_files.opened(source))
+        elif isinstance(source, nn.Module):
+            title, entries = type(source).__name__, tensors.of_module(source)
+        elif isinstance(source, Mapping):
+            title, entries = "a state dict", tensors.of_mapping(source)
+        else:
+            expected = "a torch.nn.Module, a state dict, or the path of a file of weights"
+            raise TypeError(f"net: got {validation.describe(source)}, expected {expected}")
+        measured, listed, notes = _measure(entries, limit, progress)
+    if not measured:
+        reasons = "; ".join(f"{name}: {reason}" for name, _, reason in listed[:3])
+        raise ValueError(f"net: found no matrix and no kernel of a convolution in {title} ({reasons}), expected some")
+    dataset = _dataset([part for _, parts in measured for part in parts], atol, rtol, max_values)
+    about = {
+        "title": f"weights of {title}",
+        "tensors": len(entries),
+        "tensors_measured": len(measured),
+        "entries": sum(math.prod(found.shape) for found in entries if found.floating and found.dtype != "mapping"),
+        "entries_measured": sum(math.prod(found.shape) for found, _ in measured),
+        "bottleneck_reason": "tensors alone do not say in which order they act; give the module and samples",
+        "bnrank_version": __version__,
+        "how": "spectra in float64, one tensor at a time; nothing is run",
+    }
+    rows = [{"name": name, "type": what, "reason": reason} for name, what, reason in listed]
+    dataset = remarks.attach(dataset.assign_attrs(about), "skipped", rows)
+    return remarks.attach(dataset, "note", [{"name": name, "note": note} for name, note in notes])
+
+
+def summary(profile: xr.Dataset) -> list[str]:
+    r"""Return what a profile of weights covers, in a few lines: tensors that are not measured are grouped by reason.
+
+    Examples
+    --------
+    >>> state = {"a.weight": torch.eye(3), "a.bias": torch.ones(3), "b.bias": torch.ones(2)}
+    >>> print("\n".join(summary(weights(state))))
+    1 of 3 tensors measured, with 9 of 14 entries
+    not measured: 2 x bias (a.bias, b.bias)
+    """
+    counts = [profile.attrs[key] for key in ("tensors_measured", "tensors", "entries_measured", "entries")]
+    lines = ["{:,} of {:,} tensors measured, with {:,} of {:,} entries".format(*counts)]
+    groups: dict[str, list[str]] = {}
+    for row in remarks.rows(profile, "skipped"):
+        groups.setdefault(row["reason"], []).append(row["name"])
+    for reason, names in groups.items():
+        lines.append(f"not measured: {_times(len(names))}{reason} ({_some(names)})")
+    groups = {}
+    for row in remarks.rows(profile, "note"):
+        groups.setdefault(row["note"], []).append(row["name"])
+    return lines + [f"{_some(names)}: {note}" for note, names in groups.items()]
+
+
+def _times(count: int) -> str:
+    return f"{count} x " if count > 1 else ""
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:2]) + (f" and {len(names) - 2} others" if len(names) > 2 else "")
+
+
+def _measure(
+    entries: Sequence[Entry], limit: float, progress: bool
+) -> tuple[list[tuple[Entry, list[_Measured]]], list[tuple[str, str, str]], list[tuple[str, str]]]:
+    """Measure tensors from the cheapest to the most expensive; return them in their order, the others, and notes."""
+    shapes = {found.name: found.shape for found in entries}
+    plans: dict[int, list[Piece]] = {}
+    reasons: dict[int, str] = {}
+    notes: dict[int, str] = {}
+    seen: dict[object, str] = {}
+    for i, found in enumerate(entries):
+        first = seen.setdefault(found.storage, found.name) if found.storage is not None else found.name
+        parts, text = tensors.pieces(found, shapes)
+        if not parts:
+            reasons[i] = text
+        elif first != found.name:
+            reasons[i] = f"tied: the same tensor as {first}, counted once"
+        else:
+            plans[i], notes[i] = parts, text
+    work = {i: sum(map(_work, parts)) for i, parts in plans.items()}
+    measured: dict[int, list[_Measured]] = {}
+    start, done = time.monotonic(), 0.0
+    with bar(progress, "weights", sum(work.values()), counted=False) as tell:
+        for i in sorted(plans, key=work.__getitem__):
+            tell(done, f"weights: {entries[i].name[-40:]}")
+            if time.monotonic() - start > limit:
+                reasons[i] = f"not reached within max_minutes={limit / 60:g}"
+            else:
+                spectra, reason = _of_tensor(entries[i], plans[i])
+                measured.update({i: spectra} if spectra else {})
+                reasons.update({i: reason} if reason else {})
+            done += work[i]
+    patches = [part.piece.name for i in measured for part in measured[i] if part.piece.kind.endswith("patches")]
+    told = [(entries[i].name, notes[i]) for i in sorted(measured) if notes[i]]
+    told += [(entries[i].name, _GRAM_NOTE) for i in sorted(measured) if any(map(_by_gram(entries[i]), plans[i]))]
+    told += [(f"convolutions ({len(patches)})", tensors.PATCHES)] if patches else []
+    listed = [(entries[i].name, _type(entries[i]), reasons[i]) for i in sorted(reasons)]
+    return [(entries[i], measured[i]) for i in sorted(measured)], listed, told
+
+
+_GRAM_NOTE = (
+    f"singular values from the Gram matrix in float64: those below {GRAM_FLOOR:g} of the largest are rounding noise, "
+    "as they are in a float32 matrix"
+)
+
+
+def _work(piece: Piece) -> float:
+    return float(max(piece.shape)) * min(piece.shape) ** 2
+
+
+def _by_gram(found: Entry) -> Any:
+    return lambda piece: min(piece.shape) > GRAM and found.dtype != "float64" and not found.dtype.startswith("complex")
+
+
+def _type(found: Entry) -> str:
+    return f"{found.dtype} {' x '.join(map(str, found.shape))}".strip()
+
+
+def _of_tensor(found: Entry, parts: Sequence[Piece]) -> tuple[list[_Measured], str]:
+    """Return the spectra of a tensor's matrices, or the reason why it has none."""
+    tensor = found.load().detach()
+    if tensor.element_size() == 1:  # float8, which few functions take
+        tensor = tensor.float()
+    if not bool(torch.isfinite(tensor).all()):
+        return [], f"{int((~torch.isfinite(tensor)).sum())} of {tensor.numel()} entries are NaN or infinite"
+    out = []
+    for piece in parts:
+        matrix = piece.take(tensor)
+        values = _singular_values(matrix, gram=_by_gram(found)(piece)).cpu()
+        out.append(_Measured(piece, values, usage.subnormals(matrix)))
+    return out, ""
+
+
+def _singular_values(matrix: Tensor, gram: bool = False) -> Tensor:
+    """Return all singular values of one matrix, or of several together, descending; tall ones in blocks of rows."""
+    tall = matrix if matrix.shape[-2] >= matrix.shape[-1] else matrix.mT
+    if matrix.ndim == 3 and len(matrix) == 1:
+        tall = tall[0]
+    if tall.ndim == 3 or tall.is_complex():
+        values: Tensor = torch.linalg.svdvals(tall.to(torch.complex128 if tall.is_complex() else torch.float64))
+        return values.flatten().sort(descending=True).values
+    pieces = Accumulator("gram" if gram else "qr")
+    for rows in tall.split(max(ROWS, 2 * tall.shape[1])):
+        pieces.add(rows)
+    return pieces.singular_values()
+
+
+def _dataset(parts: Sequence[_Measured], atol: float, rtol: float, max_values: int) -> xr.Dataset:
+    """Return the measured matrices as a dataset over (layer, index)."""
+    import xarray as xr
+
+    rows = [part.values for part in parts]
+    length = min(max(map(len, rows)), max_values)
+    values = np.full((len(rows), length), np.nan)
+    for line, row in zip(values, rows, strict=True):
+        line[: len(row)] = row[:length]
+    columns = {
+        "weight_rank": [float((row > atol).sum()) for row in rows],
+        **ranks(rows, rtol),
+        "parameter_norm": [float(row.square().sum()) for row in rows],
+        "subnormals": [float(part.subnormals) for part in parts],
+    }
+    named = {
+        "layer_name": [part.piece.name for part in parts],
+        "layer_kind": [part.piece.kind for part in parts],
+        "layer_shape": [" x ".join(map(str, part.piece.shape)) for part in parts],
+    }
+    coords: dict[str, Any] = {"layer": np.arange(1, len(parts) + 1), "index": np.arange(1, length + 1)}
+    coords |= {key: ("layer", np.array(texts, dtype=str)) for key, texts in named.items()}
+    variables: dict[str, Any] = {"weight_singular_values": (("layer", "index"), values)}
+    variables |= {key: ("layer", np.array(numbers)) for key, numbers in columns.items()}
+    attrs = {
+        "atol": atol,
+        "weight_rtol": rtol,
+        "max_values": max_values,
+        "index_cut": int(max(map(len, rows)) > length),
+    }
+    return xr.Dataset(variables, coords, attrs)

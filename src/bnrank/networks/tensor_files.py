@@ -1,0 +1,232 @@
+"""Files of weights without code: safetensors, PyTorch, TorchScript and ONNX. No code of a file is run."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+import pickle
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from torch import Tensor
+
+from bnrank._core import sources, store, validation
+from bnrank.networks import onnx_tensors, tensors
+from bnrank.networks.tensors import Entry
+
+SUFFIXES = (".safetensors", ".onnx", ".pt", ".pth", ".bin", ".ckpt", ".jit", ".ts")
+
+
+@contextlib.contextmanager
+def opened(path: object, name: str = "net") -> Iterator[list[Entry]]:
+    """Provide the tensors of a file, each read where it is loaded.
+
+    Parameters
+    ----------
+    path : path
+        ``.safetensors``; ``.onnx`` (needs the package onnx); ``.pt``, ``.pth``, ``.bin``, ``.ckpt`` of ``torch.save``,
+        of which only tensors and plain values are accepted; or a TorchScript archive, whose code is not run.
+    name : str
+        The argument in errors.
+
+    Raises
+    ------
+    ValueError
+        If the file is missing, damaged, of another format, or holds objects other than tensors and plain values.
+    """
+    path = sources.as_path(path, name)
+    suffix = path.suffix.lower()
+    expected = f"one ending in {', '.join(SUFFIXES)}"
+    validation.expect(suffix in SUFFIXES, name, f"{str(path)!r}", f"a file of weights, {expected}")
+    with sources.opened(path, name) as file:
+        start = file.read(9)
+        file.seek(0)
+        if suffix == ".onnx":
+            yield onnx_tensors.entries(path, name)
+        elif suffix == ".safetensors" or start[8:9] == b"{":
+            with _safetensors(path, file, name) as found:
+                yield found
+        elif start[:2] == b"PK" and (root := _script_root(file)) is not None:
+            yield _script(path, file, root, name)
+        else:
+            yield _pickled(path, name, start)
+
+
+@contextlib.contextmanager
+def _safetensors(path: Path, file: BinaryIO, name: str) -> Iterator[list[Entry]]:
+    from safetensors import SafetensorError, safe_open
+
+    if b"bnrank file" in file.read(1 << 16):
+        stored = store.read(path, name=name)  # verified by its checksum
+        yield tensors.of_mapping(stored.tensors, name)
+        return
+    with contextlib.ExitStack() as stack:
+        try:
+            opened = stack.enter_context(safe_open(path, "pt"))
+            names = list(opened.keys())
+            validation.expect(names, name, f"{path} without tensors", "a file with some")
+            found = [_lazy(opened, key) for key in names]
+        except (SafetensorError, OSError) as error:
+            raise sources.DamagedError(f"{name}: {path} is damaged or not a safetensors file: {error}") from error
+        yield tensors.normalized(tensors.order(found))
+
+
+def _lazy(file: Any, key: str) -> Entry:
+    part = file.get_slice(key)
+    dtype = store.TYPES.get(part.get_dtype())
+    named = part.get_dtype() if dtype is None else str(dtype).removeprefix("torch.")
+    reason = "" if dtype is not None else f"numbers of type {named}, which PyTorch does not have"
+    floating = dtype is not None and (dtype.is_floating_point or dtype.is_complex)
+    return Entry(key, tuple(part.get_shape()), named, lambda: file.get_tensor(key), floating, reason=reason)
+
+
+def _pickled(path: Path, name: str, start: bytes) -> list[Entry]:
+    """Return the tensors of a file of torch.save: only tensors and plain values are unpickled."""
+    advice = (
+        "Only tensors and plain values are read, since a pickle can run any code. Where the model is trusted and "
+        'loaded, write torch.save(model.state_dict(), "weights.pt") or '
+        'safetensors.torch.save_file(model.state_dict(), "weights.safetensors"), and give that file'
+    )
+    known = start[:2] == b"PK" or start[:1] == b"\x80"
+    validation.expect(known, name, f"{path}, which is no file of torch.save", "a file of weights")
+    try:
+        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=start[:2] == b"PK")
+    except pickle.UnpicklingError as error:
+        first = str(error).split("\n")[0].split("WeightsUnpickler error: ")[-1]
+        line = next((x.strip() for x in str(error).splitlines() if "Unsupported" in x or "GLOBAL" in x), first)
+        raise ValueError(f"{name}: {path} holds more than tensors ({line[:160].strip()}). {advice}") from error
+    except (RuntimeError, OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise sources.DamagedError(f"{name}: {path} is damaged or no file of torch.save: {str(error)[:200]}") from error
+    if isinstance(loaded, Tensor):
+        return [tensors.entry("tensor", loaded)]
+    if not isinstance(loaded, Mapping):
+        raise ValueError(f"{name}: {path} holds {validation.describe(loaded)}, expected a state dict. {advice}")
+    return tensors.of_mapping(loaded, name)
+
+
+# TorchScript ---------------------------------------------------------------------------------------------------------
+
+
+def _script_root(file: BinaryIO) -> str | None:
+    """Return the folder inside a TorchScript archive; None for another archive."""
+    try:
+        names = zipfile.ZipFile(file).namelist()
+    except zipfile.BadZipFile:
+        return None
+    roots = {entry.split("/")[0] for entry in names if entry.endswith("/constants.pkl")}
+    return next((root for root in roots if f"{root}/data.pkl" in names), None)
+
+
+class _Object:
+    """A scripted object: its attributes, and nothing of its class."""
+
+    def __init__(self, *arguments: object) -> None:
+        self.state: object = arguments or None
+
+    def __setstate__(self, state: object) -> None:
+        self.state = state
+
+
+class _Stored:
+    """Numbers in an archive, read where they are needed."""
+
+    def __init__(self, kind: str, key: str) -> None:
+        self.kind, self.key = kind, key
+
+
+class _Unpickler(pickle.Unpickler):
+    """Reads the attributes of a scripted module; every class becomes a plain holder of attributes."""
+
+    def persistent_load(self, pid: Any) -> _Stored:
+        _, kind, key, *_ = pid
+        return _Stored(kind if isinstance(kind, str) else getattr(kind, "__name__", ""), str(key))
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
+            return _View
+        if (module, name) == ("collections", "OrderedDict"):
+            return dict
+        if module == "torch" and name.endswith("Storage"):
+            return type(name, (), {})
+        return type(name, (_Object,), {})
+
+
+class _View:
+    """A tensor in an archive: storage, offset, shape and strides."""
+
+    def __init__(self, storage: _Stored, offset: int, shape: tuple[int, ...], stride: tuple[int, ...], *_: object):
+        self.storage, self.offset, self.shape, self.stride = storage, offset, tuple(shape), tuple(stride)
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        return _STORAGES.get(self.storage.kind)
+
+
+_STORAGES = {
+    **{"DoubleStorage": torch.float64, "FloatStorage": torch.float32, "HalfStorage": torch.float16},
+    **{"BFloat16Storage": torch.bfloat16, "LongStorage": torch.int64, "IntStorage": torch.int32},
+    **{"ShortStorage": torch.int16, "CharStorage": torch.int8, "ByteStorage": torch.uint8, "BoolStorage": torch.bool},
+    **{"ComplexFloatStorage": torch.complex64, "ComplexDoubleStorage": torch.complex128},
+}
+
+
+def _script(path: Path, file: BinaryIO, root: str, name: str) -> list[Entry]:
+    archive = zipfile.ZipFile(file)
+    try:
+        module = _Unpickler(io.BytesIO(_member(archive, f"{root}/data.pkl"))).load()
+        found = [_of_view(key, value, archive, root) for key, value in _attributes(module, "")]
+    except RecursionError as error:
+        raise sources.DamagedError(f"{name}: {path}: the modules in it are nested too deep") from error
+    except Exception as error:  # whatever a damaged pickle raises
+        raise sources.DamagedError(f"{name}: {path} is damaged or no TorchScript archive: {error}") from error
+    validation.expect(found, name, f"{path} without tensors", "a scripted module with weights")
+    return tensors.normalized(found)
+
+
+def _member(archive: zipfile.ZipFile, key: str) -> bytes:
+    """Return a file of the archive, unless it expands beyond measure."""
+    about = archive.getinfo(key)
+    most = sources.may_expand_to(about.compress_size)
+    validation.expect(about.file_size <= most, key, f"{about.file_size:,} bytes", f"at most {most:,}")
+    return archive.read(about)
+
+
+def _attributes(value: object, prefix: str) -> Iterator[tuple[str, object]]:
+    """Iterate over the tensors of a scripted module, by name, and over packed weights."""
+    state = value.state if isinstance(value, _Object) else value
+    if isinstance(value, _View):
+        yield prefix, value
+    elif isinstance(state, Mapping):
+        for key, inner in state.items():
+            yield from _attributes(inner, f"{prefix}.{key}" if prefix else str(key))
+    elif isinstance(state, list | tuple) and isinstance(value, _Object) and any(isinstance(v, _View) for v in state):
+        yield f"{prefix}._packed", value
+    elif isinstance(state, list | tuple):
+        for i, inner in enumerate(state):
+            if isinstance(inner, _View | _Object | Mapping | list | tuple):
+                yield from _attributes(inner, f"{prefix}.{i}" if prefix else str(i))
+
+
+def _of_view(key: str, value: object, archive: zipfile.ZipFile, root: str) -> Entry:
+    if not isinstance(value, _View):
+        return tensors.entry(key, value)
+    dtype = value.dtype
+    if dtype is None:
+        text = f"numbers of type {value.storage.kind}, which is not read"
+        return Entry(key, value.shape, value.storage.kind, lambda: torch.zeros(0), False, reason=text)
+
+    def load(dtype: torch.dtype = dtype) -> Tensor:
+        data = bytearray(_member(archive, f"{root}/data/{value.storage.key}"))
+        numbers = torch.frombuffer(data, dtype=dtype) if data else torch.zeros(0, dtype=dtype)
+        last = value.offset + sum((n - 1) * s for n, s in zip(value.shape, value.stride, strict=True))
+        inside = 0 in value.shape or (value.offset >= 0 and last < len(numbers) and min(value.stride, default=1) >= 0)
+        validation.expect(inside, key, f"{len(numbers)} numbers", f"those of shape {value.shape}")
+        return numbers.as_strided(value.shape, value.stride, value.offset)
+
+    storage = (value.storage.key, value.offset, value.shape, value.stride) if math.prod(value.shape) else None
+    floating = dtype.is_floating_point or dtype.is_complex
+    return Entry(key, value.shape, str(dtype).removeprefix("torch."), load, floating, storage)

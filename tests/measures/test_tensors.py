@@ -1,0 +1,385 @@
+"""Weights without code: every tensor is measured or listed with its reason."""
+
+import functools
+import math
+import pickle
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+from torch.nn.utils import parametrizations
+
+import bnrank
+import helpers
+from bnrank.measures import describe, profile, tensors
+
+normal = functools.partial(helpers.normal, dtype=torch.float32)
+
+
+def values_of(dataset):
+    """Return the singular values of every matrix, by name."""
+    found = zip(dataset.layer_name.values, dataset.weight_singular_values.values, strict=True)
+    return {str(name): row[np.isfinite(row)] for name, row in found}
+
+
+def listed(dataset):
+    """Return the reasons of the tensors that are not measured, by name."""
+    if "skipped" not in dataset.dims:
+        return {}
+    return dict(zip(dataset.skipped_name.values.tolist(), dataset.skipped_reason.values.tolist(), strict=True))
+
+
+def notes(dataset):
+    return (
+        {} if "note" not in dataset.dims else dict(zip(dataset.note_name.values, dataset.note_note.values, strict=True))
+    )
+
+
+def svd(matrix):
+    return np.linalg.svd(np.asarray(matrix.detach(), dtype=np.float64), compute_uv=False)
+
+
+def accounted(dataset, state):
+    """Every tensor is measured, in one or more parts, or listed, and none is both."""
+    measured = {name.split("[")[0] for name in values_of(dataset)}
+    assert not measured & set(listed(dataset))
+    assert measured | set(listed(dataset)) == set(state)
+
+
+class Mixed(nn.Module):
+    """One of everything."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(11, 6)
+        self.conv = nn.Conv2d(4, 6, 3, groups=2)
+        self.up = nn.ConvTranspose1d(4, 6, 5)
+        self.norm = nn.BatchNorm2d(6)
+        self.lstm = nn.LSTM(6, 5, bidirectional=True)
+        self.gru = nn.GRU(6, 5)
+        self.attention = nn.MultiheadAttention(6, 2)
+        self.act = nn.PReLU()
+        self.head = nn.Linear(6, 11, bias=False)
+        self.head.weight = self.embedding.weight
+        self.register_buffer("mask", torch.ones(3, 3, dtype=torch.bool))
+        self.register_buffer("nothing", torch.ones(0, 3))
+        self.register_buffer("hidden", torch.ones(2, 3), persistent=False)
+
+
+def test_every_tensor_of_a_module_is_measured_or_listed():
+    net = Mixed()
+    ds = profile(net)
+    accounted(ds, {**net.state_dict(), "hidden": 0})
+    found, reasons = values_of(ds), listed(ds)
+    assert reasons["head.weight"] == "tied: the same tensor as embedding.weight, counted once"
+    assert reasons["conv.bias"] == "bias"
+    assert reasons["norm.weight"] == "scale of a normalization (BatchNorm2d)"
+    assert reasons["norm.running_var"] == "running statistic of a normalization"
+    assert reasons["norm.num_batches_tracked"] == "counter of batches"
+    assert reasons["act.weight"] == "slopes of an activation (PReLU)"
+    assert reasons["mask"].startswith("integers or truth values (bool)")
+    assert reasons["nothing"] == "empty"
+    kinds = dict(zip(ds.layer_name.values, ds.layer_kind.values, strict=True))
+    assert (kinds["embedding.weight"], kinds["conv.weight"], kinds["hidden"]) == (
+        "embedding",
+        "conv2d patches",
+        "matrix",
+    )
+    np.testing.assert_allclose(found["embedding.weight"], svd(net.embedding.weight), rtol=1e-12)
+    halves = [svd(part.flatten(1)) for part in net.conv.weight.chunk(2)]
+    np.testing.assert_allclose(found["conv.weight"], -np.sort(-np.concatenate(halves)), rtol=1e-12)
+    np.testing.assert_allclose(found["up.weight"], svd(net.up.weight.transpose(0, 1).flatten(1)), rtol=1e-12)
+    assert "gates" not in kinds
+    for i, gate in enumerate(("input", "forget", "cell", "output")):
+        rows = net.lstm.weight_ih_l0_reverse[5 * i : 5 * i + 5]
+        np.testing.assert_allclose(found[f"lstm.weight_ih_l0_reverse[{gate}]"], svd(rows), rtol=1e-12)
+    np.testing.assert_allclose(found["gru.weight_hh_l0[new]"], svd(net.gru.weight_hh_l0[10:]), rtol=1e-12)
+    np.testing.assert_allclose(
+        found["attention.in_proj_weight[k]"], svd(net.attention.in_proj_weight[6:12]), rtol=1e-12
+    )
+    assert ds.attrs["entries_measured"] == sum(p.numel() for n, p in net.named_parameters() if p.ndim > 1) + 6
+    assert describe(ds)[0].startswith(f"{ds.attrs['tensors_measured']} of {ds.attrs['tensors']} tensors measured")
+
+
+def test_a_state_dict_says_the_same_as_its_module_but_for_what_only_code_knows():
+    net = Mixed()
+    ds, with_code = profile(net.state_dict()), profile(net)
+    accounted(ds, net.state_dict())
+    assert set(values_of(with_code)) - set(values_of(ds)) == {"hidden"}
+    for name, row in values_of(ds).items():
+        if name not in ("conv.weight", "up.weight"):  # groups, and the order of in and out
+            np.testing.assert_array_equal(row, values_of(with_code)[name])
+    assert listed(ds)["norm.weight"] == "scale of a normalization"
+    assert "not the singular values of the convolution on images" in " ".join(notes(ds).values())
+
+
+def test_columns_are_what_their_measures_say():
+    a = torch.diag(torch.tensor([4.0, 2.0, 0.05, 1e-40]))
+    ds = profile({"a": a, "b": torch.eye(3).double(), "c": torch.zeros(2, 2)}, atol=0.1, weight_rtol=0.6)
+    assert ds.weight_rank.values.tolist() == [2, 3, 0]
+    assert ds.weight_relative_rank.values.tolist() == [1, 3, 0]
+    assert ds.full_rank.values.tolist() == [4, 3, 2]
+    assert ds.stable_rank.values[:2] == pytest.approx([(16 + 4 + 0.05**2) / 16, 3])
+    assert math.isnan(ds.stable_rank.values[2])
+    shares = np.array([4, 2, 0.05]) / 6.05
+    assert ds.entropy_rank.values == pytest.approx([math.exp(-(shares * np.log(shares)).sum()), 3, 0])
+    assert ds.parameter_norm.values == pytest.approx([20.0025, 3, 0])
+    assert ds.subnormals.values.tolist() == [1, 0, 0]
+    assert all(ds[name].attrs["long_name"] for name in ds.data_vars)
+
+
+def test_patches_are_the_covariance_of_the_outputs_for_white_noise():
+    kernel = normal(5, 3, 3, 3)
+    ds = profile({"conv.weight": kernel})
+    x = helpers.normal(4000, 3, 3, 3, dtype=torch.float64)
+    y = nn.functional.conv2d(x, kernel.double()).flatten(1)
+    observed = torch.linalg.eigvalsh(y.T @ y / len(y)).flip(0)
+    np.testing.assert_allclose(values_of(ds)["conv.weight"] ** 2, observed, rtol=0.15)
+    blocks = torch.fft.fft2(kernel.double(), (8, 8)).permute(2, 3, 0, 1)
+    mean = (blocks @ blocks.mH).mean((0, 1)).real  # over frequencies, by Parseval
+    np.testing.assert_allclose(values_of(ds)["conv.weight"] ** 2, torch.linalg.eigvalsh(mean).flip(0), rtol=1e-12)
+
+
+@pytest.mark.parametrize("shape", [(3000, 7), (7, 30_000), (40, 40), (1, 9)])
+@pytest.mark.parametrize("gram", [False, True])
+def test_blocks_of_rows_give_the_singular_values_of_the_whole(shape, gram, monkeypatch):
+    monkeypatch.setattr(tensors, "ROWS", 64)
+    matrix = normal(*shape)
+    np.testing.assert_allclose(tensors._singular_values(matrix, gram), svd(matrix), rtol=1e-6 if gram else 1e-12)
+
+
+def test_large_matrices_say_that_they_come_from_the_gram_matrix(monkeypatch):
+    monkeypatch.setattr(tensors, "GRAM", 8)
+    state = {"a": normal(20, 9), "b": normal(20, 8), "c": normal(20, 9).double()}
+    ds = profile(state)
+    assert [name for name, note in notes(ds).items() if "Gram" in note] == ["a"]
+    np.testing.assert_allclose(values_of(ds)["a"], svd(state["a"]), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "parts", "note"),
+    [
+        ("h.0.attn.c_attn.weight", (4, 12), ["q", "k", "v"], "by its name"),  # GPT-2 stores (in, out)
+        ("blocks.0.attn.qkv.weight", (12, 4), ["q", "k", "v"], "by its name"),
+        ("a.to_qkv.weight", (12, 4, 1, 1), ["q", "k", "v"], "by its name"),
+        ("a.qkv_proj.weight", (8, 4), None, "measured whole: fused"),  # grouped queries
+        ("a.query_key_value.weight", (12, 4), None, "alternate by head"),
+        ("pos_embed", (1, 5, 4), None, "first dimension of 1"),
+        ("mlp.experts.gate_proj", (3, 5, 4), [0, 1, 2], "stack of matrices"),
+        ("rnn.weight_ih_l0", (12, 4), None, ""),  # without weight_hh no gates are known
+    ],
+)
+def test_fused_and_stacked_tensors(name, shape, parts, note):
+    tensor = normal(*shape)
+    ds = profile({name: tensor})
+    assert list(values_of(ds)) == ([name] if parts is None else [f"{name}[{part}]" for part in parts])
+    assert note in notes(ds).get(name, "")
+    if "c_attn" in name:
+        np.testing.assert_allclose(values_of(ds)[f"{name}[v]"], svd(tensor[:, 8:]), rtol=1e-12)
+
+
+def test_an_lstm_with_a_projection_has_gates_of_its_hidden_size():
+    net = nn.LSTM(3, 6, proj_size=2)
+    ds = profile(net.state_dict())
+    np.testing.assert_allclose(values_of(ds)["weight_hh_l0[output]"], svd(net.weight_hh_l0[18:]), rtol=1e-12)
+    assert "weight_hr_l0" in values_of(ds)
+
+
+def test_weight_normalization_and_parametrizations_are_measured_as_the_weight_they_give():
+    plain = nn.Linear(4, 5)
+    old = nn.Sequential(nn.Linear(4, 5))
+    with pytest.warns(FutureWarning):
+        nn.utils.weight_norm(old[0])
+    new = parametrizations.weight_norm(nn.Linear(4, 5))
+    with torch.no_grad():
+        old[0].weight_g.mul_(3), new.parametrizations.weight.original0.mul_(3)
+    ds = profile(old.state_dict())
+    np.testing.assert_allclose(values_of(ds)["0.weight_v"], svd(3 * old[0].weight_v), rtol=1e-6)
+    assert "multiplied into 0.weight_v" in listed(ds)["0.weight_g"]
+    np.testing.assert_allclose(values_of(profile(new))["weight"], svd(new.weight), rtol=1e-6)
+    without_code = values_of(profile(new.state_dict()))["parametrizations.weight.original1"]
+    np.testing.assert_allclose(without_code, svd(new.weight), rtol=1e-6)
+    normed = parametrizations.spectral_norm(plain)
+    state = {key: value.clone() for key, value in normed.state_dict().items()}
+    assert profile(normed).weight_singular_values.values[0, 0] == pytest.approx(1, abs=0.2)
+    assert all(torch.equal(value, state[key]) for key, value in normed.state_dict().items())  # its buffers learn
+    assert normed.training
+
+
+def test_what_cannot_be_measured_is_listed():
+    state = {
+        "ok": torch.eye(2),
+        "nan": torch.tensor([[1.0, math.nan], [math.inf, 0.0]]),
+        "meta": torch.ones(2, 2, device="meta"),
+        "sparse": torch.eye(2).to_sparse(),
+        "text": "text",
+        "half": torch.eye(3).half(),
+        "small": torch.eye(3).to(torch.float8_e4m3fn),
+        "complex": torch.eye(2) * 1j,
+        "six": torch.ones(1, 2, 1, 2, 1, 2),
+        "scalar": torch.tensor(1.0),
+        "layer_scale.gamma": torch.ones(1, 4, 1, 1),
+        "int8.weight": torch.ones(2, 2, dtype=torch.int8),
+    }
+    ds = profile(state)
+    accounted(ds, state)
+    assert set(values_of(ds)) == {"ok", "half", "small", "complex"}
+    reasons = listed(ds)
+    assert reasons["nan"] == "2 of 4 entries are NaN or infinite"
+    assert "quantized weights" in reasons["int8.weight"]
+    assert reasons["text"] == "not a tensor (str)"
+    assert reasons["layer_scale.gamma"] == "scale of a normalization"
+    for wrong, message in (({}, "empty mapping"), ({"a": 3}, "without tensors"), ({"a": torch.ones(2)}, "no matrix")):
+        with pytest.raises((ValueError, TypeError), match=rf"net: .*{message}"):
+            profile(wrong)
+
+
+def test_the_time_budget_leaves_the_most_expensive_tensors(monkeypatch):
+    clock = iter([0.0, 1.0, 59.0, 61.0, 62.0])
+    monkeypatch.setattr(tensors.time, "monotonic", lambda: next(clock))
+    ds = profile(
+        {"large": normal(9, 9), "small": normal(2, 2), "middle": normal(4, 4), "wide": normal(5, 9)}, max_minutes=1
+    )
+    assert list(values_of(ds)) == ["small", "middle"]
+    assert listed(ds) == dict.fromkeys(("large", "wide"), "not reached within max_minutes=1")
+
+
+def test_files_say_the_same_as_the_state_dict(tmp_path):
+    net = nn.Sequential(nn.LSTM(3, 4), nn.Linear(4, 2), nn.BatchNorm1d(2))
+    state = net.state_dict()
+    save_file(state, tmp_path / "a.safetensors")
+    torch.save(state, tmp_path / "b.pt")
+    torch.save(state, tmp_path / "c.pth", _use_new_zipfile_serialization=False)
+    torch.save({"epoch": 3, "model": state, "optimizer": {"state": {0: torch.ones(3, 3)}}}, tmp_path / "d.ckpt")
+    torch.jit.script(net[1]).save(tmp_path / "e.pt")
+    expected = values_of(profile(state))
+    for name in ("a.safetensors", "b.pt", "c.pth", "d.ckpt"):
+        prefix = "model." if name == "d.ckpt" else ""
+        found = values_of(profile(tmp_path / name))
+        assert found.keys() == {f"{prefix}{key}" for key in expected}, name
+        for key, row in expected.items():
+            np.testing.assert_array_equal(found[f"{prefix}{key}"], row)
+    assert listed(profile(tmp_path / "d.ckpt"))["optimizer"] == "state of the training, 1 tensors, not of the network"
+    np.testing.assert_array_equal(values_of(profile(tmp_path / "e.pt"))["weight"], expected["1.weight"])
+    page = bnrank.report(profile(str(tmp_path / "b.pt")), tmp_path / "page.html").read_text()
+    assert "tensors measured, with" in page
+    assert "running statistic of a normalization" in page
+
+
+def test_scripted_modules_are_read_without_running_their_code(tmp_path):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = nn.Sequential(nn.Conv1d(2, 3, 4), nn.ReLU())
+            self.head = nn.Linear(3, 2)
+            self.register_buffer("table", torch.arange(6.0).reshape(2, 3).T)
+
+        def forward(self, x):
+            return self.head(self.body(x).mean(-1) @ self.table @ self.table.T)
+
+    net = Net()
+    torch.jit.script(net).save(tmp_path / "n.pt")
+    ds = profile(tmp_path / "n.pt")
+    accounted(ds, net.state_dict())
+    np.testing.assert_allclose(values_of(ds)["table"], svd(net.table), rtol=1e-12)
+    np.testing.assert_array_equal(values_of(ds)["head.weight"], values_of(profile(net))["head.weight"])
+    with zipfile.ZipFile(tmp_path / "n.pt") as archive, zipfile.ZipFile(tmp_path / "evil.pt", "w") as changed:
+        for item in archive.namelist():
+            evil = pickle.dumps(Evil(tmp_path / "ran")) if item.endswith("/data.pkl") else archive.read(item)
+            changed.writestr(item, evil)
+    with pytest.raises(ValueError, match="net: "):
+        profile(tmp_path / "evil.pt")
+    assert not (tmp_path / "ran").exists()
+
+
+class Evil:
+    """A pickle that writes a file when it is opened."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return exec, (f"open({str(self.path)!r}, 'w')",)
+
+
+def test_files_that_are_refused_say_why_and_run_nothing(tmp_path):
+    torch.save({"a": Evil(tmp_path / "ran")}, tmp_path / "evil.pt")
+    torch.save(nn.Linear(2, 2), tmp_path / "module.pt")
+    save_file({"a": torch.eye(300)}, tmp_path / "cut.safetensors")
+    (tmp_path / "cut.safetensors").write_bytes((tmp_path / "cut.safetensors").read_bytes()[:-9])
+    (tmp_path / "junk.pt").write_bytes(b"junk")
+    torch.save(3, tmp_path / "number.pt")
+    (tmp_path / "data.csv").write_text("1\n")
+    for name, message in (
+        ("evil.pt", "holds more than tensors"),
+        ("module.pt", r"more than tensors .*Linear.*torch.save\(model.state_dict"),
+        ("cut.safetensors", "damaged"),
+        ("junk.pt", "no file of torch.save"),
+        ("number.pt", r"holds 3 \(int\), expected a state dict"),
+        ("data.csv", "expected a file of weights, one ending in .safetensors, .onnx"),
+        ("none.pt", "expected a file that exists"),
+    ):
+        with pytest.raises(ValueError, match=f"(?s)net: .*{message}"):
+            profile(tmp_path / name)
+    assert not (tmp_path / "ran").exists()
+    with pytest.raises(ValueError, match="y: got targets without x"):
+        profile({"a": torch.eye(2)}, y=torch.ones(2))
+    with pytest.raises(TypeError, match=r"net: got .*tensors alone cannot be run"):
+        profile({"a": torch.eye(2)}, torch.ones(2, 2))
+    with pytest.raises(ValueError, match="weight_rtol: got"):
+        profile({"a": torch.eye(2)}, weight_rtol=-1.0)
+    with pytest.raises(TypeError, match="net: got 3"):
+        profile(3)
+
+
+def test_onnx_files_say_what_uses_a_tensor(tmp_path):
+    onnx = pytest.importorskip("onnx")
+    arrays = {
+        "kernel": normal(4, 1, 3).numpy(),
+        "matrix": normal(6, 5).numpy(),
+        "turned": normal(6, 5).numpy(),
+        "shift": normal(1, 5).numpy(),
+        "W": normal(2, 16, 3).numpy(),
+        "R": normal(2, 16, 4).numpy(),
+        "shape": np.array([1, 2]),
+        "inner": normal(5, 5).numpy(),
+    }
+    make = onnx.helper.make_node
+    constant = onnx.numpy_helper.from_array(arrays["inner"], "inner")
+    branch = [make("Constant", [], ["inner"], value=constant), make("MatMul", ["d", "inner"], ["e"])]
+    out = onnx.helper.make_tensor_value_info("e", onnx.TensorProto.FLOAT, None)
+    graph = onnx.helper.make_graph(branch, "branch", [], [out])
+    nodes = [
+        make("Conv", ["x", "kernel"], ["a"], group=4),
+        make("MatMul", ["a", "matrix"], ["b"]),
+        make("Identity", ["turned"], ["same"]),
+        make("Gather", ["same", "x"], ["c"]),
+        make("Add", ["b", "shift"], ["d"]),
+        make("LSTM", ["x", "W", "R"], ["h"], hidden_size=4, direction="bidirectional"),
+        make("If", ["x"], ["f"], name="If", then_branch=graph, else_branch=graph),
+    ]
+    held = [onnx.numpy_helper.from_array(array, name) for name, array in arrays.items() if name != "inner"]
+    whole = onnx.helper.make_graph(nodes, "net", [], [out], initializer=held)
+    onnx.save(onnx.helper.make_model(whole), tmp_path / "net.onnx")
+    ds = profile(tmp_path / "net.onnx")
+    found, kinds = values_of(ds), dict(zip(ds.layer_name.values, ds.layer_kind.values, strict=True))
+    assert kinds["kernel"] == "conv1d patches"
+    np.testing.assert_allclose(found["kernel"], -np.sort(-np.linalg.norm(arrays["kernel"], axis=(1, 2))), rtol=1e-6)
+    assert (kinds["matrix"], kinds["turned"]) == ("linear", "embedding")
+    np.testing.assert_allclose(found["W[backward][output]"], svd(torch.tensor(arrays["W"][1, 4:8])), rtol=1e-6)
+    assert len([name for name in found if name.startswith("R[")]) == 8
+    assert {name for name in found if name.endswith("inner")} == {"If.then_branch.inner", "If.else_branch.inner"}
+    assert listed(ds) == {"shift": "a vector, used by Add", "shape": "integers or truth values (int64)"}
+    (tmp_path / "cut.onnx").write_bytes(b"\xff\xff\xff\xff")
+    with pytest.raises(ValueError, match=r"net: .*damaged or not an ONNX file"):
+        profile(tmp_path / "cut.onnx")
+
+
+def test_onnx_files_without_the_package_say_what_to_install(tmp_path, monkeypatch):
+    (tmp_path / "net.onnx").write_bytes(b"any")
+    monkeypatch.setitem(__import__("sys").modules, "onnx", None)
+    with pytest.raises(ValueError, match=r"net: got .* which needs the package onnx: pip install onnx"):
+        profile(tmp_path / "net.onnx")
