@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from bnrank._core import validation
 from bnrank.discovery.columns import index_of
+from bnrank.networks.attention import FactoredAttention
 from bnrank.networks.files import blueprint, build
 from bnrank.networks.mlp import MLP
 
@@ -24,7 +25,7 @@ _UNITWISE = (
 )
 _NAMES = f"Linear Flatten Unflatten {_UNITWISE} Softmax LogSoftmax PReLU LayerNorm GroupNorm".split()
 _NAMES += [f"{name}{d}d" for name in _DIMENSIONED.split() for d in (1, 2, 3)]
-_LAYERS = {name: getattr(nn, name) for name in _NAMES}
+_LAYERS: dict[str, Any] = {name: getattr(nn, name) for name in _NAMES} | {"FactoredAttention": FactoredAttention}
 ACTIVATIONS = tuple(_LAYERS[name] for name in _UNITWISE.split())
 """Elementwise activations without parameters."""
 POOLING = tuple(layer for name, layer in _LAYERS.items() if "Pool" in name)

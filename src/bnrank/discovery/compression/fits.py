@@ -13,6 +13,7 @@ from bnrank._core import linalg
 from bnrank.discovery.compression.parts import CONVOLUTIONS, Parts, pads_of, reach_of
 
 RIDGES = 10.0 ** torch.arange(-12, 1, 2, dtype=torch.float64)  # relative to the squared largest singular value
+SMALL = 1e-13  # a ridge relative to the largest eigenvalue of a Gram matrix
 ROUNDING = 1e-10  # singular values below, relative to the largest, are not regressed on
 
 
@@ -93,6 +94,39 @@ def fit(z1: Tensor, z2: Tensor, metric: Tensor | None = None, ridge: float | Non
     scale = math.sqrt(len(z1))
     tails = linalg.tails(values).sqrt() / scale
     return AffineFit(scale * (p / s[:, None]).T @ vt, prediction.T @ p / scale, mean1, mean2, tails)
+
+
+def gram_fit(z1: Tensor, z2: Tensor, metric: Tensor | None = None) -> AffineFit:
+    """Return affine maps of every rank as :func:`fit` does, by Gram matrices and with the smallest sensible ridge.
+
+    For a layer's original output z2 from its present one z1, which are nearly equal. Faster than :func:`fit` where
+    there are many rows, and precise to about 1e-7 of the largest singular value. Where z1 is z2 and without a metric,
+    these are projections onto the principal axes.
+
+    Parameters
+    ----------
+    z1, z2 : Tensor
+        (N, n1) and (N, n2).
+    metric : Tensor, optional
+        M^{1/2}, (n2, n2), symmetric.
+    """
+    mean1, mean2 = z1.mean(0), z2.mean(0)
+    a, b = z1 - mean1, z2 - mean2
+    gram = a.T @ a / len(a)
+    values, basis = torch.linalg.eigh(gram)
+    ridge = SMALL * float(values[-1]) + torch.finfo(values.dtype).tiny
+    regression = (b.T @ a / len(a)) @ (basis / (values.clamp(min=0) + ridge) @ basis.T)  # (n2, n1)
+    predicted = regression @ gram @ regression.T
+    seen = predicted if metric is None else metric @ predicted @ metric
+    squares, axes = torch.linalg.eigh((seen + seen.T) / 2)
+    squares, axes = squares.flip(0).clamp(min=0), axes.flip(1)
+    some = squares > 1e-20 * squares[:1]
+    squares, axes = squares[some], axes[:, some]
+    along = axes if metric is None else metric @ axes
+    sizes = squares.sqrt()
+    writing = predicted @ along / sizes
+    tails = torch.cat([squares.flip(0).cumsum(0).flip(0), squares.new_zeros(1)]).sqrt()
+    return AffineFit((regression.T @ along / sizes).T, writing, mean1, mean2, tails)
 
 
 def _svd(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:

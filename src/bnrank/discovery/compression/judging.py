@@ -207,6 +207,24 @@ def affordable(net: nn.Module, found: list[Segment], x: Tensor, max_samples: int
     return min(max_samples, max(64, int(MAX_ENTRIES / entries)))
 
 
+def affordable_whole(net: nn.Module, x: Tensor, max_samples: int) -> tuple[int, int]:
+    """Return the number of samples for the search in a whole module, and the number of those per block."""
+    sizes: list[int] = []
+    leaves = [part for part in net.modules() if not any(True for _ in part.children())]
+    with contextlib.ExitStack() as stack, torch.no_grad():
+        for part in leaves:
+            note = part.register_forward_hook(lambda _, __, out: sizes.append(_entries(out)))
+            stack.callback(note.remove)
+        sizes.append(net(x[:2].clone()).numel())
+    count = min(max_samples, max(64, int(4 * MAX_ENTRIES / max(sizes))))
+    return count, max(1, int(2 * MAX_ENTRIES / max(sum(sizes), 1)))
+
+
+def _entries(out: Any) -> int:
+    """Return the number of entries of one sample's output, from that of two samples."""
+    return out.numel() // 2 if isinstance(out, Tensor) else 0
+
+
 def entering(net: nn.Module, name: str, x: Tensor) -> Tensor:
     """Return the input of a submodule, "" for the module itself, for the module's input x."""
     if not name:
@@ -329,7 +347,7 @@ def channel_rows(part: nn.Module, value: Tensor) -> Tensor:
     return value.movedim(1, -1).reshape(-1, value.shape[1])
 
 
-def tuned(judge: Judge, parts: Parts, steps: int) -> tuple[Parts, float]:
+def tuned(judge: Judge, parts: Parts, steps: int, only: Sequence[str] | None = None) -> tuple[Parts, float]:
     """Return parts fine-tuned by L-BFGS to the original outputs: mean squared error over the samples of the fits.
 
     Parameters
@@ -340,6 +358,8 @@ def tuned(judge: Judge, parts: Parts, steps: int) -> tuple[Parts, float]:
         The parts to start from; not modified.
     steps : int
         Largest number of iterations.
+    only : sequence of str, optional
+        The submodules of a single part whose parameters are tuned; default: all.
 
     Returns
     -------
@@ -350,7 +370,8 @@ def tuned(judge: Judge, parts: Parts, steps: int) -> tuple[Parts, float]:
     """
     work = tuple(copy.deepcopy(part) for part in parts)
     best, change, idle = parts, judge(parts), 0
-    parameters = [p.requires_grad_(True) for part in work for p in part.parameters()]
+    chosen = work if only is None else [work[0].get_submodule(name) for name in only]
+    parameters = [p.requires_grad_(True) for part in chosen for p in part.parameters()]
     if not parameters:
         return best, change
     optimizer = torch.optim.LBFGS(parameters, max_iter=INNER, history_size=20, line_search_fn="strong_wolfe")

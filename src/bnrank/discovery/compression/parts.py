@@ -142,7 +142,7 @@ def parameters(net: nn.Module) -> int:
 
 
 def multiply_adds(net: nn.Module, x: Tensor) -> int:
-    """Return the multiply-adds of linear and convolutional layers for one sample; biases do not count.
+    """Return the multiply-adds of linear and convolutional layers, and of projections, for one sample, without biases.
 
     Parameters
     ----------
@@ -163,8 +163,15 @@ def multiply_adds(net: nn.Module, x: Tensor) -> int:
         nonlocal count
         count += (out[0].numel() if out.ndim > 1 else out.numel()) * layer.weight[0].numel()
 
+    def note_attention(layer: Any, given: tuple[Tensor, ...], by_name: dict[str, Tensor], _: Any) -> None:
+        nonlocal count
+        query, key, value = (*given, *(by_name[name] for name in ("query", "key", "value") if name in by_name))[:3]
+        count += (2 * query.numel() + key.numel() + value.numel()) * layer.embed_dim
+
     layers = {sub for sub in net.modules() if isinstance(sub, LINEAR)}
     handles = [layer.register_forward_hook(note) for layer in layers]
+    attentions = {sub for sub in net.modules() if isinstance(sub, nn.MultiheadAttention)}
+    handles += [layer.register_forward_hook(note_attention, with_kwargs=True) for layer in attentions]
     modes = [(sub, sub.training) for sub in net.modules()]
     try:
         net.eval()
@@ -185,17 +192,20 @@ def counts(parts: Sequence[nn.Module], x: Tensor) -> Counts:
     return sum(map(parameters, parts)), multiply_adds(net, x), layers
 
 
+WEIGHTS = (0.8, 0.15, 0.05)  # of parameters, multiply-adds, linear parts
+
+
 def share(some: Sequence[float], whole: Counts) -> float:
-    """Return the mean of three fractions of the whole: parameters, multiply-adds, linear parts.
+    """Return the weighted mean of three fractions of the whole: parameters, multiply-adds, linear parts.
 
     The last accounts for the fixed time per layer, independent of its size.
 
     Examples
     --------
     >>> share((50, 20, 1), (100, 80, 4))
-    0.3333333333333333
+    0.45
     """
-    return sum(a / max(b, 1) for a, b in zip(some, whole, strict=True)) / 3
+    return sum(w * a / max(b, 1) for w, a, b in zip(WEIGHTS, some, whole, strict=True))
 
 
 def cost(parts: Sequence[nn.Module], x: Tensor, whole: Counts) -> float:

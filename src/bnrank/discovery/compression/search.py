@@ -18,14 +18,17 @@ from bnrank.discovery import storage
 from bnrank.discovery.compression import judging
 from bnrank.discovery.compression.certificate import Certificate, certified
 from bnrank.discovery.compression.judging import Judge, tuned
-from bnrank.discovery.compression.parts import Parts, counts, multiply_adds, parameters, segments
-from bnrank.discovery.compression.stages import Cut, Step, cut_down
+from bnrank.discovery.compression.lowrank import places
+from bnrank.discovery.compression.parts import Parts, counts, is_linear, multiply_adds, parameters, segments
+from bnrank.discovery.compression.stages import Cut, Step, cut_down, fewest
 from bnrank.discovery.compression.timing import without_subnormals
+from bnrank.discovery.compression.wholes import TUNED, factored, merged, put, split_attention
 from bnrank.networks import Segment, Skipped
+from bnrank.networks.attention import FactoredAttention
 from bnrank.networks.functional import Functional, check_finite, unwrap
 
 KIND = "compressed network"
-TUNED = (4.0, 2.0, 1.4, 1.0)  # multiples of the tolerance for the cuts before tuning
+SHARES = (0.0, 0.6, 0.9)  # of the tolerance for the segments of a larger module, before its layers are factored
 MARGIN = 0.85  # fraction of the tolerance used: new samples differ more than those of the search
 SELECTING = 0.25  # fraction of the search samples used for model selection
 
@@ -216,18 +219,27 @@ def compress(
             validation.classes(labels, name, outputs.shape[1])
     judging.check_spread(original, x, parted.kept, reference)
     work = copy.deepcopy(original).double().eval().requires_grad_(True)
+    attentions = split_attention(work)
     deciding = parted.deciding.to(function.device, torch.float64 if x.is_floating_point() else x.dtype)
     with torch.no_grad():
         found, skipped = segments(work, deciding[:2])
-    limit = judging.affordable(work, found, deciding, limit)
+    one = len(found) == 1 and not found[0].name
+    several = [segment for segment in found if one or sum(map(is_linear, segment.parts)) > 1]
+    limit = judging.affordable(work, several, deciding, limit)
+    chunk_size = limit
+    if not one:
+        limit, chunk_size = judging.affordable_whole(work, deciding, limit)
     deciding = deciding[:limit]
     real, selecting = len(deciding), max(1, round(SELECTING * len(deciding)))
     deciding = judging.enriched(deciding, real - selecting, min(judging.ENRICH, limit), seed)
     search = _Search(deciding, function(deciding).detach(), len(deciding) - selecting, real, tune)
-    search = _smallest(search, work, found, MARGIN * tol)
+    if one:
+        search = _smallest(search, work, found, MARGIN * tol)
+    elif found:
+        search = _whole(search, work, several, MARGIN * tol, attentions, chunk_size)
     new = search.new
     network = _finished(original, new) if new else net
-    whole = (found[0].parts, new.get("", found[0].parts)) if len(found) == 1 and not found[0].name else None
+    whole = (found[0].parts, new.get("", found[0].parts)) if one else None
     return Compressed(
         network=network,
         certificate=certified((original, network), parted, tol, reference, whole, timing),
@@ -321,6 +333,41 @@ def _smallest(search: _Search, work: nn.Module, found: list[Segment], tol: float
     return search if _no_larger(tuned_size, size) else plain
 
 
+def _whole(
+    search: _Search, work: nn.Module, several: list[Segment], tol: float, attentions: list[str], chunk_size: int
+) -> _Search:
+    """Return the outcome of fewest parameters: segments reduced by a share of the tolerance, then all layers factored.
+
+    Segments of one layer are only factored.
+    """
+    outcomes = []
+    whole = parameters(work), multiply_adds(work, search.x), sum(map(is_linear, work.modules()))
+    names, skipped = places(work, search.x)
+    for share in SHARES if several else (0.0,):
+        own = _Search(search.x, search.reference, search.fitted, search.real, search.tune)
+        net = copy.deepcopy(work)
+        if share:
+            own.cut(net, several, share * tol)
+            names, skipped = places(net, search.x)
+        first, second = (
+            (search.x[rows], _flat, search.reference[rows].flatten(1))
+            for rows in (slice(0, search.fitted), slice(search.fitted, None))
+        )
+        judge = Judge(first, second, search.reference[-search.real :])
+        found = factored(judge, net, names, whole, tol, search.tune, chunk_size)
+        own.steps += found.steps
+        own.new = merged(net, own.new, found.choice, attentions)
+        own.skipped += skipped
+        if not own.reasons and not own.steps:
+            own.reasons = ["no layer has low rank on the data within the tolerance"]
+        outcomes.append((found.size, found.change, own))
+    return min(outcomes, key=lambda one: one[:2])[2]
+
+
+def _flat(value: Tensor) -> Tensor:
+    return value.flatten(1)
+
+
 def _no_larger(a: Sequence[int], b: Sequence[int]) -> bool:
     return all(one <= other for one, other in zip(a, b, strict=True))
 
@@ -330,7 +377,7 @@ def _rest(work: nn.Module, name: str, x: Tensor) -> Callable[[Tensor], Tensor]:
     if not name:
         return lambda value: value.flatten(1)
     stub: Any = nn.Module()
-    around = replaced(copy.deepcopy(work), name, stub)
+    around = put(copy.deepcopy(work), name, stub)
 
     def rest(value: Tensor) -> Tensor:
         stub.forward = lambda _: value
@@ -360,7 +407,7 @@ def _cut(judge: Judge, segment: Segment, limit: float, tune: int) -> Cut:
             cut = replace(cut, parts=parts, steps=(*cut.steps, step), change=found)
         if cut.change <= limit:
             outcomes.append(cut)
-    return min(outcomes, key=lambda c: (c.cost, c.change))
+    return min(outcomes, key=fewest)
 
 
 def _finished(original: nn.Module, new: dict[str, Parts]) -> nn.Module:
@@ -374,14 +421,10 @@ def _finished(original: nn.Module, new: dict[str, Parts]) -> nn.Module:
     return without_subnormals(network).train(original.training)
 
 
-def replaced(net: nn.Module, name: str, segment: nn.Module) -> nn.Module:
+def replaced(net: nn.Module, name: str, segment: nn.Sequential) -> nn.Module:
     """Return the module with a submodule replaced, in place; the segment itself for the name ""."""
-    if not name:
-        return segment
-    parent, _, own = name.rpartition(".")
-    net.get_submodule(name)
-    setattr(net.get_submodule(parent), own, segment)
-    return net
+    alone = len(segment) == 1 and isinstance(segment[0], FactoredAttention)
+    return put(net, name, segment[0] if alone else segment)
 
 
 def open_compressed(stored: store.Stored, net: nn.Module | None = None) -> nn.Module:
@@ -411,7 +454,9 @@ def open_compressed(stored: store.Stored, net: nn.Module | None = None) -> nn.Mo
         for name, layers in plan.items():
             start = f"{name}." if name else ""
             own = {key.removeprefix(start): t for key, t in stored.tensors.items() if key.startswith(start)}
-            network = replaced(network, name, storage.rebuild(layers, own))
+            alone = len(layers) == 1 and layers[0].get("type") == "FactoredAttention"
+            inner = {f"0.{key}": t for key, t in own.items()} if alone else own
+            network = replaced(network, name, storage.rebuild(layers, inner))
         floating = next((t.dtype for t in stored.tensors.values() if t.is_floating_point()), torch.float32)
         network = network.to(floating)
         network.load_state_dict(stored.tensors)

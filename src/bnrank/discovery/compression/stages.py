@@ -3,15 +3,15 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
-import torch
 from torch import nn
 
-from bnrank.discovery.compression.fits import AffineFit, equivariant_fit, fit, pair, pointwise_pair
-from bnrank.discovery.compression.judging import Judge, channel_rows
+from bnrank.discovery.compression.fits import AffineFit, equivariant_fit, fit, pair
+from bnrank.discovery.compression.judging import Judge
+from bnrank.discovery.compression.lowrank import Choice, Factoring
 from bnrank.discovery.compression.neurons import Ranking, balanced, narrowed, rankings, without_superfluous
-from bnrank.discovery.compression.parts import Counts, Parts, cheapest, cost, counts, is_linear, run, share
+from bnrank.discovery.compression.parts import Counts, Parts, cost, counts, is_linear, parameters, share
 
 T = TypeVar("T")
 
@@ -22,8 +22,6 @@ NARROW_SHARES = (0.6, 0.9)
 ABOVE = (0, 1, 2, 3, 5)  # increments to the smallest candidate rank that are tried for a pair of layers
 AHEAD = 2  # layers tried beyond the first failure
 MAX_SVD = 4e8  # N n1 min(N, n1), the cost of an SVD: at most seconds
-RIDGE = 1e-10  # in fits of a layer's original output from its present one, which are nearly equal
-MAX_ROWS = 8192  # (samples and positions of a convolution) of one fit
 
 
 @dataclass(frozen=True)
@@ -186,6 +184,11 @@ class Collapsing:
         return "samples", fitted, float(fitted.tails[0]) if metric is None else self.judge.scale
 
 
+def fewest(cut: Cut) -> tuple[int, float, float]:
+    """Return the key by which outcomes are compared: parameters, then relative cost, then change."""
+    return parameters(nn.Sequential(*cut.parts)), cut.cost, cut.change
+
+
 def cut_down(judge: Judge, parts: Parts, name: str, tol: float) -> Cut:
     """Return the cheapest replacement of a segment within the tolerance.
 
@@ -210,7 +213,7 @@ def cut_down(judge: Judge, parts: Parts, name: str, tol: float) -> Cut:
     for cut in collapsed:
         ranked_then = rankings(judge, cut.parts, whole)
         outcomes += [cut, *_narrowed_and_factored(judge, cut, name, tol, whole, ranked_then)]
-    best = min(outcomes, key=lambda c: (c.cost, c.change))
+    best = min(outcomes, key=fewest)
     reason = ""
     if all(step.kind != "collapse" for step in best.steps):
         reason = _reason(parts, bool(collapsed), search, tol)
@@ -259,9 +262,9 @@ def _narrowed_and_factored(
     starts = {} if ranked else {cut.steps: cut}
     for share_ in NARROW_SHARES if ranked else ():
         narrow = cut
-        got = _most(judge, lambda t: narrowed(judge, cut.parts, ranked, t), share_ * tol)
-        if got is not None and got[1] != before:
-            parts, kept, change = got
+        got = most(lambda made: judge(made[0]), lambda t: narrowed(judge, cut.parts, ranked, t), share_ * tol)
+        if got is not None and got[0][1] != before:
+            (parts, kept), change = got
             what = ", ".join(f"{b} to {k}" for b, k in zip(before, kept, strict=True) if b != k)
             step = Step("narrow", name, f"neurons or channels: {what}", change)
             narrow = cut.then(step, parts, cost(parts, judge.x, whole))
@@ -269,81 +272,46 @@ def _narrowed_and_factored(
     found = []
     for narrow in starts.values():
         found.append(narrow)
-        two = _most(judge, lambda t, parts=narrow.parts: factored(judge, parts, t, whole), tol)  # type: ignore[misc]
-        if two is not None and two[1]:
-            parts, ranks, change = two
-            step = Step("factor", name, ", ".join(f"layer {layer} to rank {k}" for layer, k in ranks), change)
-            found.append(narrow.then(step, parts, cost(parts, judge.x, whole)))
+        found += _factored(judge, narrow, name, tol, whole)
     return found
 
 
-def _most(judge: Judge, make: Callable[[float], tuple[Parts, T]], limit: float) -> tuple[Parts, T, float] | None:
-    """Return the outcome at the largest scale that keeps the change within the limit, or None if none does.
+def _factored(judge: Judge, cut: Cut, name: str, tol: float, whole: Counts) -> list[Cut]:
+    """Return a segment with layers factored by one exchange rate, and by activation-aware SVD."""
+    numbers = {str(i): n for n, i in enumerate((i for i, p in enumerate(cut.parts) if is_linear(p)), 1)}
+    factoring = Factoring(judge, nn.Sequential(*cut.parts), list(numbers), whole)
+    found = []
+    for plain in (False, True):
+        two = most(lambda made: factoring.change(made[0]), lambda t, plain=plain: factoring.at(t, plain), tol)  # type: ignore[misc]
+        if two is None or not two[0][1]:
+            continue
+        (choice, ranks), change = two
+        parts = inlined(cut.parts, choice)
+        step = Step("factor", name, ", ".join(f"layer {numbers[layer]} to rank {k}" for layer, k in ranks), change)
+        found.append(cut.then(step, parts, cost(parts, judge.x, whole)))
+    return found
+
+
+def inlined(parts: Parts, choice: Choice) -> Parts:
+    """Return parts with those named by their index replaced."""
+    return tuple(new for i, part in enumerate(parts) for new in choice.get(str(i), (part,)))
+
+
+def most(measure: Callable[[T], float], make: Callable[[float], T], limit: float) -> tuple[T, float] | None:
+    """Return the outcome at the largest scale that keeps the change within the limit, and the change, or None.
 
     Scales decrease by factors of 4 from START times the limit to the first that does; then the interval between the
     last two is bisected.
     """
     scale, below, above, best = START * limit, 0.0, math.inf, None
     for _ in range(TRIALS):
-        parts, about = make(scale)
-        found = judge(parts)
+        made = make(scale)
+        found = measure(made)
         if found <= limit:
-            best, below = (parts, about, found), scale
+            best, below = (made, found), scale
             if above == math.inf:
                 break
         else:
             above = scale
         scale = math.sqrt(below * above) if below else scale / 4
     return best
-
-
-def factored(judge: Judge, parts: Parts, scale: float, whole: Counts) -> tuple[Parts, list[tuple[int, int]]]:
-    """Return the parts with layers factored into two where that lowers price + (change / scale)^2.
-
-    A layer a -> W a + b whose values on the samples lie near c + B t, t in R^k, becomes a -> A W a and t -> c' + B t,
-    with t chosen in the metric of the output. For a convolution, t has k channels and the second layer is a pointwise
-    (one-tap) convolution. :func:`~bnrank.discovery.compression.parts.cheapest` decides the rank, with changes to first
-    order; layers are processed in order, each fitted on its present input.
-
-    Returns
-    -------
-    tuple of torch.nn.Module
-        The parts.
-    list of (int, int)
-        The replaced linear parts, by their original number counted from 1, each with its rank.
-    """
-    old, metrics = judge.trace(parts), judge.metrics(parts)
-    new: list[nn.Module] = []
-    replaced = []
-    value, number = judge.x, 0
-    with torch.no_grad():
-        for i, part in enumerate(parts):
-            choice: Parts = (part,)
-            if is_linear(part):
-                number += 1
-                adjacent = (*parts[max(i - 1, 0) : i], *parts[i + 1 : i + 2])  # two linear parts are a factorization
-                if i in metrics and not any(map(is_linear, adjacent)):
-                    out = part(value)
-                    z1, z2 = channel_rows(part, out), channel_rows(part, old[i + 1])
-                    step = max(1, len(z1) // MAX_ROWS)
-                    fitted = fit(z1[::step], z2[::step], metrics[i], RIDGE)
-                    k = _rank(part, fitted, out[0].numel(), scale * judge.scale, whole)
-                    if k is not None:
-                        choice = pointwise_pair(part, fitted, k)
-                        replaced.append((number, k))
-            new += choice
-            value = run(choice, value)
-    return tuple(new), replaced
-
-
-def _rank(part: Any, fitted: AffineFit, entries: int, scale: float, whole: Counts) -> int | None:
-    """Return the best rank of a layer with the given number of output entries; None to leave it unchanged."""
-    n, taps = len(part.weight), part.weight[0].numel()
-    places = entries / n
-    bias = 0 if part.bias is None else n
-    now = share((n * taps + bias, n * taps * places, 1), whole)
-    each = share((taps + n, (taps + n) * places, 0), whole)
-    ranks = torch.arange(1, len(fitted.tails), dtype=torch.float64)
-    prices = torch.cat([torch.tensor([now], dtype=torch.float64), ranks * each + share((n, 0, 2), whole)])
-    tails = torch.cat([fitted.tails.new_zeros(1), fitted.tails[1:]])
-    return cheapest(prices, tails, scale) or None

@@ -1,0 +1,245 @@
+"""Low-rank factors of linear layers anywhere in a module, their ranks chosen together."""
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bnrank.discovery.compression.fits import AffineFit, gram_fit, pointwise_pair
+from bnrank.discovery.compression.judging import Judge, channel_rows
+from bnrank.discovery.compression.parts import Counts, Parts, cheapest, is_linear, share
+from bnrank.networks import Skipped
+
+MAX_ROWS = 8192  # (samples and positions) of one fit
+MAX_VALUES = 2**21  # of the stored outputs of one layer
+DRAWS = 8  # random directions of the output per sample, where there are more outputs
+
+Choice = dict[str, Parts]
+"""From the names of layers to the parts that replace them."""
+
+
+def places(net: nn.Module, x: Tensor) -> tuple[list[str], list[Skipped]]:
+    """Return the names of the linear layers that can be replaced, in order of execution, and the others.
+
+    A layer can be replaced if it runs exactly once, shares no parameter, and nothing else reads its weight.
+    """
+    names = {name: part for name, part in net.named_modules() if is_linear(part)}
+    holders = Counter(id(p) for part in _distinct(net) for p in part._parameters.values() if p is not None)
+    calls: list[str] = []
+    with ExitStack() as stack, torch.no_grad():
+        for name, part in names.items():
+            note = part.register_forward_hook(lambda *_, name=name: calls.append(name))  # type: ignore[misc]
+            stack.callback(note.remove)
+        net(x[:2].clone())
+    times, found, skipped = Counter(calls), [], []
+    for name, part in names.items():
+        if any(holders[id(p)] > 1 for p in part.parameters()):
+            skipped.append(Skipped.part(name, part, "its parameters are used in more than one place"))
+        elif times[name] != 1:
+            skipped.append(Skipped.part(name, part, f"called {times[name]} times, expected once"))
+    left = {part.name for part in skipped}
+    found = [name for name in calls if name not in left]
+    for name in list(found):
+        try:
+            with swapped(net, {name: (names[name],)}), torch.no_grad():
+                net(x[:2].clone())
+        except (AttributeError, TypeError, RuntimeError) as error:
+            why = f"the module cannot be run with another module in its place: {error}"
+            skipped.append(Skipped(name, "segment", why))
+            found.remove(name)
+    return found, skipped
+
+
+def _distinct(net: nn.Module) -> Iterator[nn.Module]:
+    return iter(net.modules())
+
+
+@contextmanager
+def swapped(net: nn.Module, choice: Mapping[str, Sequence[nn.Module]]) -> Iterator[nn.Module]:
+    """Run a module with some layers replaced by parts in sequence."""
+    originals = {name: net.get_submodule(name) for name in choice}
+    try:
+        for name, parts in choice.items():
+            _put(net, name, parts[0] if isinstance(parts[0], _Refit) else nn.Sequential(*parts))
+        yield net
+    finally:
+        for name, part in originals.items():
+            _put(net, name, part)
+
+
+def _put(net: nn.Module, name: str, part: nn.Module) -> None:
+    parent, _, own = name.rpartition(".")
+    net.get_submodule(parent)._modules[own] = part
+
+
+class _Refit(nn.Module):
+    """A layer that is replaced when it runs, by factors fitted from its present output to its original one."""
+
+    def __init__(self, name: str, layer: nn.Module, factoring: "Factoring", scale: float) -> None:
+        super().__init__()
+        self.name, self.factoring, self.scale = name, factoring, scale
+        self.layer = layer
+        self.choice: tuple[Parts, int] | None = None
+
+    def forward(self, value: Tensor) -> Tensor:
+        out = self.layer(value)
+        self.choice = self.factoring.chosen(self.name, self.layer, out, self.scale)
+        if self.choice is None:
+            return out
+        for part in self.choice[0]:
+            value = part(value)
+        return value
+
+
+class Factoring:
+    """The choice of ranks for several layers of a module, by one exchange rate between change and cost.
+
+    A layer a -> W a + b whose values on the samples lie near c + B t, t in R^k, becomes a -> A W a and t -> c' + B t,
+    with t chosen in the metric of the output. For a convolution, t has k channels and the second layer is a pointwise
+    (one-tap) convolution. With ``plain=True`` the metric is the identity, every layer loses the same fraction of the
+    variance of its output, and nothing is refitted: this is the truncated singular value decomposition of W C^{1/2}, C
+    the covariance of the layer's inputs (activation-aware SVD).
+
+    Parameters
+    ----------
+    judge : Judge
+        Measures changes; its ``x`` is the input of ``net`` and its ``rest`` follows the output of ``net``.
+    net : torch.nn.Module
+        In float64 and eval mode, with parameters that require gradients.
+    names : sequence of str
+        Its layers that may be factored, see :func:`places`.
+    whole : tuple of int
+        The reference of relative costs.
+    chunk_size : int, optional
+        Samples per block, where ``rest`` does not depend on which samples it follows.
+    """
+
+    def __init__(
+        self, judge: Judge, net: nn.Module, names: Sequence[str], whole: Counts, chunk_size: int | None = None
+    ) -> None:
+        self.judge, self.net, self.names, self.whole = judge, net, list(names), whole
+        self.rows: dict[str, Tensor] = {}
+        """Original outputs of each layer, (rows, units)."""
+        self.sizes: dict[str, int] = {}
+        """Entries of the output of each layer for one sample."""
+        self.metrics = self._measured(chunk_size)
+        """Square root of the mean of J^T J over samples, J from the output of the layer to that of the module."""
+
+    def at(self, scale: float, plain: bool = False) -> tuple[Choice, list[tuple[str, int]]]:
+        """Return the replaced layers, and their names with their ranks.
+
+        Parameters
+        ----------
+        scale : float
+            The relative change of the output that is worth the whole cost; if ``plain``, the square root of the
+            fraction of the variance that every layer loses.
+        """
+        choice: Choice = {}
+        ranks = []
+        if plain:
+            for name in self.names:
+                rows, layer = self.rows[name], self.net.get_submodule(name)
+                fitted = gram_fit(rows, rows)
+                k = min(int((fitted.tails > scale * fitted.tails[0]).sum()) or 1, len(fitted.reading))
+                out, taps = layer.weight.flatten(1).shape  # type: ignore[union-attr, operator]
+                if len(fitted.reading) and k * (out + taps) < out * taps:
+                    choice[name] = pointwise_pair(layer, fitted, k)
+                    ranks.append((name, k))
+            return choice, ranks
+        stubs = {name: (_Refit(name, self.net.get_submodule(name), self, scale),) for name in self.names}
+        with torch.no_grad(), swapped(self.net, stubs):
+            self.net(self.judge.x.clone())
+        for name, (stub,) in stubs.items():
+            if stub.choice is not None:
+                choice[name] = stub.choice[0]
+                ranks.append((name, stub.choice[1]))
+        return choice, ranks
+
+    def change(self, choice: Choice) -> float:
+        """Return the change of the module's output with layers replaced."""
+        with swapped(self.net, choice):
+            return self.judge((self.net,))
+
+    def chosen(self, name: str, layer: Any, out: Tensor, scale: float) -> tuple[Parts, int] | None:
+        """Return the factors of a layer with present output ``out``, and the rank; None to keep the layer."""
+        metric = self.metrics.get(name)
+        if metric is None:
+            return None
+        rows = channel_rows(layer, out)
+        fitted = gram_fit(rows[:: _step(*rows.shape)], self.rows[name], metric)
+        k = _rank(layer, fitted, self.sizes[name], scale * self.judge.scale, self.whole)
+        return None if k is None else (pointwise_pair(layer, fitted, k), k)
+
+    def _measured(self, chunk_size: int | None) -> dict[str, Tensor]:
+        """Collect outputs and their metrics, in blocks of samples where ``rest`` needs not follow all of them."""
+        x, grams, rows = self.judge.x.detach(), {}, {name: [] for name in self.names}  # type: ignore[var-annotated]
+        generator = torch.Generator().manual_seed(0)
+        for start in range(0, len(x), chunk_size or len(x)):
+            given = x[start : start + (chunk_size or len(x))]
+            out, leaves = self._outputs(given)
+            for name, value in leaves.items():
+                own = channel_rows(self.net.get_submodule(name), value.detach())
+                step = _step(len(own) // len(given) * len(x), own.shape[1])
+                rows[name].append(own[-(start * (len(own) // len(given))) % step :: step].clone())
+                self.sizes[name] = value[0].numel() if value.ndim > 1 else 1
+            for name, gradient in _gradients(out, leaves, generator):
+                own = channel_rows(self.net.get_submodule(name), gradient)
+                grams[name] = grams.get(name, 0) + own.T @ own
+        self.rows = {name: torch.cat(found) for name, found in rows.items() if found}
+        metrics = {}
+        for name, gram in grams.items():
+            squares, vectors = torch.linalg.eigh(gram / len(x))
+            metrics[name] = vectors * squares.clamp(min=0).sqrt() @ vectors.T
+        return metrics
+
+    def _outputs(self, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the output of the module, (N, outputs), and those of the layers, with the graph between them."""
+        leaves: dict[str, Tensor] = {}
+
+        def keep(name: str, out: Tensor) -> Tensor:
+            leaves[name] = out
+            return out.clone()  # the next part may modify it in place
+
+        with ExitStack() as stack, torch.enable_grad():
+            for name in self.names:
+                part = self.net.get_submodule(name)
+                hook = part.register_forward_hook(lambda _, __, out, name=name: keep(name, out))  # type: ignore[misc]
+                stack.callback(hook.remove)
+            return self.judge.rest(self.net(x.clone())).flatten(1), leaves
+
+
+def _gradients(out: Tensor, leaves: Mapping[str, Tensor], generator: torch.Generator) -> Iterator[tuple[str, Tensor]]:
+    """Yield gradients of outputs, or of random combinations of them, one per sample, in the leaves."""
+    n = out.shape[1]
+    for draw in range(min(n, DRAWS)):
+        if n <= DRAWS:
+            direction = torch.zeros_like(out)
+            direction[:, draw] = 1
+        else:
+            direction = 2.0 * torch.randint(0, 2, out.shape, generator=generator).to(out) - 1
+        with torch.enable_grad():
+            along = (out * direction).sum() / (1 if n <= DRAWS else math.sqrt(DRAWS))
+        found = torch.autograd.grad(along, list(leaves.values()), retain_graph=True, allow_unused=True)
+        yield from ((name, gradient) for name, gradient in zip(leaves, found, strict=True) if gradient is not None)
+
+
+def _step(rows: int, columns: int) -> int:
+    """Return which of many rows are used in one fit: every so many."""
+    return max(1, rows // max(4 * columns, min(MAX_ROWS, MAX_VALUES // max(columns, 1))))
+
+
+def _rank(part: Any, fitted: AffineFit, entries: int, scale: float, whole: Counts) -> int | None:
+    """Return the best rank of a layer with the given number of output entries; None to leave it unchanged."""
+    n, taps = len(part.weight), part.weight[0].numel()
+    positions = entries / n
+    bias = 0 if part.bias is None else n
+    now = share((n * taps + bias, n * taps * positions, 1), whole)
+    each = share((taps + n, (taps + n) * positions, 0), whole)
+    ranks = torch.arange(1, len(fitted.tails), dtype=torch.float64)
+    prices = torch.cat([torch.tensor([now], dtype=torch.float64), ranks * each + share((n, 0, 2), whole)])
+    tails = torch.cat([fitted.tails.new_zeros(1), fitted.tails[1:]])
+    return cheapest(prices.to(tails), tails, scale) or None

@@ -1,0 +1,168 @@
+"""Compression of modules of several segments: attention with separate projections, and all layers factored together."""
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from bnrank.discovery.compression.judging import Judge, tuned
+from bnrank.discovery.compression.lowrank import Choice, Factoring
+from bnrank.discovery.compression.parts import Counts, Parts, parameters
+from bnrank.discovery.compression.stages import Step, inlined, most
+from bnrank.networks.attention import FactoredAttention
+
+TUNED = (4.0, 2.0, 1.4, 1.0)  # multiples of the tolerance for the cuts before tuning
+
+
+def split_attention(net: nn.Module) -> list[str]:
+    """Replace each ``nn.MultiheadAttention`` by one with separate projections, in place; return the names.
+
+    The function is unchanged. One that is registered in several places stays.
+    """
+    found = []
+    for name, part in list(net.named_modules(remove_duplicate=False)):
+        if name and FactoredAttention.accepts(part) and list(net.modules()).count(part) == 1:
+            put(net, name, FactoredAttention.like(part))
+            found.append(name)
+    return found
+
+
+def put(net: nn.Module, name: str, part: nn.Module) -> nn.Module:
+    """Return the module with a submodule replaced, in place; the part itself for the name "".
+
+    A ``nn.TransformerEncoder`` around a :class:`~bnrank.networks.attention.FactoredAttention` no longer reads the
+    weights of its first layer to pack sequences.
+    """
+    if not name:
+        return part
+    parent, _, own = name.rpartition(".")
+    net.get_submodule(name)
+    setattr(net.get_submodule(parent), own, part)
+    if isinstance(part, FactoredAttention):
+        for module in net.modules():
+            if isinstance(module, nn.TransformerEncoder) and part in set(module.modules()):
+                module.use_nested_tensor = False
+    return net
+
+
+@dataclass(frozen=True)
+class Factored:
+    """A module whose layers are factored.
+
+    Attributes
+    ----------
+    choice : dict
+        From names of layers to their factors.
+    steps : tuple of Step
+        What was done.
+    change : float
+        The change of the output.
+    size : int
+        Number of parameters left.
+    """
+
+    choice: Choice
+    steps: tuple[Step, ...]
+    change: float
+    size: int
+
+
+def factored(
+    judge: Judge, net: nn.Module, names: Sequence[str], whole: Counts, tol: float, tune: int, chunk_size: int
+) -> Factored:
+    """Return the outcome of fewest parameters: as it is, factored by one exchange rate, or by activation-aware SVD.
+
+    With ``tune``, cuts at multiples of the tolerance are fine-tuned; those that end within it count.
+    """
+    before = parameters(net)
+    outcomes = [Factored({}, (), 0.0, before)]
+    if not names:
+        return outcomes[0]
+    factoring = Factoring(judge, net, names, whole, chunk_size)
+    for plain in (False, True):
+        for factor in TUNED if tune else (1.0,):
+            found = most(
+                lambda made: factoring.change(made[0]),
+                _at(factoring, plain),
+                factor * tol,
+            )
+            if found is None or not found[0][1]:
+                continue
+            (choice, ranks), change = found
+            size = before - sum(
+                parameters(net.get_submodule(n)) - sum(map(parameters, new)) for n, new in choice.items()
+            )
+            steps = (Step("factor", "", ", ".join(f"{name} to rank {k}" for name, k in ranks), change),)
+            if tune and size <= min(one.size for one in outcomes):
+                choice, change, more = _tuned(judge, net, choice, tune, change)
+                steps += more
+            if change <= tol:
+                outcomes.append(Factored(choice, steps, change, size))
+    return min(outcomes, key=lambda one: (one.size, one.change))
+
+
+def _at(factoring: Factoring, plain: bool) -> Callable[[float], Any]:
+    return lambda scale: factoring.at(scale, plain)
+
+
+def _tuned(
+    judge: Judge, net: nn.Module, choice: Choice, tune: int, change: float
+) -> tuple[Choice, float, tuple[Step, ...]]:
+    work = copy.deepcopy(net)
+    for name, parts in choice.items():
+        put(work, name, nn.Sequential(*copy.deepcopy(parts)))
+    work.requires_grad_(False)
+    (best,), found = tuned(judge, (work,), tune, list(choice))
+    if found >= change:
+        return choice, change, ()
+    step = Step("tune", "", f"at most {tune} iterations of L-BFGS at fixed size", found)
+    return {name: tuple(best.get_submodule(name)) for name in choice}, found, (step,)  # type: ignore[arg-type]
+
+
+def merged(work: nn.Module, new: dict[str, Parts], choice: Choice, attentions: Sequence[str]) -> dict[str, Parts]:
+    """Return all replacements by name: those of segments, with factors inside them, of attentions and of layers.
+
+    Parameters
+    ----------
+    work : torch.nn.Module
+        The module with segments replaced and attentions split, before factoring.
+    new : dict
+        Replaced segments.
+    choice : dict
+        Factored layers of ``work``.
+    attentions : sequence of str
+        Names of the attentions that were split.
+    """
+    found = dict(new)
+    touched = set()
+    for name, parts in choice.items():
+        segment = next((s for s in new if name.startswith(f"{s}.")), None)
+        attention = next((a for a in attentions if name.startswith(f"{a}.")), None)
+        if attention is not None:
+            touched.add(attention)
+        elif segment is not None:
+            continue
+        else:
+            found[name] = parts
+    for segment in new:
+        inside = {
+            name.removeprefix(f"{segment}."): parts for name, parts in choice.items() if name.startswith(f"{segment}.")
+        }
+        own = {name: parts for name, parts in inside.items() if "." not in name}
+        for name in inside.keys() - own.keys():
+            index, _, rest = name.partition(".")
+            put(found[segment][int(index)], rest, nn.Sequential(*inside[name]))
+        found[segment] = inlined(found[segment], own)
+    for name in attentions:
+        parent = name.rpartition(".")[0]
+        layer = work.get_submodule(parent)
+        fused = isinstance(layer, nn.TransformerEncoderLayer)
+        if name in touched or (fused and any(f.startswith(f"{parent}.") for f in found)):
+            attention: Any = copy.deepcopy(work.get_submodule(name))
+            for own in ("q", "k", "v", "out"):
+                if f"{name}.{own}" in choice:
+                    setattr(attention, own, nn.Sequential(*choice[f"{name}.{own}"]))
+            found[name] = (attention.refreshed(),)
+    return found

@@ -1,0 +1,159 @@
+"""Multi-head attention with separate projections, each of which may be a product of two matrices."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+
+class FactoredAttention(nn.Module):
+    r"""Multi-head attention like ``nn.MultiheadAttention``, with four separate projections of any rank.
+
+    Each projection (of queries, keys, values and outputs) is a Linear or, where its rank is given, two. It replaces a
+    ``nn.MultiheadAttention``, also inside ``nn.TransformerEncoderLayer``, whose fused kernel it turns off: that kernel
+    reads the weights of the original projections.
+
+    Parameters
+    ----------
+    embed_dim, num_heads : int
+        As in ``nn.MultiheadAttention``.
+    ranks : tuple of int
+        Of the projections q, k, v and out; 0 for a single Linear.
+    biases : tuple of bool
+        Whether the projections q, k, v and out have biases.
+    kdim, vdim : int, optional
+        Dimensions of keys and values; default: ``embed_dim``.
+    batch_first : bool
+        Whether inputs are (N, length, features) instead of (length, N, features).
+    dropout : float
+        Of the attention weights, in training.
+
+    Examples
+    --------
+    >>> full = nn.MultiheadAttention(8, 2, batch_first=True).eval()
+    >>> same, x = FactoredAttention.like(full), torch.randn(3, 5, 8)
+    >>> torch.allclose(same(x, x, x)[0], full(x, x, x)[0], atol=1e-6)
+    True
+    """
+
+    in_proj_bias = None  # with this nn.TransformerEncoderLayer does not take its fused path
+    _qkv_same_embed_dim = False
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        ranks: tuple[int, int, int, int] = (0, 0, 0, 0),
+        *,
+        biases: tuple[bool, bool, bool, bool] = (True, True, True, True),
+        kdim: int | None = None,
+        vdim: int | None = None,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.embed_dim, self.num_heads, self.ranks = embed_dim, num_heads, tuple(ranks)
+        self.biases, self.batch_first, self.dropout = tuple(biases), batch_first, dropout
+        self.kdim, self.vdim = kdim or embed_dim, vdim or embed_dim
+        inputs = (embed_dim, self.kdim, self.vdim, embed_dim)
+        self.q, self.k, self.v, self.out = (
+            _projection(size, embed_dim, rank, bias)
+            for size, rank, bias in zip(inputs, self.ranks, self.biases, strict=True)
+        )
+
+    @classmethod
+    def like(cls, full: nn.MultiheadAttention) -> "FactoredAttention":
+        """Return the same attention as a ``nn.MultiheadAttention``, with copies of its parameters, at full rank."""
+        bias = full.in_proj_bias is not None
+        settings: dict[str, Any] = {"kdim": full.kdim, "vdim": full.vdim, "batch_first": full.batch_first}
+        settings |= {"biases": (bias, bias, bias, full.out_proj.bias is not None), "dropout": full.dropout}
+        with torch.random.fork_rng(devices=[]):
+            found = cls(full.embed_dim, full.num_heads, **settings)
+        fused = full.in_proj_weight
+        parts = (full.q_proj_weight, full.k_proj_weight, full.v_proj_weight) if fused is None else fused.chunk(3)
+        biases = full.in_proj_bias.chunk(3) if bias else (None,) * 3
+        with torch.no_grad():
+            for name, weight, shift in zip(("q", "k", "v"), parts, biases, strict=True):
+                _set(found, name, weight, shift)
+            _set(found, "out", full.out_proj.weight, full.out_proj.bias)
+        return found.train(full.training)
+
+    @staticmethod
+    def accepts(full: nn.Module) -> bool:
+        """Return whether a module is a ``nn.MultiheadAttention`` without additional keys and values."""
+        if type(full) is not nn.MultiheadAttention:
+            return False
+        return full.bias_k is None and full.bias_v is None and not full.add_zero_attn
+
+    def refreshed(self) -> "FactoredAttention":
+        """Set ``ranks`` and ``biases`` to those of the present projections; return the module itself."""
+        lasts = [part[-1] if isinstance(part, nn.Sequential) else part for part in (self.q, self.k, self.v, self.out)]
+        firsts = [part[0] if isinstance(part, nn.Sequential) else None for part in (self.q, self.k, self.v, self.out)]
+        self.ranks = tuple(0 if first is None else len(first.weight) for first in firsts)
+        self.biases = tuple(last.bias is not None for last in lasts)
+        return self
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the output and, if requested, the attention weights, as ``nn.MultiheadAttention`` does."""
+        batched = query.ndim == 3
+        if not batched:
+            query, key, value = (t.unsqueeze(0 if self.batch_first else 1) for t in (query, key, value))
+            key_padding_mask = None if key_padding_mask is None else key_padding_mask.unsqueeze(0)
+        if not self.batch_first:
+            query, key, value = (t.transpose(0, 1) for t in (query, key, value))
+        q, k, v = (self._heads(part(t)) for part, t in ((self.q, query), (self.k, key), (self.v, value)))
+        mask = self._mask(attn_mask, key_padding_mask, q)
+        dropout = self.dropout if self.training else 0.0
+        weights = None
+        if need_weights:
+            scores = q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5
+            weights = F.dropout((scores if mask is None else scores + mask).softmax(-1), dropout, self.training)
+            mixed = weights @ v
+            weights = weights.mean(1) if average_attn_weights else weights
+            weights = weights if batched else weights.squeeze(0)
+        else:
+            mixed = F.scaled_dot_product_attention(q, k, v, mask, dropout)
+        found = self.out(mixed.transpose(1, 2).flatten(2))
+        found = found if self.batch_first else found.transpose(0, 1)
+        return (found if batched else found.squeeze(0 if self.batch_first else 1)), weights
+
+    def _heads(self, value: Tensor) -> Tensor:
+        return value.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+
+    def _mask(self, attn_mask: Tensor | None, padding: Tensor | None, q: Tensor) -> Tensor | None:
+        """Return the sum of both masks, to be added to the scores, (N or 1, heads or 1, length, keys)."""
+        total = None
+        for mask in (attn_mask, None if padding is None else padding[:, None, None]):
+            if mask is None:
+                continue
+            if mask.dtype == torch.bool:
+                mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill_(mask, -torch.inf)
+            if mask.ndim == 3:  # (N heads, length, keys)
+                mask = mask.unflatten(0, (-1, self.num_heads))
+            total = mask.to(q) if total is None else total + mask.to(q)
+        return total
+
+
+def _projection(size: int, out: int, rank: int, bias: bool) -> nn.Module:
+    if not rank:
+        return nn.Linear(size, out, bias)
+    return nn.Sequential(nn.Linear(size, rank, bias=False), nn.Linear(rank, out, bias))
+
+
+def _set(found: FactoredAttention, name: str, weight: Tensor, bias: Tensor | None) -> None:
+    layer = nn.utils.skip_init(nn.Linear, weight.shape[1], weight.shape[0], bias=bias is not None)
+    layer.weight = nn.Parameter(weight.detach().clone(), weight.requires_grad)
+    if bias is not None:
+        layer.bias = nn.Parameter(bias.detach().clone(), bias.requires_grad)
+    setattr(found, name, layer)
