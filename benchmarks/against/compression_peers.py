@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -14,6 +15,8 @@ from torch import Tensor, nn
 from torch.nn.utils import prune
 
 from bnrank.discovery.compression import multiply_adds, parameters
+
+Layer = nn.Linear | nn.Conv1d | nn.Conv2d
 
 __all__ = ["PEERS", "Peer", "costs", "find_strongest", "fine_tuned", "layers"]
 
@@ -32,8 +35,8 @@ class Peer:
     Attributes
     ----------
     shrink : callable
-        From a network (a ``nn.Sequential`` of Linear, Conv2d, ReLU, average pooling and Flatten), inputs and a strength
-        to a smaller network; the network given stays as it is.
+        From a network with Linear and convolutions, inputs and a strength to a smaller network; the network given stays
+        as it is.
     strengths : tuple of float
         What is tried, weakest first.
     sparse : bool
@@ -45,9 +48,9 @@ class Peer:
     sparse: bool = False  # whether what is saved are zeros
 
 
-def layers(net: nn.Module) -> list[nn.Linear | nn.Conv2d]:
+def layers(net: nn.Module) -> list[Layer]:
     """Return the linear and convolutional layers in order."""
-    return [part for part in net.modules() if isinstance(part, nn.Linear | nn.Conv2d)]
+    return [part for part in net.modules() if isinstance(part, Layer)]
 
 
 def costs(net: nn.Module, x: Tensor, sparse: bool = False) -> tuple[int, int]:
@@ -62,7 +65,7 @@ def costs(net: nn.Module, x: Tensor, sparse: bool = False) -> tuple[int, int]:
     return parameters(net) - zeros, round(sum(count * share for count, share in shares))
 
 
-def multiply_adds_of(net: nn.Module, layer: nn.Linear | nn.Conv2d, x: Tensor) -> int:
+def multiply_adds_of(net: nn.Module, layer: Layer, x: Tensor) -> int:
     """Return the multiply-adds per sample of one layer."""
     sizes: list[int] = []
     handle = layer.register_forward_hook(lambda _, __, out: sizes.append(out[0].numel()))
@@ -75,13 +78,17 @@ def multiply_adds_of(net: nn.Module, layer: nn.Linear | nn.Conv2d, x: Tensor) ->
 def entries(net: nn.Sequential, x: Tensor, kept: float) -> nn.Module:
     """Set the smallest weights and biases of the whole network to zero: ``prune.global_unstructured`` by L1."""
     work = copy.deepcopy(net)
-    chosen = [(layer, name) for layer in layers(work) for name in ("weight", "bias")]
+    chosen = [
+        (layer, name) for layer in layers(work) for name in ("weight", "bias") if getattr(layer, name) is not None
+    ]
     prune.global_unstructured(chosen, pruning_method=prune.L1Unstructured, amount=1 - kept)
     return work
 
 
 def neurons(net: nn.Sequential, x: Tensor, kept: float) -> nn.Module:
     """Remove the neurons or channels of least norm, the same share of every hidden layer: ``prune.ln_structured``."""
+    if type(net) is not nn.Sequential:
+        raise TypeError(f"a {type(net).__name__}, which is no chain of layers")
     work = copy.deepcopy(net)
     for layer in layers(work)[:-1]:
         count = len(layer.weight)
@@ -138,7 +145,7 @@ def graph_pruned(net: nn.Sequential, x: Tensor, kept: float) -> nn.Module:
     return work
 
 
-def truncated(net: nn.Sequential, x: Tensor, cut: float) -> nn.Module:
+def truncated(net: nn.Module, x: Tensor, cut: float) -> nn.Module:
     """Replace every weight matrix by its truncated SVD; the energy that is left out is at most cut^2 in each."""
     frames = []
     for layer in layers(net):
@@ -147,56 +154,90 @@ def truncated(net: nn.Sequential, x: Tensor, cut: float) -> nn.Module:
     return factored(net, frames, cut)
 
 
-def truncated_on_data(net: nn.Sequential, x: Tensor, cut: float) -> nn.Module:
+def truncated_on_data(net: nn.Module, x: Tensor, cut: float) -> nn.Module:
     """Replace every layer by its best one of low rank on the data: SVD of W C^{1/2}, C the covariance of its inputs.
 
     The left singular vectors of W C^{1/2} are the principal axes of what the layer gives, which is how they are found.
     """
-    return factored(net, principal_axes(net, x[:DECIDING]), cut)
+    return factored(net, principal_axes(net, x), cut)
 
 
-def principal_axes(net: nn.Sequential, x: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
+def truncated_together(net: nn.Module, x: Tensor, cut: float) -> nn.Module:
+    """Do the same with one budget: each layer minimizes its share of parameters plus energy left out over cut^2.
+
+    Energy is relative to that of the layer's output.
+    """
+    frames = principal_axes(net, x)
+    whole = parameters(net)
+    ranks = []
+    for layer, (_, energy, _) in zip(layers(net), frames, strict=True):
+        out, flat = layer.weight.flatten(1).shape
+        k = torch.arange(1, out + 1)
+        left = (energy.sum() - energy.cumsum(0)).clamp(min=0) / energy.sum().clamp(min=1e-300)
+        sums = (k * (out + flat)).double() / whole + left / cut**2
+        best = int(sums.argmin())
+        ranks.append(best + 1 if float(sums[best]) < out * flat / whole else out)
+    return with_ranks(net, frames, ranks)
+
+
+@functools.lru_cache(maxsize=1)
+def principal_axes(net: nn.Module, x: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
     """Return for every layer axes (columns), variances along them, and the mean of what it gives on the data."""
-    found: list[tuple[Tensor, Tensor, Tensor]] = []
+    found: dict[nn.Module, tuple[Tensor, Tensor, Tensor]] = {}
 
     def note(layer: nn.Module, _: object, out: Tensor) -> None:
-        rows = (out if out.ndim == 2 else out.movedim(1, -1).reshape(-1, out.shape[1])).double()
+        rows = (out if isinstance(layer, nn.Linear) else out.movedim(1, -1)).flatten(0, -2).double()
         values, vectors = torch.linalg.eigh(torch.cov(rows.T, correction=0).reshape(rows.shape[1], -1))
-        found.append((vectors.flip(1), values.flip(0).clamp(min=0), rows.mean(0)))
+        found[layer] = vectors.flip(1), values.flip(0).clamp(min=0), rows.mean(0)
 
     handles = [layer.register_forward_hook(note) for layer in layers(net)]
     with torch.no_grad():
-        net(x)
+        net(x[:DECIDING])
     for handle in handles:
         handle.remove()
-    return found
+    return [found[layer] for layer in layers(net)]
 
 
-def factored(net: nn.Sequential, frames: Sequence[tuple[Tensor, Tensor, Tensor]], cut: float) -> nn.Sequential:
+def factored(net: nn.Module, frames: Sequence[tuple[Tensor, Tensor, Tensor]], cut: float) -> nn.Module:
     """Replace each layer by two, onto its first axes and back, where that takes fewer parameters."""
-    parts: list[nn.Module] = []
-    frame = iter(frames)
-    for part in copy.deepcopy(net):
-        if not isinstance(part, nn.Linear | nn.Conv2d):
-            parts.append(part)
-            continue
-        axes, energy, mean = next(frame)
+    ranks = []
+    for _, energy, _ in frames:
         left_out = energy.sum() - energy.cumsum(0)
-        rank = 1 + int((left_out > cut**2 * energy.sum()).sum())
-        out, flat = part.weight.flatten(1).shape
-        parts += pair(part, axes[:, :rank], mean) if rank * (out + flat) < out * flat else [part]
-    return nn.Sequential(*parts)
+        ranks.append(1 + int((left_out > cut**2 * energy.sum()).sum()))
+    return with_ranks(net, frames, ranks)
 
 
-def pair(layer: nn.Linear | nn.Conv2d, axes: Tensor, mean: Tensor) -> list[nn.Module]:
+def with_ranks(net: nn.Module, frames: Sequence[tuple[Tensor, Tensor, Tensor]], ranks: Sequence[int]) -> nn.Module:
+    """Replace each layer by two of the given rank, where that takes fewer parameters; a chain stays a chain."""
+    work = copy.deepcopy(net)
+    names = {layer: name for name, layer in work.named_modules()}
+    for layer, (axes, _, mean), rank in zip(layers(work), frames, ranks, strict=True):
+        out, flat = layer.weight.flatten(1).shape
+        if rank * (out + flat) < out * flat:
+            parent, _, own = names[layer].rpartition(".")
+            setattr(work.get_submodule(parent), own, nn.Sequential(*pair(layer, axes[:, :rank], mean)))
+    if type(work) is not nn.Sequential:
+        return work
+    return nn.Sequential(*(one for part in work for one in (part if isinstance(part, nn.Sequential) else [part])))
+
+
+def rescaled(net: nn.Module, x: Tensor, cut: float) -> nn.Module:
+    """Replace each Linear by a truncated SVD with columns scaled by its inputs: fasterai's ``FC_Decomposer``."""
+    from fasterai.misc.fc_decomposer import FC_Decomposer
+
+    return FC_Decomposer().decompose(net, energy_threshold=1 - cut**2, data=x[:DECIDING])
+
+
+def pair(layer: Layer, axes: Tensor, mean: Tensor) -> list[nn.Module]:
     """Return two layers that give mean + U U^T (W x + b - mean)."""
     rank, dtype = axes.shape[1], layer.weight.dtype
-    weight, bias = layer.weight.detach().double(), layer.bias.detach().double()  # type: ignore[union-attr]
+    weight = layer.weight.detach().double()
+    bias = torch.zeros(len(weight), dtype=torch.float64) if layer.bias is None else layer.bias.detach().double()
     first = copy.deepcopy(layer)
     first.weight = nn.Parameter((axes.T @ weight.flatten(1)).reshape(rank, *weight.shape[1:]).to(dtype))
     first.bias = None
-    kind = (rank, len(axes), 1) if isinstance(layer, nn.Conv2d) else (rank, len(axes))
-    second = (nn.Conv2d if isinstance(layer, nn.Conv2d) else nn.Linear)(*kind)
+    linear = isinstance(layer, nn.Linear)
+    second = nn.Linear(rank, len(axes)) if linear else type(layer)(rank, len(axes), 1)  # type: ignore[arg-type]
     second.weight = nn.Parameter(axes.to(dtype).reshape(second.weight.shape))
     kept_bias = bias if not mean.any() else mean + axes @ (axes.T @ (bias - mean))
     second.bias = nn.Parameter(kept_bias.to(dtype))
@@ -211,6 +252,8 @@ PEERS = {
     "Torch-Pruning, global": Peer(graph_pruned, KEPT),
     "truncated SVD": Peer(truncated, CUT),
     "truncated SVD on data": Peer(truncated_on_data, CUT),
+    "truncated SVD on data, one budget": Peer(truncated_together, CUT),
+    "fasterai ASVD": Peer(rescaled, CUT),
 }
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 import helpers
 from bnrank._core import store
-from bnrank.discovery.compression import compress, search
+from bnrank.discovery.compression import compress, result, search
 from bnrank.discovery.storage import plain_array
 
 normal = functools.partial(helpers.normal, dtype=torch.float32)
@@ -166,7 +166,7 @@ def test_a_foreign_file_is_refused_in_words(tmp_path):
         ValueError,
         match=r"other\.safetensors is a safetensors file that bnrank did not write, expected a compressed network",
     ):
-        store.load(path, search.KIND)
+        store.load(path, result.KIND)
 
 
 def test_classes_in_a_column_are_refused_with_the_expected_shape():

@@ -6,8 +6,8 @@ from torch import nn
 
 from bnrank.discovery.compression.fits import dense, equivariant_fit, fit, pair, pointwise_pair
 from bnrank.discovery.compression.judging import Judge, channel_rows
+from bnrank.discovery.compression.lowrank import Factoring
 from bnrank.discovery.compression.parts import cost, counts
-from bnrank.discovery.compression.stages import factored
 from helpers import normal
 
 
@@ -141,15 +141,15 @@ def test_a_layer_is_cut_to_the_rank_of_least_cost_and_squared_change(net, shape)
     whole, metric = counts(parts, x), judge.metrics(parts)[0]
     rows = channel_rows(parts[0], parts[0](x)).detach()
     fitted = fit(rows, rows, metric, 1e-10)
-    seen = set()
+    factoring, seen = Factoring(judge, net, ["0"], whole), set()
     for threshold in torch.logspace(-2, 1, 61).tolist():
         sums = {None: cost(parts, x, whole)}
         for k in range(1, len(fitted.reading) + 1):
             price = cost((*pointwise_pair(parts[0], fitted, k), *parts[1:]), x, whole)
             sums[k] = price + float(fitted.tails[k] / judge.scale / threshold) ** 2
         best = min(sums, key=sums.get)
-        _, ranks = factored(judge, parts, threshold, whole)
-        assert dict(ranks).get(1) == best
+        _, ranks = factoring.at(threshold)
+        assert dict(ranks).get("0") == best
         seen.add(best)
     assert len(seen) > 2
     assert None in seen

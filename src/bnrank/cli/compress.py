@@ -29,6 +29,9 @@ def compress_command(
     ] = 0.01,
     tune: Annotated[int, typer.Option(help="Fine-tuning steps (distillation).")] = 0,
     seed: Annotated[int, typer.Option(help="Random seed of the held-out split.")] = 0,
+    max_minutes: Annotated[
+        float | None, typer.Option(help="After this time, return the best outcome so far. Default: no limit.")
+    ] = None,
     save: Annotated[Path, typer.Option(help="The .safetensors file of the smaller network.")] = Path(
         "compressed.safetensors"
     ),
@@ -49,7 +52,9 @@ def compress_command(
     if ":" in model and files.weights is None:
         say("no --weights: using the module as returned by the function")
     held_out = 0.2 if table.x_test is None else table.x_test
-    found = bnrank.discovery.compress(net, table.x, tol=tol, held_out=held_out, tune=tune, seed=seed)
+    found = bnrank.discovery.compress(
+        net, table.x, tol=tol, held_out=held_out, tune=tune, seed=seed, max_minutes=max_minutes
+    )
     say(str(found))
     title = f"{Path(model).name} on {table.name}"
     write_page({title: found}, out, f"bnrank compress: {title}")

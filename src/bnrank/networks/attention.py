@@ -88,8 +88,9 @@ class FactoredAttention(nn.Module):
 
     def refreshed(self) -> "FactoredAttention":
         """Set ``ranks`` and ``biases`` to those of the present projections; return the module itself."""
-        lasts = [part[-1] if isinstance(part, nn.Sequential) else part for part in (self.q, self.k, self.v, self.out)]
-        firsts = [part[0] if isinstance(part, nn.Sequential) else None for part in (self.q, self.k, self.v, self.out)]
+        parts: list[Any] = [self.q, self.k, self.v, self.out]
+        firsts: list[Any] = [part[0] if isinstance(part, nn.Sequential) else None for part in parts]
+        lasts: list[Any] = [part[-1] if isinstance(part, nn.Sequential) else part for part in parts]
         self.ranks = tuple(0 if first is None else len(first.weight) for first in firsts)
         self.biases = tuple(last.bias is not None for last in lasts)
         return self

@@ -9,7 +9,7 @@ from torch import nn
 
 from bnrank._core.text import cell
 from bnrank.discovery.compression.certificate import Accuracy, Change
-from bnrank.discovery.compression.search import Compressed
+from bnrank.discovery.compression.result import Compressed
 from bnrank.discovery.estimators.counts import Trial
 from bnrank.discovery.estimators.summary import Summary
 from bnrank.discovery.estimators.terms import explained

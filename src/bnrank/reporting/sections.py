@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bnrank._core import validation
 from bnrank._core.validation import describe, expect
-from bnrank.discovery.compression.search import Compressed
+from bnrank.discovery.compression.result import Compressed
 from bnrank.discovery.estimators.base import BottleneckEstimator
 from bnrank.discovery.estimators.summary import Summary
 from bnrank.discovery.films import FilmSummary, StateVariables

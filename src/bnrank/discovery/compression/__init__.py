@@ -2,7 +2,8 @@
 
 from bnrank.discovery.compression.certificate import Accuracy, Bound, Certificate, Change
 from bnrank.discovery.compression.parts import multiply_adds, parameters
-from bnrank.discovery.compression.search import Compressed, compress, open_compressed
+from bnrank.discovery.compression.result import Compressed, open_compressed
+from bnrank.discovery.compression.search import compress
 from bnrank.discovery.compression.stages import Step
 from bnrank.discovery.compression.timing import Latency, Subnormals, latency, subnormals
 

@@ -13,7 +13,7 @@ from bnrank._core import linalg
 from bnrank.discovery.compression.parts import CONVOLUTIONS, Parts, pads_of, reach_of
 
 RIDGES = 10.0 ** torch.arange(-12, 1, 2, dtype=torch.float64)  # relative to the squared largest singular value
-SMALL = 1e-13  # a ridge relative to the largest eigenvalue of a Gram matrix
+SMALL = 1e-10  # eigenvalues of a Gram matrix below, relative to the largest, are not regressed on
 ROUNDING = 1e-10  # singular values below, relative to the largest, are not regressed on
 
 
@@ -97,10 +97,10 @@ def fit(z1: Tensor, z2: Tensor, metric: Tensor | None = None, ridge: float | Non
 
 
 def gram_fit(z1: Tensor, z2: Tensor, metric: Tensor | None = None) -> AffineFit:
-    """Return affine maps of every rank as :func:`fit` does, by Gram matrices and with the smallest sensible ridge.
+    """Return affine maps of every rank as :func:`fit` does, by Gram matrices and without a ridge.
 
     For a layer's original output z2 from its present one z1, which are nearly equal. Faster than :func:`fit` where
-    there are many rows, and precise to about 1e-7 of the largest singular value. Where z1 is z2 and without a metric,
+    there are many rows; blind to singular values below 1e-5 of the largest. Where z1 is z2 and without a metric,
     these are projections onto the principal axes.
 
     Parameters
@@ -114,8 +114,9 @@ def gram_fit(z1: Tensor, z2: Tensor, metric: Tensor | None = None) -> AffineFit:
     a, b = z1 - mean1, z2 - mean2
     gram = a.T @ a / len(a)
     values, basis = torch.linalg.eigh(gram)
-    ridge = SMALL * float(values[-1]) + torch.finfo(values.dtype).tiny
-    regression = (b.T @ a / len(a)) @ (basis / (values.clamp(min=0) + ridge) @ basis.T)  # (n2, n1)
+    kept = values > SMALL * values[-1]
+    values, basis = values[kept], basis[:, kept]
+    regression = (b.T @ a / len(a)) @ (basis / values @ basis.T)  # (n2, n1)
     predicted = regression @ gram @ regression.T
     seen = predicted if metric is None else metric @ predicted @ metric
     squares, axes = torch.linalg.eigh((seen + seen.T) / 2)

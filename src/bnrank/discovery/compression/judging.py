@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from bnrank._core import validation
+from bnrank.discovery.compression import budget
 from bnrank.discovery.compression.parts import LINEAR, Parts, flow, is_linear, run
 from bnrank.discovery.storage import plain_array
 from bnrank.networks import Segment
@@ -389,6 +390,6 @@ def tuned(judge: Judge, parts: Parts, steps: int, only: Sequence[str] | None = N
         idle += 1
         if found < change:
             best, change, idle = tuple(copy.deepcopy(part) for part in work), found, 0
-        if idle >= PATIENCE:
+        if idle >= PATIENCE or budget.current().over:
             break
     return best, change

@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +32,7 @@ def places(net: nn.Module, x: Tensor) -> tuple[list[str], list[Skipped]]:
     calls: list[str] = []
     with ExitStack() as stack, torch.no_grad():
         for name, part in names.items():
-            note = part.register_forward_hook(lambda *_, name=name: calls.append(name))  # type: ignore[misc]
+            note = part.register_forward_hook(lambda *_, name=name: calls.append(name))
             stack.callback(note.remove)
         net(x[:2].clone())
     times, found, skipped = Counter(calls), [], []
@@ -142,10 +142,10 @@ class Factoring:
         ranks = []
         if plain:
             for name in self.names:
-                rows, layer = self.rows[name], self.net.get_submodule(name)
+                rows, layer = self.rows[name], cast(Any, self.net.get_submodule(name))
                 fitted = gram_fit(rows, rows)
                 k = min(int((fitted.tails > scale * fitted.tails[0]).sum()) or 1, len(fitted.reading))
-                out, taps = layer.weight.flatten(1).shape  # type: ignore[union-attr, operator]
+                out, taps = layer.weight.flatten(1).shape
                 if len(fitted.reading) and k * (out + taps) < out * taps:
                     choice[name] = pointwise_pair(layer, fitted, k)
                     ranks.append((name, k))
@@ -207,7 +207,7 @@ class Factoring:
         with ExitStack() as stack, torch.enable_grad():
             for name in self.names:
                 part = self.net.get_submodule(name)
-                hook = part.register_forward_hook(lambda _, __, out, name=name: keep(name, out))  # type: ignore[misc]
+                hook = part.register_forward_hook(lambda _, __, out, name=name: keep(name, out))
                 stack.callback(hook.remove)
             return self.judge.rest(self.net(x.clone())).flatten(1), leaves
 

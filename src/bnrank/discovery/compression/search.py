@@ -1,10 +1,8 @@
 """`compress`: a trained module reduced to its bottleneck, and the result in memory and on disk."""
 
 import copy
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -12,100 +10,22 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from bnrank._core import files, identity, store, validation
-from bnrank._core.results import Printed
+from bnrank._core import identity, validation
 from bnrank.discovery import storage
-from bnrank.discovery.compression import judging
-from bnrank.discovery.compression.certificate import Certificate, certified
+from bnrank.discovery.compression import budget, judging
+from bnrank.discovery.compression.certificate import certified
 from bnrank.discovery.compression.judging import Judge, tuned
 from bnrank.discovery.compression.lowrank import places
 from bnrank.discovery.compression.parts import Parts, counts, is_linear, multiply_adds, parameters, segments
+from bnrank.discovery.compression.result import Compressed, finished, replaced
 from bnrank.discovery.compression.stages import Cut, Step, cut_down, fewest
-from bnrank.discovery.compression.timing import without_subnormals
 from bnrank.discovery.compression.wholes import TUNED, factored, merged, put, split_attention
 from bnrank.networks import Segment, Skipped
-from bnrank.networks.attention import FactoredAttention
 from bnrank.networks.functional import Functional, check_finite, unwrap
 
-KIND = "compressed network"
-SHARES = (0.0, 0.6, 0.9)  # of the tolerance for the segments of a larger module, before its layers are factored
+SHARES = (0.0, 0.6, 1.0)  # of the tolerance for the segments of a larger module, before its layers are factored
 MARGIN = 0.85  # fraction of the tolerance used: new samples differ more than those of the search
 SELECTING = 0.25  # fraction of the search samples used for model selection
-
-
-@dataclass(frozen=True)
-class Compressed(Printed):
-    """A smaller network, its certificate and the steps that led to it; ``print`` shows a table.
-
-    Attributes
-    ----------
-    network : torch.nn.Module
-        A ``nn.Sequential`` of torch layers where the module was one segment; else a copy of the module with each
-        segment replaced by one. The module itself where nothing was changed.
-    certificate : Certificate
-        Changes, bound, parameters, multiply-adds and latency, before and after.
-    steps : tuple of Step
-        The steps, in order.
-    skipped : tuple of Skipped
-        The parts left unchanged, each with the reason.
-    reason : str
-        Why no bottleneck was collapsed, by segment; empty if every segment had one collapsed.
-    plan : mapping
-        From the name of every replaced segment to its layers, as plain values: see
-        :func:`~bnrank.discovery.storage.rebuild`.
-    identity : mapping
-        The parts of the original module, without the values of parameters and buffers.
-    """
-
-    network: nn.Module
-    certificate: Certificate
-    steps: tuple[Step, ...]
-    skipped: tuple[Skipped, ...]
-    reason: str
-    plan: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    identity: dict[str, str] = field(default_factory=dict, repr=False)
-
-    @property
-    def changed(self) -> bool:
-        """Whether the network differs from the given one."""
-        return bool(self.steps)
-
-    def save(self, path: str | os.PathLike[str], tag: str | None = None) -> Path:
-        """Write network and plan to one safetensors file; return the path.
-
-        Parameters
-        ----------
-        path : path
-            A name ending in ``.safetensors``.
-        tag : str, optional
-            The version of parts of the module that cannot be identified, as in `bnrank.training.Save`; needed only
-            where some segments of a larger module were replaced.
-
-        Raises
-        ------
-        TypeError, ValueError
-            If a part of a segment is not a torch layer that plain values describe, a part of the rest cannot be
-            identified, or the path is invalid.
-        """
-        path = files.checked_path(path, "path", store.SUFFIX)
-        if not self.plan:
-            raise ValueError("network: nothing was compressed, expected replaced segments; save the module itself")
-        unknown = [name or "the module" for name, layers in self.plan.items() if layers is None]
-        if unknown:
-            found = ", ".join(unknown)
-            raise TypeError(f"network: {found} has parts that no plain values describe; save its state_dict")
-        parts = {} if "" in self.plan else self.identity | ({} if tag is None else {"tag": repr(tag)})
-        identity.require(parts)
-        return store.save(path, self.network.state_dict(), {"plan": dict(self.plan), "identity": parts}, KIND)
-
-    def __str__(self) -> str:
-        lines = [] if self.changed else ["returned as it is"]
-        for step in self.steps:
-            where = f" ({step.where})" if step.where else ""
-            lines.append(f"{step.kind}{where}: {step.what}; change so far {100 * step.change:.3g} %")
-        lines += [self.reason] if self.reason else []
-        lines += [f"skipped {part}" for part in self.skipped]
-        return "\n".join([*lines, str(self.certificate)])
 
 
 def compress(
@@ -120,6 +40,8 @@ def compress(
     batch_size: int = 256,
     repeats: int = 25,
     seed: int = 0,
+    max_minutes: float | None = None,
+    progress: bool = True,
 ) -> Compressed:
     r"""Return a trained module reduced to its bottleneck, within a tolerance on the change of its output.
 
@@ -133,10 +55,20 @@ def compress(
        convolutions on a torus it is fitted frequency by frequency (T28);
     3. neurons and channels that are, on the data, linear combinations of others are removed; their columns are added to
        those of the remaining ones;
-    4. layers of low rank on the data become two, where that saves multiply-adds.
+    4. layers of low rank on the data become two. Their ranks are chosen together, by one exchange rate between
+       parameters and squared change; later layers are fitted to make up for the change of earlier ones.
+       Activation-aware SVD (W C^{1/2} truncated, C the covariance of the layer's inputs, the same fraction of variance
+       lost in every layer) is also tried.
 
-    Step 2 is tried with three shares of the tolerance (and omitted), step 3 with two. Of all outcomes within the
-    tolerance, the one with the lowest mean of three relative costs is selected: parameters, multiply-adds, layers.
+    Step 2 is tried with three shares of the tolerance (and omitted), step 3 with two. Of the outcomes within the
+    tolerance that have at most 2 percent more parameters than the smallest, and no more than activation-aware SVD
+    alone, the one with the lowest mean of three relative costs is selected: parameters, multiply-adds, layers (weights
+    0.8, 0.15, 0.05).
+
+    In a module of several segments, step 4 comes last and covers all layers together, also those that code calls one by
+    one, and the projections of ``nn.MultiheadAttention``, which becomes a
+    :class:`~bnrank.networks.attention.FactoredAttention`. Segments are reduced with 0, 60 or 100 percent of the
+    tolerance before it; the outcome with the fewest parameters is selected.
 
     The search uses the samples that are not held out: three quarters for fits, the others for model selection, where a
     standard error is added to the mean square. If there are fewer than 1000 samples for fits, points on lines through
@@ -171,6 +103,11 @@ def compress(
         Settings of the measured latency.
     seed : int
         Random seed of the split.
+    max_minutes : float, optional
+        After this time the search tries nothing more and returns the best outcome so far, with a remark in ``reason``.
+        Reading the module and measuring the certificate are not limited.
+    progress : bool
+        Whether to show what is tried, on a terminal.
 
     Returns
     -------
@@ -233,12 +170,15 @@ def compress(
     real, selecting = len(deciding), max(1, round(SELECTING * len(deciding)))
     deciding = judging.enriched(deciding, real - selecting, min(judging.ENRICH, limit), seed)
     search = _Search(deciding, function(deciding).detach(), len(deciding) - selecting, real, tune)
-    if one:
-        search = _smallest(search, work, found, MARGIN * tol)
-    elif found:
-        search = _whole(search, work, several, MARGIN * tol, attentions, chunk_size)
+    with budget.budget(max_minutes, progress) as time_left:
+        if one:
+            search = _smallest(search, work, found, MARGIN * tol)
+        elif found:
+            search = _whole(search, work, several, MARGIN * tol, attentions, chunk_size)
+    if time_left.stopped:
+        search.reasons.append(f"max_minutes={max_minutes:g} was over before everything was tried")
     new = search.new
-    network = _finished(original, new) if new else net
+    network = finished(original, new) if new else net
     whole = (found[0].parts, new.get("", found[0].parts)) if one else None
     return Compressed(
         network=network,
@@ -340,11 +280,16 @@ def _whole(
 
     Segments of one layer are only factored.
     """
-    outcomes = []
+    outcomes: list[tuple[int, float, _Search]] = []
     whole = parameters(work), multiply_adds(work, search.x), sum(map(is_linear, work.modules()))
     names, skipped = places(work, search.x)
-    for share in SHARES if several else (0.0,):
-        own = _Search(search.x, search.reference, search.fitted, search.real, search.tune)
+    shares = [(share, search.tune) for share in (SHARES if several else (0.0,))]
+    if search.tune and several:  # with tuning, a segment uses up more of the tolerance, which leaves less for the next
+        shares.append((1.0, 0))
+    for share, tune in shares:
+        if outcomes and budget.current().over:
+            break
+        own = _Search(search.x, search.reference, search.fitted, search.real, tune)
         net = copy.deepcopy(work)
         if share:
             own.cut(net, several, share * tol)
@@ -354,7 +299,7 @@ def _whole(
             for rows in (slice(0, search.fitted), slice(search.fitted, None))
         )
         judge = Judge(first, second, search.reference[-search.real :])
-        found = factored(judge, net, names, whole, tol, search.tune, chunk_size)
+        found = factored(judge, net, names, whole, tol, tune, chunk_size)
         own.steps += found.steps
         own.new = merged(net, own.new, found.choice, attentions)
         own.skipped += skipped
@@ -407,59 +352,4 @@ def _cut(judge: Judge, segment: Segment, limit: float, tune: int) -> Cut:
             cut = replace(cut, parts=parts, steps=(*cut.steps, step), change=found)
         if cut.change <= limit:
             outcomes.append(cut)
-    return min(outcomes, key=fewest)
-
-
-def _finished(original: nn.Module, new: dict[str, Parts]) -> nn.Module:
-    """Return the module with new segments and no subnormal weights, in its own precision, device and mode."""
-    network = copy.deepcopy(original)
-    first = next(p for p in original.parameters() if p.is_floating_point())
-    for name, parts in new.items():
-        segment = nn.Sequential(*(copy.deepcopy(part).to(first.device, first.dtype) for part in parts))
-        segment.requires_grad_(True).zero_grad(set_to_none=True)
-        network = replaced(network, name, segment)
-    return without_subnormals(network).train(original.training)
-
-
-def replaced(net: nn.Module, name: str, segment: nn.Sequential) -> nn.Module:
-    """Return the module with a submodule replaced, in place; the segment itself for the name ""."""
-    alone = len(segment) == 1 and isinstance(segment[0], FactoredAttention)
-    return put(net, name, segment[0] if alone else segment)
-
-
-def open_compressed(stored: store.Stored, net: nn.Module | None = None) -> nn.Module:
-    """Return the network in a file of kind "compressed network", in eval mode and in the precision of the file.
-
-    Parameters
-    ----------
-    stored : Stored
-        The contents of the file.
-    net : torch.nn.Module, optional
-        A module of the original architecture, required where only some segments were replaced; it is copied.
-
-    Raises
-    ------
-    ValueError
-        If the file is corrupted, or ``net`` is missing or another network, apart from its parameters and buffers.
-    """
-    plan: Any = stored.about.get("plan")
-    described = isinstance(plan, dict) and all(isinstance(layers, list) for layers in plan.values())
-    validation.expect(described, "path", f"{stored.path} with a damaged plan", "layers by name of a segment")
-    if "" not in plan and net is None:
-        raise ValueError(f"net: got None, but {stored.path} holds segments {', '.join(plan)} of a larger module")
-    network = copy.deepcopy(net) if net is not None else nn.Module()
-    if "" not in plan:
-        identity.expect_same(stored.about.get("identity", {}), unwrap(network), stored.path, values=False)
-    try:
-        for name, layers in plan.items():
-            start = f"{name}." if name else ""
-            own = {key.removeprefix(start): t for key, t in stored.tensors.items() if key.startswith(start)}
-            alone = len(layers) == 1 and layers[0].get("type") == "FactoredAttention"
-            inner = {f"0.{key}": t for key, t in own.items()} if alone else own
-            network = replaced(network, name, storage.rebuild(layers, inner))
-        floating = next((t.dtype for t in stored.tensors.values() if t.is_floating_point()), torch.float32)
-        network = network.to(floating)
-        network.load_state_dict(stored.tensors)
-    except (AttributeError, RuntimeError, ValueError) as error:
-        raise ValueError(f"path: {stored.path} does not fit the module: {error}") from error
-    return network.eval()
+    return fewest(outcomes)

@@ -1,12 +1,13 @@
 """The stages of a reduction (collapse, narrow, factor), each within a share of the tolerance."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from torch import nn
 
+from bnrank.discovery.compression import budget
 from bnrank.discovery.compression.fits import AffineFit, equivariant_fit, fit, pair
 from bnrank.discovery.compression.judging import Judge
 from bnrank.discovery.compression.lowrank import Choice, Factoring
@@ -16,6 +17,7 @@ from bnrank.discovery.compression.parts import Counts, Parts, cost, counts, is_l
 T = TypeVar("T")
 
 TRIALS = 8  # scales of the change tried for a share of the tolerance
+NEARLY = 1.02  # times the fewest parameters: among outcomes with at most so many, the cheapest is selected
 START = 8.0  # the first scale, in multiples of the share of the tolerance
 COLLAPSE_SHARES = (0.3, 0.6, 0.85)  # shares of the tolerance for collapsing, as for narrowing below
 NARROW_SHARES = (0.6, 0.9)
@@ -65,6 +67,8 @@ class Cut:
         Measured change of the output.
     reason : str
         Why nothing was collapsed and, if every neuron or channel was kept, why; empty after a collapse.
+    plain : bool
+        Whether it is activation-aware SVD alone.
     """
 
     parts: Parts
@@ -72,10 +76,11 @@ class Cut:
     cost: float
     change: float
     reason: str = ""
+    plain: bool = False
 
-    def then(self, step: Step, parts: Parts, cost: float) -> "Cut":
+    def then(self, step: Step, parts: Parts, cost: float, plain: bool = False) -> "Cut":
         """Return the segment after one more step."""
-        return Cut(parts, (*self.steps, step), cost, step.change)
+        return Cut(parts, (*self.steps, step), cost, step.change, plain=plain)
 
 
 class Collapsing:
@@ -184,9 +189,16 @@ class Collapsing:
         return "samples", fitted, float(fitted.tails[0]) if metric is None else self.judge.scale
 
 
-def fewest(cut: Cut) -> tuple[int, float, float]:
-    """Return the key by which outcomes are compared: parameters, then relative cost, then change."""
-    return parameters(nn.Sequential(*cut.parts)), cut.cost, cut.change
+def fewest(outcomes: Sequence[Cut]) -> Cut:
+    """Return the outcome of lowest cost among those of nearly the fewest parameters.
+
+    Never one with more parameters than activation-aware SVD alone leaves.
+    """
+    sizes = [parameters(nn.Sequential(*cut.parts)) for cut in outcomes]
+    plain = [size for size, cut in zip(sizes, outcomes, strict=True) if cut.plain]
+    limit = min([NEARLY * min(sizes), *plain])
+    near = [cut for size, cut in zip(sizes, outcomes, strict=True) if size <= max(limit, min(sizes))]
+    return min(near, key=lambda cut: (cut.cost, cut.change))
 
 
 def cut_down(judge: Judge, parts: Parts, name: str, tol: float) -> Cut:
@@ -207,13 +219,15 @@ def cut_down(judge: Judge, parts: Parts, name: str, tol: float) -> Cut:
     search = Collapsing(judge, start, name, whole)
     collapsed: list[Cut] = []
     for share_ in COLLAPSE_SHARES:
+        if budget.current().over:
+            break
         found = search.best(share_ * tol)
         if found is not None and found not in collapsed:
             collapsed.append(found)
     for cut in collapsed:
         ranked_then = rankings(judge, cut.parts, whole)
         outcomes += [cut, *_narrowed_and_factored(judge, cut, name, tol, whole, ranked_then)]
-    best = min(outcomes, key=fewest)
+    best = fewest(outcomes)
     reason = ""
     if all(step.kind != "collapse" for step in best.steps):
         reason = _reason(parts, bool(collapsed), search, tol)
@@ -288,7 +302,8 @@ def _factored(judge: Judge, cut: Cut, name: str, tol: float, whole: Counts) -> l
         (choice, ranks), change = two
         parts = inlined(cut.parts, choice)
         step = Step("factor", name, ", ".join(f"layer {numbers[layer]} to rank {k}" for layer, k in ranks), change)
-        found.append(cut.then(step, parts, cost(parts, judge.x, whole)))
+        alone = plain and all(step.kind == "prune" for step in cut.steps)
+        found.append(cut.then(step, parts, cost(parts, judge.x, whole), alone))
     return found
 
 
@@ -305,6 +320,9 @@ def most(measure: Callable[[T], float], make: Callable[[float], T], limit: float
     """
     scale, below, above, best = START * limit, 0.0, math.inf, None
     for _ in range(TRIALS):
+        if budget.current().over:
+            break
+        budget.current().trial(f"scale {scale:.2g} for a change of {100 * limit:.2g} percent")
         made = make(scale)
         found = measure(made)
         if found <= limit:

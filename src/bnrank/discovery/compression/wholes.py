@@ -94,7 +94,9 @@ def factored(
             size = before - sum(
                 parameters(net.get_submodule(n)) - sum(map(parameters, new)) for n, new in choice.items()
             )
-            steps = (Step("factor", "", ", ".join(f"{name} to rank {k}" for name, k in ranks), change),)
+            steps: tuple[Step, ...] = (
+                Step("factor", "", ", ".join(f"{name} to rank {k}" for name, k in ranks), change),
+            )
             if tune and size <= min(one.size for one in outcomes):
                 choice, change, more = _tuned(judge, net, choice, tune, change)
                 steps += more
@@ -139,9 +141,9 @@ def merged(work: nn.Module, new: dict[str, Parts], choice: Choice, attentions: S
     touched = set()
     for name, parts in choice.items():
         segment = next((s for s in new if name.startswith(f"{s}.")), None)
-        attention = next((a for a in attentions if name.startswith(f"{a}.")), None)
-        if attention is not None:
-            touched.add(attention)
+        inside_of = next((a for a in attentions if name.startswith(f"{a}.")), None)
+        if inside_of is not None:
+            touched.add(inside_of)
         elif segment is not None:
             continue
         else:
@@ -161,8 +163,8 @@ def merged(work: nn.Module, new: dict[str, Parts], choice: Choice, attentions: S
         fused = isinstance(layer, nn.TransformerEncoderLayer)
         if name in touched or (fused and any(f.startswith(f"{parent}.") for f in found)):
             attention: Any = copy.deepcopy(work.get_submodule(name))
-            for own in ("q", "k", "v", "out"):
-                if f"{name}.{own}" in choice:
-                    setattr(attention, own, nn.Sequential(*choice[f"{name}.{own}"]))
+            for part in ("q", "k", "v", "out"):
+                if f"{name}.{part}" in choice:
+                    setattr(attention, part, nn.Sequential(*choice[f"{name}.{part}"]))
             found[name] = (attention.refreshed(),)
     return found

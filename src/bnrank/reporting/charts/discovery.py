@@ -7,7 +7,7 @@ import numpy as np
 import plotly.graph_objects as go
 from sklearn.metrics import confusion_matrix, r2_score
 
-from bnrank.discovery.compression.search import Compressed
+from bnrank.discovery.compression.result import Compressed
 from bnrank.discovery.estimators.summary import Summary
 from bnrank.discovery.films.summary import FilmSummary
 from bnrank.discovery.symmetry_search.result import Symmetries

@@ -1,0 +1,67 @@
+"""The time that a compression may take, and its progress."""
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterator
+from contextvars import ContextVar
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from bnrank._core import validation
+
+
+class Budget:
+    """What is left of the time, and where a search says what it tries.
+
+    Parameters
+    ----------
+    seconds : float, optional
+        From now on; default: no limit.
+    bar : rich.progress.Progress, optional
+        Shows the number of trials.
+    """
+
+    def __init__(self, seconds: float | None = None, bar: Progress | None = None) -> None:
+        self._end = None if seconds is None else time.monotonic() + seconds
+        self._bar = bar
+        self._task = None if bar is None else bar.add_task("compressing", total=None)
+        self.stopped = False
+        """Whether something was not tried for lack of time."""
+
+    @property
+    def over(self) -> bool:
+        """Whether no time is left; what is asked is then left out by the search."""
+        if self._end is not None and time.monotonic() >= self._end:
+            self.stopped = True
+        return self.stopped
+
+    def trial(self, text: str) -> None:
+        """Tell that one more outcome is tried."""
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, advance=1, description=f"compressing: {text}")
+
+
+_CURRENT: ContextVar[Budget | None] = ContextVar("budget", default=None)
+
+
+def current() -> Budget:
+    """Return the budget of the compression that is under way; one without limit where there is none."""
+    return _CURRENT.get() or Budget()
+
+
+@contextlib.contextmanager
+def budget(max_minutes: float | None, progress: bool) -> Iterator[Budget]:
+    """Set the budget of the search inside; a bar on a terminal if ``progress``."""
+    if max_minutes is not None:
+        max_minutes = validation.number(max_minutes, "max_minutes", 0.0, strict=True)
+    console = Console(stderr=True)
+    with contextlib.ExitStack() as stack:
+        bar = None
+        if validation.flag(progress, "progress") and console.is_terminal and sys.stderr.isatty():
+            columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed} tried")
+            bar = stack.enter_context(Progress(*columns, TimeElapsedColumn(), console=console, transient=True))
+        made = Budget(None if max_minutes is None else 60 * max_minutes, bar)
+        stack.callback(_CURRENT.reset, _CURRENT.set(made))
+        yield made

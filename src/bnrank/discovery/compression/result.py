@@ -1,0 +1,155 @@
+"""The result of `compress`, in memory and on disk."""
+
+import copy
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from bnrank._core import files, identity, store, validation
+from bnrank._core.results import Printed
+from bnrank.discovery import storage
+from bnrank.discovery.compression.certificate import Certificate
+from bnrank.discovery.compression.parts import Parts
+from bnrank.discovery.compression.stages import Step
+from bnrank.discovery.compression.timing import without_subnormals
+from bnrank.discovery.compression.wholes import put
+from bnrank.networks import Skipped
+from bnrank.networks.attention import FactoredAttention
+from bnrank.networks.functional import unwrap
+
+KIND = "compressed network"
+
+
+@dataclass(frozen=True)
+class Compressed(Printed):
+    """A smaller network, its certificate and the steps that led to it; ``print`` shows a table.
+
+    Attributes
+    ----------
+    network : torch.nn.Module
+        A ``nn.Sequential`` of torch layers where the module was one segment; else a copy of the module with each
+        segment replaced by one. The module itself where nothing was changed.
+    certificate : Certificate
+        Changes, bound, parameters, multiply-adds and latency, before and after.
+    steps : tuple of Step
+        The steps, in order.
+    skipped : tuple of Skipped
+        The parts left unchanged, each with the reason.
+    reason : str
+        Why no bottleneck was collapsed, by segment; empty if every segment had one collapsed.
+    plan : mapping
+        From the name of every replaced segment to its layers, as plain values: see
+        :func:`~bnrank.discovery.storage.rebuild`.
+    identity : mapping
+        The parts of the original module, without the values of parameters and buffers.
+    """
+
+    network: nn.Module
+    certificate: Certificate
+    steps: tuple[Step, ...]
+    skipped: tuple[Skipped, ...]
+    reason: str
+    plan: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    identity: dict[str, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def changed(self) -> bool:
+        """Whether the network differs from the given one."""
+        return bool(self.steps)
+
+    def save(self, path: str | os.PathLike[str], tag: str | None = None) -> Path:
+        """Write network and plan to one safetensors file; return the path.
+
+        Parameters
+        ----------
+        path : path
+            A name ending in ``.safetensors``.
+        tag : str, optional
+            The version of parts of the module that cannot be identified, as in `bnrank.training.Save`; needed only
+            where some segments of a larger module were replaced.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If a part of a segment is not a torch layer that plain values describe, a part of the rest cannot be
+            identified, or the path is invalid.
+        """
+        path = files.checked_path(path, "path", store.SUFFIX)
+        if not self.plan:
+            raise ValueError("network: nothing was compressed, expected replaced segments; save the module itself")
+        unknown = [name or "the module" for name, layers in self.plan.items() if layers is None]
+        if unknown:
+            found = ", ".join(unknown)
+            raise TypeError(f"network: {found} has parts that no plain values describe; save its state_dict")
+        parts = {} if "" in self.plan else self.identity | ({} if tag is None else {"tag": repr(tag)})
+        identity.require(parts)
+        return store.save(path, self.network.state_dict(), {"plan": dict(self.plan), "identity": parts}, KIND)
+
+    def __str__(self) -> str:
+        lines = [] if self.changed else ["returned as it is"]
+        for step in self.steps:
+            where = f" ({step.where})" if step.where else ""
+            lines.append(f"{step.kind}{where}: {step.what}; change so far {100 * step.change:.3g} %")
+        lines += [self.reason] if self.reason else []
+        lines += [f"skipped {part}" for part in self.skipped]
+        return "\n".join([*lines, str(self.certificate)])
+
+
+def finished(original: nn.Module, new: dict[str, Parts]) -> nn.Module:
+    """Return the module with new segments and no subnormal weights, in its own precision, device and mode."""
+    network = copy.deepcopy(original)
+    first = next(p for p in original.parameters() if p.is_floating_point())
+    for name, parts in new.items():
+        segment = nn.Sequential(*(copy.deepcopy(part).to(first.device, first.dtype) for part in parts))
+        segment.requires_grad_(True).zero_grad(set_to_none=True)
+        network = replaced(network, name, segment)
+    return without_subnormals(network).train(original.training)
+
+
+def replaced(net: nn.Module, name: str, segment: nn.Sequential) -> nn.Module:
+    """Return the module with a submodule replaced, in place; the segment itself for the name ""."""
+    alone = len(segment) == 1 and isinstance(segment[0], FactoredAttention)
+    return put(net, name, segment[0] if alone else segment)
+
+
+def open_compressed(stored: store.Stored, net: nn.Module | None = None) -> nn.Module:
+    """Return the network in a file of kind "compressed network", in eval mode and in the precision of the file.
+
+    Parameters
+    ----------
+    stored : Stored
+        The contents of the file.
+    net : torch.nn.Module, optional
+        A module of the original architecture, required where only some segments were replaced; it is copied.
+
+    Raises
+    ------
+    ValueError
+        If the file is corrupted, or ``net`` is missing or another network, apart from its parameters and buffers.
+    """
+    plan: Any = stored.about.get("plan")
+    described = isinstance(plan, dict) and all(isinstance(layers, list) for layers in plan.values())
+    validation.expect(described, "path", f"{stored.path} with a damaged plan", "layers by name of a segment")
+    if "" not in plan and net is None:
+        raise ValueError(f"net: got None, but {stored.path} holds segments {', '.join(plan)} of a larger module")
+    network = copy.deepcopy(net) if net is not None else nn.Module()
+    if "" not in plan:
+        identity.expect_same(stored.about.get("identity", {}), unwrap(network), stored.path, values=False)
+    try:
+        for name, layers in plan.items():
+            start = f"{name}." if name else ""
+            own = {key.removeprefix(start): t for key, t in stored.tensors.items() if key.startswith(start)}
+            alone = len(layers) == 1 and layers[0].get("type") == "FactoredAttention"
+            inner = {f"0.{key}": t for key, t in own.items()} if alone else own
+            network = replaced(network, name, storage.rebuild(layers, inner))
+        floating = next((t.dtype for t in stored.tensors.values() if t.is_floating_point()), torch.float32)
+        network = network.to(floating)
+        network.load_state_dict(stored.tensors)
+    except (AttributeError, RuntimeError, ValueError) as error:
+        raise ValueError(f"path: {stored.path} does not fit the module: {error}") from error
+    return network.eval()
