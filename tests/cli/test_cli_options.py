@@ -46,6 +46,7 @@ BAD = {  # by option; the others by their kind
     "--rtol": ["-1", "1", "nan"],
     "--lr": ["0", "-1", "nan"],
     "--tol": ["-1", "nan", "inf"],
+    "--max-minutes": ["0", "-1", "nan"],
 }
 OUT = {verb: ["folder", "pipe"] for verb in ("profile", "check", "discover", "compress")}  # pages, not folders
 TEXTS = {
@@ -58,10 +59,11 @@ TEXTS = {
     "--units": ["", "x", "z=m"],
     "--kind": ["", "x"],
     "--only": ["T99"],
+    "--what": ["x", "weights,x"],
     "--scale": ["", "x"],
 }
 NUMBERS = {"--depth", "--width", "--members", "--member", "--steps", "--record-every", "--tune", "--seed"}
-NUMBERS |= {"--batch-size", "--rtol", "--lr", "--tol", "--slope", "--ridge"}
+NUMBERS |= {"--batch-size", "--rtol", "--lr", "--tol", "--slope", "--ridge", "--max-minutes"}
 
 
 @pytest.fixture

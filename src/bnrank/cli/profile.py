@@ -1,14 +1,14 @@
 """`bnrank profile`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, cast
 
 import typer
 
 import bnrank
 from bnrank._core import text, validation
 from bnrank.cli import terminal
-from bnrank.cli.arguments import DATA, ModelFiles, Quiet, TableColumns, page_path, write_page
+from bnrank.cli.arguments import DATA, ModelFiles, Quiet, TableColumns, page_path, words, write_page
 from bnrank.cli.naming import Names
 from bnrank.cli.terminal import escape
 from bnrank.networks.tensor_files import SUFFIXES
@@ -20,6 +20,10 @@ SHORT = {
     "relative rank of W": "rel.",
     "stable rank of W": "stable",
     "effective rank of W": "eff.",
+    "dimension at 95 %": "95 %",
+    "dimension at 99 %": "99 %",
+    "dead units": "dead",
+    "subnormal weights": "subn.",
     "s₁ of W": "s₁(W)",
     "s₁ of activations": "s₁(a)",
     "nonlinearity": "nonlin.",
@@ -43,7 +47,7 @@ def profile_command(
     data: Annotated[
         str | None,
         typer.Argument(
-            metavar="[DATA]",
+            metavar="DATA",
             help="A .csv file, an .npz file with x and y, or a built-in task: low-rank, bottleneck-spectra, s-shapes, "
             "digits, mnist. Without it only the weights are measured.",
             show_default=False,
@@ -51,6 +55,10 @@ def profile_command(
         DATA,
     ] = None,
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("profile.html"),
+    what: Annotated[
+        str | None,
+        typer.Option(help="Some of weights, activations, jacobian, ntk, with commas. Default: what is cheap."),
+    ] = None,
     max_minutes: Annotated[float | None, typer.Option(help="Time budget. Default: none.")] = None,
     quiet: Quiet = False,
 ) -> None:
@@ -66,8 +74,9 @@ def profile_command(
     if data is not None or not is_weight_file(model, files):
         net, _ = files.read(model)
     task = None if data is None else columns.task(data)
-    given = {} if task is None else {"x": task.x, "y": task.y}
-    measured = bnrank.profile(net, **given, max_minutes=max_minutes, progress=not quiet)  # type: ignore[arg-type]
+    given: dict[str, Any] = {} if task is None else {"x": task.x, "y": task.y}
+    given |= {"what": words(what) or None, "max_minutes": max_minutes, "progress": not quiet}
+    measured = bnrank.profile(cast(Any, net), **given)
     layers = bnrank.reporting.tables.layer_rows(measured)
     rows = [{SHORT.get(name, name): value for name, value in row.items()} for row in layers]
     name = Path(model).name

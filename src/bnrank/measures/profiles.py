@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,13 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from bnrank._core import linalg, remarks, validation
+from bnrank._core.progress import bar
 from bnrank._core.sampling import evenly_spaced
 from bnrank._core.validation import Data
 from bnrank._version import __version__
-from bnrank.measures import bottlenecks, frequencies, kinks, ntk, tensors, usage
+from bnrank.measures import bottlenecks, choices, frequencies, kinks, ntk, tensors, usage
 from bnrank.measures.frequencies.values import weight_convolutions
 from bnrank.measures.jacobian import KINK_RTOL, Jacobian
-from bnrank.networks.functional import Functional, example, is_plain_mlp, unwrap
+from bnrank.measures.layerwise import LayerUse, layer_use
+from bnrank.networks.functional import Functional, check_finite, example, is_plain_mlp, unwrap
 from bnrank.networks.reading import Layer, Reading, read
 from bnrank.networks.reasons import Skipped
 
@@ -43,6 +46,10 @@ _LONG_NAMES = {
     "log_pseudo_determinant": "log |Jf(x)|_+, the sum of the logs of the non-zero singular values",
     "ntk_trace": "Tr Theta(x, x) over all parameters",
     "cost": "cost of the network on (x, y)",
+    "units": "width of a_l: features, or channels of an image",
+    "dimension_95": "dimension of the centered a_l at 95 percent of the variance, corrected for few samples",
+    "dimension_99": "dimension of the centered a_l at 99 percent of the variance, corrected for few samples",
+    "dead_units": "number of units of a_l that are 0 on all samples",
     "layer": "layer, 1..L",
     "index": "index of the singular value",
     "sample": "row of x",
@@ -56,6 +63,7 @@ def profile(
     x: Data | None = None,
     y: Data | None = None,
     *,
+    what: Sequence[str] | None = None,
     rtol: float = 1e-6,
     weight_rtol: float = 0.01,
     atol: float = 0.1,
@@ -81,6 +89,11 @@ def profile(
     y : Tensor or ndarray, optional
         (N, d_out) for the mean squared error (1/N) sum_i ||f(x_i) - y_i||^2, or class indices, (N,), for the mean
         cross-entropy: adds the variable ``cost``.
+    what : sequence of str, optional
+        From "weights", "activations", "jacobian" and "ntk". Default: all of them, without what is expensive: the
+        kernels of large convolutions stand for their operators, and spectra of whole activations, Jacobians and the NTK
+        are left out beyond a number of operations. The result lists it; naming a part computes all of it, except that
+        Jacobians and the NTK keep their limits.
     rtol : float
         Singular values of a Jacobian above ``rtol`` times its largest count as non-zero.
     weight_rtol : float
@@ -111,7 +124,9 @@ def profile(
         ``preactivation_singular_values`` (the last two over sqrt(N)). Over layer: ``nonlinearity``, ``weight_rank``,
         ``parameter_norm`` (squared), and of the weights ``weight_relative_rank``, ``stable_rank`` ||W||_F^2 /
         ||W||_op^2, ``entropy_rank`` (the effective rank of Roy and Vetterli, 2007: exp of the entropy of s_i / sum_j
-        s_j), ``full_rank`` (number of singular values) and ``subnormals``. Over (sample, index):
+        s_j), ``full_rank`` (number of singular values) and ``subnormals``; of the activations ``units``,
+        ``dimension_95`` and ``dimension_99`` (:func:`bnrank.measures.usage.centered_dimension`; channels are units and
+        up to 64 positions of an image or sequence are samples) and ``dead_units``. Over (sample, index):
         ``jacobian_singular_values``. Over sample: ``log_pseudo_determinant``, ``ntk_trace``. Coordinates: ``layer``
         (1..L), ``layer_name``, ``layer_kind``, ``index`` (from 1), ``sample`` (row of x). NaN is padding, or marks
         undefined and skipped values. Attributes hold tolerances, N and the bottleneck: ``bottleneck_rank``,
@@ -156,11 +171,15 @@ def profile(
 
     if x is None:
         validation.expect(y is None, "y", "targets without x", "them together with samples x")
+        parts = choices.Choice.of(what)
+        validation.expect("weights" in parts, "what", what, "'weights' among them where no x is given")
         limits: dict[str, Any] = {"max_values": max_values, "max_minutes": max_minutes, "progress": progress}
         return _described(tensors.weights(net, atol=atol, rtol=weight_rtol, **limits))
     if not isinstance(net, nn.Module):
         expected = "a torch.nn.Module where x is given: tensors alone cannot be run"
         raise TypeError(f"net: got {validation.describe(net)}, expected {expected}")
+    choice = choices.Choice.of(what)
+    limit = math.inf if max_minutes is None else 60 * validation.number(max_minutes, "max_minutes", 0.0, strict=True)
     x = example(net, x)
     rtol, weight_rtol = validation.rtol(rtol), validation.rtol(weight_rtol, "weight_rtol")
     count = validation.integer(max_jacobian_samples, "max_jacobian_samples")
@@ -170,11 +189,34 @@ def profile(
     with torch.no_grad():
         d_out = function(x[:2])[0].numel()
     target = None if y is None else _target(y, len(x), d_out)
-    found = bottlenecks.bottleneck(
-        net, x, atol=atol, near_one=near_one, method=method, chunk_size=chunk_size, dtype=dtype, reading=reading
-    )
-    numbers = evenly_spaced(len(x), count)
-    samples = _Samples(net, x[numbers.to(x.device)], d_out, dtype, rtol, numbers.numpy())
+    numbers, start = evenly_spaced(len(x), count), time.monotonic()
+    check_finite(net)
+    with bar(progress, "weights and activations", 3, counted=False) as tell:
+        tolerances: dict[str, Any] = {"atol": atol, "near_one": near_one}
+        passes: dict[str, Any] = {"method": method, "chunk_size": chunk_size, "dtype": dtype}
+        found = choices.structure(net, x, choice, reading, tolerances, passes)
+        used: dict[str, LayerUse] = {}
+        late: list[str] = []
+        tell(1, "units")
+        if "activations" in choice:
+            if time.monotonic() - start > limit:
+                late.append("units, dimensions and dead units of the activations")
+            else:
+                used = layer_use(net, x, reading, chunk_size=chunk_size, dtype=dtype)
+        tell(2, "Jacobians and the NTK")
+        each = [part for part in ("jacobian", "ntk") if part in choice]
+        if each and time.monotonic() - start > limit:
+            late.append(f"{' and '.join(each)}")
+            each = []
+        samples = _Samples(net, x[numbers.to(x.device)], d_out, dtype, rtol, numbers.numpy(), each)
+        samples.skipped += [
+            {
+                "name": "",
+                "type": type(net).__name__,
+                "reason": f"{text}: not reached within max_minutes={max_minutes:g}",
+            }
+            for text in late
+        ]
     layers = found.layers
     spectral = {
         "weight_singular_values": [layer.singular_values for layer in layers],
@@ -188,6 +230,13 @@ def profile(
     variables["weight_rank"] = "layer", [math.nan if layer.count is None else float(layer.count) for layer in layers]
     for name, column in tensors.ranks([layer.singular_values for layer in layers], weight_rtol).items():
         variables[name] = "layer", column
+    unused = LayerUse(0, (math.nan, math.nan), 0)
+    uses = [used.get(layer.name, unused) for layer in layers]
+    for i, share in enumerate(("95", "99")):
+        variables[f"dimension_{share}"] = "layer", [float(use.dimensions[i]) for use in uses]
+    for name in ("units", "dead"):
+        column = [float(getattr(use, name)) if use.units else math.nan for use in uses]
+        variables["dead_units" if name == "dead" else name] = "layer", column
     variables["subnormals"] = "layer", [float(usage.subnormals(layer.weight)) for layer in reading.layers]
     variables["parameter_norm"] = "layer", [_squared_norm(layer) for layer in reading.layers]
     variables["jacobian_singular_values"] = ("sample", "index"), _padded(samples.jacobian_singular_values, length)
@@ -207,13 +256,14 @@ def profile(
         "min_layers": bottleneck.min_layers,
         "chunk_size": chunk_size,
         "max_values": max_values,
-        "index_cut": int(max(lengths) > max_values),
+        "index_cut": int(max(lengths, default=0) > max_values),
         "jacobian_samples": len(numbers),
         "method": method,
         "floor": found.floor,
         "dtype": str(dtype).removeprefix("torch."),
         "bottleneck_reason": bottleneck.reason,
         "bnrank_version": __version__,
+        "what": sorted(choice.parts),
         "how": (
             f"forward passes in eval mode, {chunk_size} samples at a time; spectra in float64, activations and "
             f"preactivations by {method} over blocks, not centered, values below {found.floor:g} of the largest are "
@@ -234,6 +284,7 @@ def profile(
     dataset = xr.Dataset(variables, coords, attrs)
     dataset = remarks.attach(dataset, "skipped", [*map(vars, found.skipped), *samples.skipped])
     notes = [{"name": name, "note": note} for name, note in found.notes.items()]
+    notes += [{"name": name, "note": use.note} for name, use in used.items() if use.note]
     return _described(_with_frequencies(remarks.attach(dataset, "note", [*notes, *samples.notes]), reading, bottleneck))
 
 
@@ -272,7 +323,14 @@ class _Samples:
     """Measures sample by sample, NaN where they are undefined or too expensive, with the reasons."""
 
     def __init__(
-        self, net: nn.Module, x: Tensor, d_out: int, dtype: torch.dtype, rtol: float, numbers: np.ndarray
+        self,
+        net: nn.Module,
+        x: Tensor,
+        d_out: int,
+        dtype: torch.dtype,
+        rtol: float,
+        numbers: np.ndarray,
+        parts: Sequence[str],
     ) -> None:
         self.kind, self.n = type(net).__name__, len(x)
         self.skipped: list[dict[str, str]] = []
@@ -282,12 +340,14 @@ class _Samples:
         self.ntk_trace = self.jacobian_singular_values[:, 0]
         d_in, closed, traced = x[0].numel(), is_plain_mlp(unwrap(net)), False
         name = "jacobian_singular_values"
-        if not x.is_floating_point():
+        if "jacobian" not in parts:
+            pass
+        elif not x.is_floating_point():
             self._skip(f"{name}: x has integers, so f cannot be differentiated in x")
         elif self._affordable(name, self.n * d_in * d_out * min(d_in, d_out), MAX_JACOBIAN_WORK):
             try:
                 jacobian = Jacobian(net, x, dtype=dtype, kink_rtol=None)
-                if closed:  # first, since one pass computes both
+                if closed and "ntk" in parts:  # first, since one pass computes both
                     self.ntk_trace, traced = jacobian.ntk_trace.cpu(), True
                 self.jacobian_singular_values = jacobian.singular_values.cpu()
                 self.log_pseudo_determinant = linalg.log_pseudo_determinant(self.jacobian_singular_values, rtol=rtol)
@@ -296,7 +356,11 @@ class _Samples:
             except ValueError as error:  # not differentiable, or samples not independent
                 self._skip(f"{name}: {error}")
         parameters = sum(p.numel() for p in net.parameters())
-        if not traced and (closed or self._affordable("ntk_trace", self.n * d_out * parameters, MAX_NTK_WORK)):
+        if (
+            "ntk" in parts
+            and not traced
+            and (closed or self._affordable("ntk_trace", self.n * d_out * parameters, MAX_NTK_WORK))
+        ):
             try:
                 self.ntk_trace = ntk.trace(net, x, dtype=dtype).cpu()
             except ValueError as error:

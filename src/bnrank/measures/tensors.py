@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 GRAM = 2048  # columns beyond which spectra of numbers in at most 32 bits come from the Gram matrix
 GRAM_FLOOR = 1e-7
+BLOCK = 2**22  # entries that are looked at together
 ROWS = 4096  # rows of a tall matrix that are decomposed at a time, at least
 
 LONG_NAMES = {
@@ -206,17 +207,20 @@ def _of_tensor(found: Entry, parts: Sequence[Piece]) -> tuple[list[_Measured], s
     tensor = found.load().detach()
     if tensor.element_size() == 1:  # float8, which few functions take
         tensor = tensor.float()
-    if not bool(torch.isfinite(tensor).all()):
+    if not tensor.is_complex() and all(map(math.isfinite, torch.stack(torch.aminmax(tensor)).tolist())):
+        pass  # without a copy
+    elif not bool(torch.isfinite(tensor).all()):
         return [], f"{int((~torch.isfinite(tensor)).sum())} of {tensor.numel()} entries are NaN or infinite"
     out = []
     for piece in parts:
         matrix = piece.take(tensor)
-        values = _singular_values(matrix, gram=_by_gram(found)(piece)).cpu()
-        out.append(_Measured(piece, values, usage.subnormals(matrix)))
+        values = singular_values(matrix, gram=_by_gram(found)(piece)).cpu()
+        blocks = matrix.split(max(1, BLOCK // max(1, matrix[0].numel())))
+        out.append(_Measured(piece, values, sum(map(usage.subnormals, blocks))))
     return out, ""
 
 
-def _singular_values(matrix: Tensor, gram: bool = False) -> Tensor:
+def singular_values(matrix: Tensor, gram: bool = False) -> Tensor:
     """Return all singular values of one matrix, or of several together, descending; tall ones in blocks of rows."""
     tall = matrix if matrix.shape[-2] >= matrix.shape[-1] else matrix.mT
     if matrix.ndim == 3 and len(matrix) == 1:

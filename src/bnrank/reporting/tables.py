@@ -34,11 +34,16 @@ _LAYER_COLUMNS = {
     "entropy_rank": "effective rank of W",
     "weight_singular_values": "s₁ of W",
     "activation_singular_values": "s₁ of activations",
+    "units": "units",
+    "dimension_95": "dimension at 95 %",
+    "dimension_99": "dimension at 99 %",
+    "dead_units": "dead units",
     "nonlinearity": "nonlinearity",
     "parameter_norm": "‖θ‖² of the layer",
     "subnormals": "subnormal weights",
 }
-WHOLE = ("weight_rank", "weight_relative_rank", "full_rank", "subnormals")
+COUNTS = {"weight_rank", "weight_relative_rank", "full_rank", "subnormals", "units", "dead_units"}
+COUNTS |= {"dimension_95", "dimension_99"}
 _CURVE_COLUMNS = {"loss": "loss", "cost": "cost", "parameter_norm": "‖θ‖²", "gradient_norm": "gradient norm"}
 
 
@@ -51,10 +56,11 @@ def layer_rows(profile: xr.Dataset) -> list[dict[str, object]]:
     if "layer_shape" in profile.coords:
         columns |= {key: list(map(str, profile[f"layer_{key}"].values)) for key in ("kind", "shape")}
     for variable, heading in _LAYER_COLUMNS.items():
-        if variable in profile and not (variable == "subnormals" and not bool((profile[variable] > 0).any())):
+        rare = variable in ("subnormals", "dead_units")  # shown where there are some
+        if variable in profile and not (rare and not bool((profile[variable] > 0).any())):
             found = profile[variable]
             values = found.max([dim for dim in found.dims if dim != "layer"]).values.tolist()
-            numbers = [int(value) if variable in WHOLE and math.isfinite(value) else float(value) for value in values]
+            numbers = [int(value) if variable in COUNTS and math.isfinite(value) else float(value) for value in values]
             columns[heading] = [None if math.isnan(value) else value for value in numbers]
     return [dict(zip(columns, line, strict=True)) for line in zip(*columns.values(), strict=True)]
 

@@ -1,0 +1,147 @@
+"""How much of its width each layer of a network uses on data: dimensions of centered activations and dead units."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bnrank.measures.usage import SHARES, variance_dimension
+from bnrank.networks.reading import Layer, Reading, capture
+
+POSITIONS = 64  # of one sample, in an image or a sequence
+MAX_ENTRIES = 2**25  # of a covariance matrix, or of the rows of few samples: 256 MiB
+
+
+@dataclass(frozen=True)
+class LayerUse:
+    """What one layer uses.
+
+    Attributes
+    ----------
+    units : int
+        The width: features, or channels.
+    dimensions : tuple of float
+        Dimension of the centered activations at 95 and 99 percent of the variance, corrected for few samples; NaN where
+        it is not computed.
+    dead : int
+        Units that are 0 on all samples and positions.
+    note : str
+        Why a dimension is missing.
+    """
+
+    units: int
+    dimensions: tuple[float, ...]
+    dead: int
+    note: str = ""
+
+
+class _Rows:
+    """Mean and covariance of rows that come in blocks; for fewer rows than units, the rows themselves.
+
+    Blocks are combined by the formula of Chan, Golub and LeVeque (1979), which subtracts no large numbers.
+    """
+
+    def __init__(self, units: int, samples: int) -> None:
+        self.units, self.count = units, 0
+        self.dead = torch.ones(units, dtype=torch.bool)
+        self.few = samples < units
+        self.too_large = units * min(units, samples) > MAX_ENTRIES
+        self.mean = torch.zeros(units, dtype=torch.float64)
+        self.squares: Any = 0.0
+        self.rows: list[Tensor] = []
+
+    def add(self, values: Tensor) -> None:
+        """Add activations (n, places, units)."""
+        low, high = torch.aminmax(values.flatten(0, 1), dim=0)
+        self.dead &= ((low == 0) & (high == 0)).cpu()
+        if self.too_large:
+            return
+        places = values.shape[1]
+        chosen = torch.linspace(0, places - 1, min(places, POSITIONS)).round().long()
+        rows = values[:, chosen.to(values.device)].flatten(0, 1).to(torch.float64)
+        if self.few:
+            self.rows.append(rows.cpu())
+            self.count += len(rows)
+            return
+        mean, total = rows.mean(0), self.count + len(rows)
+        rows, shift = rows - mean, mean - self.mean.to(mean.device)
+        share = (total - self.count) / total
+        self.squares = self.squares + rows.T @ rows + self.count * share * shift.outer(shift)
+        self.mean = self.mean.to(mean.device) + share * shift
+        self.count = total
+
+    def use(self, shares: Sequence[float]) -> LayerUse:
+        """Return the result for all rows so far."""
+        unknown, dead = (math.nan,) * len(shares), int(self.dead.sum())
+        if self.too_large:
+            text = f"{self.units} units need more than {MAX_ENTRIES} numbers"
+            return LayerUse(self.units, unknown, dead, f"dimension: {text}")
+        if self.count < 2:
+            return LayerUse(self.units, unknown, dead, "dimension: one sample has no variance")
+        if self.few:
+            rows = torch.cat(self.rows)
+            rows = rows - rows.mean(0)
+            values = torch.linalg.svdvals(rows).square()
+        else:
+            values = torch.linalg.eigvalsh(self.squares).flip(0).clamp(min=0).cpu()
+        if not bool(torch.isfinite(values).all()):
+            return LayerUse(self.units, unknown, dead, "dimension: activations are NaN or infinite")
+        values = torch.where(values > 1e-14 * values.max() * len(values), values, 0.0)  # rounding of equal rows
+        most = min(self.count - 1, self.units)
+        return LayerUse(self.units, variance_dimension(values[:most], self.count, self.units, shares), dead)
+
+
+def layer_use(
+    net: nn.Module,
+    x: Any,
+    reading: Reading,
+    *,
+    chunk_size: int = 4096,
+    dtype: torch.dtype = torch.float64,
+    shares: Sequence[float] = SHARES,
+) -> dict[str, LayerUse]:
+    """Return what every layer uses of its width on data, by the layer's name.
+
+    Units are features, or channels of an image; the positions of an image or sequence count as samples, at most 64 of
+    each sample, evenly spaced. Dead units are 0 at every position.
+
+    Parameters
+    ----------
+    net, x, reading, chunk_size, dtype
+        As in :func:`bnrank.spectra.activation_singular_values`.
+    shares : sequence of float
+        Shares of the variance.
+
+    Examples
+    --------
+    >>> import bnrank
+    >>> from bnrank.networks import read
+    >>> net, x = bnrank.MLP([3, 6, 2], seed=0), torch.randn(50, 3, generator=torch.Generator().manual_seed(0))
+    >>> {name: (use.units, use.dimensions) for name, use in layer_use(net, x, read(net, x)).items()}
+    {'layers.0': (6, (4, 5)), 'layers.1': (2, (2, 2))}
+    """
+    found: dict[str, _Rows] = {}
+    layers = reading.layers
+    following = [*layers[1:], layers[-1]]
+    for part in capture(net, x, reading, chunk_size, dtype):
+        for layer, after, values in zip(layers, following, part.activations, strict=True):
+            rows = _by_unit(values, after)
+            if layer.name not in found:
+                places = min(rows.shape[1], POSITIONS)
+                found[layer.name] = _Rows(rows.shape[2], len(x) * places)
+            found[layer.name].add(rows)
+    return {name: rows.use(shares) for name, rows in found.items()}
+
+
+def _by_unit(values: Tensor, after: Layer) -> Tensor:
+    """Return activations as (n, places, units): channels come second where a convolution reads them, else last."""
+    if values.ndim < 2:
+        return values.reshape(len(values), 1, 1)
+    if values.ndim > 2 and "conv" in after.kind:
+        values = values.movedim(1, -1)
+    return values.reshape(len(values), -1, values.shape[-1])

@@ -1,0 +1,108 @@
+"""`profile(what=...)`: only what was requested is computed, and by default what is cheap."""
+
+import functools
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import bnrank
+import helpers
+from bnrank.measures import choices, describe, profile, profiles, usage
+
+normal = functools.partial(helpers.normal, dtype=torch.float32)
+OF = {
+    "weights": ("weight_singular_values", "weight_rank", "stable_rank"),
+    "activations": ("activation_singular_values", "preactivation_singular_values", "nonlinearity", "dimension_95"),
+    "jacobian": ("jacobian_singular_values", "log_pseudo_determinant"),
+    "ntk": ("ntk_trace",),
+}
+
+
+def computed(dataset):
+    return {name for name in dataset.data_vars if np.isfinite(dataset[name]).any()}
+
+
+@pytest.mark.parametrize("module", [False, True])
+@pytest.mark.parametrize("what", [*choices.WHAT, ("weights", "ntk"), ("activations", "jacobian"), None])
+def test_what_was_requested_is_computed_and_nothing_else(what, module):
+    net, x = bnrank.MLP([4, 6, 5, 3], seed=0), normal(20, 4)
+    net = nn.Sequential(net) if module else net
+    ds, whole = profile(net, x, what=what), profile(net, x)
+    parts = choices.WHAT if what is None else (what,) if isinstance(what, str) else what
+    for part, names in OF.items():
+        for name in names:
+            assert (name in computed(ds)) == (part in parts), name
+            if part in parts:
+                size = ds.sizes["index"] if "index" in ds[name].dims else None
+                expected = whole[name].isel(index=slice(size)) if size else whole[name]
+                np.testing.assert_allclose(ds[name].values, expected.values, rtol=1e-9)
+    assert ds.attrs["what"] == sorted(parts)
+    if "weights" not in parts:
+        assert ds.attrs["bottleneck_reason"] == "the weights were not measured"
+
+
+def test_expensive_convolutions_are_measured_by_their_kernels_unless_requested(monkeypatch):
+    net = nn.Sequential(nn.Conv2d(2, 6, 3, groups=2), nn.Conv2d(6, 3, 3), nn.Flatten(), nn.Linear(3 * 36, 2))
+    x = normal(9, 2, 10, 10)
+    monkeypatch.setattr(choices, "MAX_WEIGHT_WORK", 2000)
+    ds, exact = profile(net, x), profile(net, x, what=("weights", "activations"))
+    assert ds.layer_kind.values.tolist() == ["conv2d", "conv2d patches", "linear"]
+    kernel = net[1].weight.detach().double().flatten(1)
+    row = ds.weight_singular_values.values[1]
+    np.testing.assert_allclose(row[np.isfinite(row)], torch.linalg.svdvals(kernel), rtol=1e-12)
+    assert exact.layer_kind.values.tolist() == ["conv2d", "conv2d", "linear"]
+    np.testing.assert_array_equal(ds.weight_rank.values[[0, 2]], exact.weight_rank.values[[0, 2]])
+    assert any("what=" in line and line.startswith("1: the kernel as a matrix") for line in describe(ds))
+    np.testing.assert_allclose(ds.dimension_95, exact.dimension_95)
+
+
+def test_expensive_spectra_of_activations_are_left_out_but_not_the_dimensions(monkeypatch):
+    net, x = bnrank.MLP([4, 6, 5, 3], seed=0), normal(20, 4)
+    monkeypatch.setattr(choices, "MAX_ACTIVATION_WORK", 100)
+    ds, whole = profile(net, x), profile(net, x, what=choices.WHAT)
+    assert not {"activation_singular_values", "preactivation_singular_values"} & computed(ds)
+    assert any("spectra of whole activations" in line and "what=" in line for line in describe(ds))
+    assert "activation_singular_values" in computed(whole)
+    for name in ("nonlinearity", "dimension_95", "weight_rank", "ntk_trace", "dead_units"):
+        np.testing.assert_allclose(ds[name], whole[name], err_msg=name)
+
+
+def test_columns_of_the_activations_are_those_of_their_measures():
+    net, x = bnrank.MLP([6, 40, 5], seed=0), normal(30, 6)
+    with torch.no_grad():
+        net.layers[0].weight[:2] = 0.0
+        net.layers[0].bias[:2] = -1.0
+        net.layers[1].weight[0] = 1e-40
+    ds = profile(net, x)
+    a = torch.relu(net.double().layers[0](x.double())).detach()
+    assert (int(ds.dimension_95[0]), int(ds.dimension_99[0])) == usage.centered_dimension(a)
+    assert ds.units.values.tolist() == [40, 5]
+    assert ds.dead_units.values.tolist() == [2, 0]
+    assert ds.subnormals.values.tolist() == [0, 40]
+    rows = bnrank.reporting.tables.layer_rows(ds)
+    assert rows[0]["dead units"] == 2
+    assert rows[1]["subnormal weights"] == 40
+
+
+def test_what_is_not_reached_within_the_budget_is_listed(monkeypatch):
+    net, x = bnrank.MLP([4, 6, 3], seed=0), normal(20, 4)
+    clock = iter([0.0, 61.0, 62.0])
+    monkeypatch.setattr(profiles.time, "monotonic", lambda: next(clock))
+    ds = profile(net, x, max_minutes=1)
+    late = [line for line in describe(ds) if "not reached within max_minutes=1" in line]
+    assert len(late) == 2
+    assert {"weight_rank", "activation_singular_values"} <= computed(ds)
+    assert not {"ntk_trace", "dimension_95"} & computed(ds)
+
+
+def test_wrong_choices_are_refused_by_name():
+    net, x = bnrank.MLP([4, 6, 3]), normal(5, 4)
+    for wrong in ("weight", ("weights", "jacobians"), ()):
+        with pytest.raises(ValueError, match="what: got"):
+            profile(net, x, what=wrong)
+    with pytest.raises(ValueError, match=r"what: got .*'weights' among them where no x is given"):
+        profile(net, what="ntk")
+    with pytest.raises(ValueError, match="max_minutes: got"):
+        profile(net, x, max_minutes=0)
