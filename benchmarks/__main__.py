@@ -1,4 +1,4 @@
-"""``python -m benchmarks [subject ...] [--quick] [--out FOLDER]``."""
+"""``python -m benchmarks [subject ...] [--quick] [--device NAME] [--out FOLDER]``."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import absolute
 from benchmarks.rows import Row
 from bnrank import __version__
 
@@ -44,23 +45,33 @@ def main() -> None:
     parser = argparse.ArgumentParser("python -m benchmarks", description=__doc__)
     parser.add_argument("subjects", nargs="*", metavar="subject", help=f"from {', '.join(SUBJECTS)}; all without it")
     parser.add_argument("--quick", action="store_true", help="fewer rounds and shorter runs, under 3 minutes")
+    parser.add_argument("--device", help="absolute times on this device, such as cuda, in place of the subjects")
     parser.add_argument("--out", type=Path, help="folder for results.md and results.json")
     arguments = parser.parse_args()
     if unknown := [name for name in arguments.subjects if name not in SUBJECTS]:
         parser.error(f"unknown subject {unknown[0]!r}, expected some of {', '.join(SUBJECTS)}")
+    if arguments.device and arguments.subjects:
+        parser.error("--device: measures its own list and takes no subjects")
+    try:
+        measured = absolute.checked(arguments.device) if arguments.device else None
+    except ValueError as error:
+        parser.error(str(error))
+    names = ("absolute",) if measured else arguments.subjects or SUBJECTS
 
     console, began = Console(), time.perf_counter()
     rows: list[Row] = []
     with contextlib.suppress(KeyboardInterrupt), console.status("") as status:  # Ctrl-C: the table so far
-        for name in arguments.subjects or SUBJECTS:
+        for name in names:
             status.update(f"measuring {name}")
             start = time.perf_counter()
-            for row in importlib.import_module(f"benchmarks.{name}").measure(arguments.quick):
+            module = importlib.import_module(f"benchmarks.{name}")
+            for row in module.measure(arguments.quick, *([measured] if measured else [])):
                 rows.append(row)
                 status.update(f"measuring {name}: {row.name} done")
             console.log(f"{name}: {time.perf_counter() - start:.0f} s")
     minutes = (time.perf_counter() - began) / 60
-    about = f"{machine()}; {'quick, ' if arguments.quick else ''}{minutes:.1f} minutes"
+    where = f"{absolute.named(measured)}; " if measured else ""
+    about = f"{machine()}; {where}{'quick, ' if arguments.quick else ''}{minutes:.1f} minutes"
     if not console.is_terminal:
         console = Console(width=WIDTH)
     console.print(table(rows, about))

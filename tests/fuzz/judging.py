@@ -180,8 +180,12 @@ def leaves(value: Any, path: str = "result", depth: int = 0) -> Iterator[tuple[s
     if depth > 5 or value is None:
         return
     if isinstance(value, Tensor):
-        if value.layout == torch.strided and value.device.type == "cpu" and not (value.is_nested or value.is_quantized):
-            detached = value.detach().resolve_neg().resolve_conj()
+        if (
+            value.layout == torch.strided
+            and value.device.type != "meta"
+            and not (value.is_nested or value.is_quantized)
+        ):
+            detached = value.detach().cpu().resolve_neg().resolve_conj()
             yield path, (detached.float() if detached.dtype in _SMALL else detached).numpy()
     elif isinstance(value, np.ndarray | np.generic | int | float | complex | str):
         yield path, np.asarray(value)

@@ -201,9 +201,12 @@ def _narrow(matrix: Tensor) -> Tensor:
 def _alive(
     layers: Layers, slopes: list[Tensor], first: Tensor, last: Tensor
 ) -> tuple[list[Tensor], list[Tensor], Tensor, Tensor]:
-    """Return D_1, ..., D_{L-1}; W_2, ..., W_{L-1}; W_L; W_1 without neurons whose derivative is 0 at all samples."""
+    """Return D_1, ..., D_{L-1}; W_2, ..., W_{L-1}; W_L; W_1 without neurons whose derivative is 0 at all samples.
+
+    A GPU, which the host would have to wait for, keeps all neurons.
+    """
     inner = layers.weights[1:-1]
-    if layers.slope != 0 or not slopes:
+    if layers.slope != 0 or not slopes or first.device.type != "cpu":
         return slopes, inner, first, last
     kept: list[Tensor | slice] = [slice(None)] * len(slopes)
     for i, d in enumerate(slopes):

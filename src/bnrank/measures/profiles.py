@@ -429,6 +429,7 @@ def _described(dataset: xr.Dataset) -> xr.Dataset:
 def _padded(rows: Sequence[Tensor | None] | Tensor, length: int) -> np.ndarray:
     """Return rows of different lengths as (rows, length): cut, or padded with NaN; None is all NaN."""
     out = np.full((len(rows), length), np.nan)
+    rows = rows.cpu() if isinstance(rows, Tensor) else rows
     for line, row in zip(out, rows, strict=True):
         if row is not None:
             line[: len(row)] = row[:length].cpu()

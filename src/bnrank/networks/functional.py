@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from bnrank._core import validation
+from bnrank._core import devices, validation
 from bnrank.networks.mlp import MLP, LinearNetwork
 
 
@@ -51,10 +51,9 @@ class Functional:
         """Return f(x) with other parameters, in the same dtype and on the same device."""
         # a copy: the module's first operation may work in place
         x = x.to(self.device, self.dtype, copy=True) if x.is_floating_point() else x.to(self.device, copy=True)
-        devices = [self.device] if self.device.type == "cuda" else []
         held = {**parameters, **self.buffers}
         held |= {alias: held[name] for alias, name in self._aliases.items()}
-        with _eval_mode(self.module), torch.random.fork_rng(devices):
+        with _eval_mode(self.module), devices.forked(self.device):
             try:
                 out = torch.func.functional_call(self.module, held, (x,), tie_weights=False)
             except Exception as error:

@@ -156,7 +156,7 @@ def polyline(g: ShallowReLU, lower: float, upper: float) -> Tensor:
     w, b = g.w1.double().flatten(), g.b1.double()
     corners = -b[w != 0] / w[w != 0]
     corners = torch.unique(corners[(corners > lower) & (corners < upper)])  # sorted
-    ends = torch.tensor([lower, upper], dtype=torch.float64)
+    ends = torch.tensor([lower, upper], dtype=torch.float64, device=w.device)
     return g(torch.cat([ends[:1], corners, ends[1:]]).unsqueeze(1))
 
 

@@ -93,13 +93,13 @@ class Facts:
         self.ridge = None if ridge is None else validation.number(ridge, "ridge", 0.0)
         self.rtol = validation.rtol(rtol)
         self.seed = validation.seed(seed)
-        self.all_x = example(self.net, x).detach()
+        self.function = Functional(self.net)
+        self.all_x = example(self.net, x).detach().to(self.function.device)
         self.samples = len(self.all_x)
         limit = self.samples if max_samples is None else validation.integer(max_samples, "max_samples")
         rows = evenly_spaced(self.samples, limit)
         kept = self.all_x[rows]
         self.x: Tensor = kept.to(torch.float64) if kept.is_floating_point() else kept
-        self.function = Functional(self.net)
         self._all_y = None if y is None else self._read_targets(y)
         self._y = None if self._all_y is None else self._all_y[rows]
         self.y: Tensor | None = self._y if self._y is not None and self._y.is_floating_point() else None
@@ -116,7 +116,7 @@ class Facts:
             validation.expect(targets.shape[1] == outputs, "y", f"{targets.shape[1]} columns", expected)
         count = len(targets)
         validation.expect(count == self.samples, "y", f"{count} samples", f"as many as x has, {self.samples}")
-        return targets
+        return targets.to(self.function.device)
 
     def altered(self, **values: Any) -> Facts:
         """Return a copy with some values replaced, e.g. ``altered(parameter_norm=0.0)``; the rest is recomputed."""

@@ -161,7 +161,7 @@ class EnsembleAdam(EnsembleDescent):
             [self.first[i] for i in members],
             [self.second[i] for i in members],
             [],
-            [torch.tensor(float(step), device=theta.device) for _ in members],
+            [torch.full((), float(step), device=theta.device) for _ in members],
             fused=True,
             amsgrad=False,
             beta1=self.beta1,

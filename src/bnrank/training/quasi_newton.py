@@ -73,7 +73,7 @@ class LBFGS:
     def statistics(self) -> tuple[Tensor, Tensor]:
         """Return the regularized loss and the norm of its gradient at ``point``, each of shape (members,), float64."""
         loss = torch.tensor([search.f for search in self.searches], dtype=torch.float64)
-        norm = torch.stack([squared_norm(search.g).sqrt() for search in self.searches])
+        norm = torch.stack([squared_norm(search.g).sqrt() for search in self.searches]).cpu()
         return loss, norm
 
     def data_gradient(self, member: int) -> Tensor:

@@ -361,10 +361,10 @@ def _check_shapes(net: nn.Module, task: Task) -> None:
         expected = f"{task.d_in} inputs and {task.d_out} outputs for {data}"
         validation.expect(fits, "net", f"widths {net.widths}", expected)
         return
-    dtype = next(p.dtype for p in net.parameters())
+    first = next(net.parameters())
     with torch.no_grad():
         try:
-            output = net(task.x[:2].to(dtype))
+            output = net(task.x[:2].to(first.device, first.dtype))
         except Exception as error:
             raise ValueError(f"net: cannot take x of shape {tuple(task.x.shape)}: {error}") from error
     if not isinstance(output, Tensor):

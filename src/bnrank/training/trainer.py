@@ -179,7 +179,8 @@ class _Trainer:
         self.objective.theta.copy_(self.final)
         self.optimizer = self._make_optimizer()
         self.recorder = EnsembleRecorder(start.net, task.x[:2], settings, settings.members, workers, SERIES)
-        self.recent = torch.zeros(settings.members, 2, dtype=torch.float64)  # sum and number of batch costs
+        # sum and number of batch costs
+        self.recent = torch.zeros(settings.members, 2, dtype=torch.float64, device=settings.device)
 
     def _select(self, active: list[int]) -> None:
         """Build the objective for the active members."""
@@ -193,6 +194,7 @@ class _Trainer:
         kind = MLPObjective if by_hand(net) else ModuleObjective
         self.active = active
         self.objective: Any = kind(net, x, y, settings.loss, len(active), self.workers, weights)  # type: ignore[arg-type]
+        self.broken = torch.zeros(len(active), dtype=torch.bool, device=device)  # members whose cost was not finite
 
     def _make_optimizer(self) -> Optimizer:
         settings, objective = self.settings, self.objective
@@ -220,9 +222,11 @@ class _Trainer:
                     self._evaluate()
                     self.optimizer.digest()
                     if last or self.step % self.settings.record_every == 0:
-                        tell(self.step, f"{text}, lowest loss {self._record(last):.4g}")
-                    else:
                         self._drop_diverged()
+                        if self.active:
+                            tell(self.step, f"{text}, lowest loss {self._record(last):.4g}")
+                    else:
+                        self._watch_costs()
                 elif not last:  # a complete run is extended
                     self._evaluate()
                 if last or not self.active:
@@ -237,6 +241,7 @@ class _Trainer:
                     self.save(folder)
                 if stop:
                     break
+        self._drop_diverged()
         ended = "finished" if self.step == self.settings.steps else "interrupted"
         self.final[self.active] = self.optimizer.point.cpu() if self.active else self.final[self.active]
         self.seconds = time.perf_counter() - began
@@ -251,20 +256,25 @@ class _Trainer:
         batch = None if self.batches is None or last else self.batches.at(self.step)
         cost = self.objective.evaluate(batch)
         if batch is not None:
-            self.recent[self.active] += torch.stack([cost.cpu(), torch.ones(len(cost), dtype=torch.float64)], dim=1)
+            self.recent[self.active] += torch.stack([cost.double(), torch.ones_like(cost, dtype=torch.float64)], dim=1)
+
+    def _watch_costs(self) -> None:
+        """Note members whose cost is not finite, at steps without a recorded row; a GPU is not made to wait for it."""
+        if self.settings.lr:  # a line search recovers from non-finite costs
+            self.broken |= ~torch.isfinite(self.objective.cost)
+            if self.broken.device.type == "cpu":
+                self._drop_diverged()
 
     def _drop_diverged(self) -> None:
-        """Stop members whose cost is not finite, at steps without a recorded row."""
-        if self.settings.lr:  # a line search recovers from non-finite costs
-            finite = torch.isfinite(self.objective.cost).tolist()
-            self._drop({i: "diverged" for i, ok in enumerate(finite) if not ok})
+        """Stop members whose cost was not finite at a step without a recorded row."""
+        self._drop({i: "diverged" for i, broken in enumerate(self.broken.tolist()) if broken})
 
     def _record(self, last: bool) -> float:
         """Return the lowest loss, after recording a row and stopping members that are done."""
         loss, gradient_norm = self.optimizer.statistics()
         point = self.optimizer.point
         if self.batches is not None and not last:
-            recent = self.recent[self.active]
+            recent = self.recent[self.active].cpu()
             norms = torch.stack([squared_norm(row) for row in point]).cpu()
             loss = recent[:, 0] / recent[:, 1] + self.ridge[self.active] * norms
             gradient_norm = torch.full_like(loss, torch.nan)
@@ -312,7 +322,7 @@ class _Trainer:
                 self.final[self.active[i]] = point[i].cpu()
         rest = [i for i in range(len(self.active)) if i not in done]
         if not rest:
-            self.active = []
+            self.active, self.broken = [], self.broken[:0]
             return
         self._select([self.active[i] for i in rest])
         for name in ("theta", "gradient", "cost"):
@@ -323,6 +333,7 @@ class _Trainer:
 
     def save(self, folder: Path) -> None:
         """Write a checkpoint from which the run resumes on the same trajectory."""
+        self._drop_diverged()
         tensors = {"final": self.final, "recent": self.recent} | self.recorder.state()
         if self.active:
             tensors |= {f"optimizer.{name}": value for name, value in self.optimizer.state().items()}

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bnrank._core import validation
+from bnrank._core import devices, validation
 from bnrank.networks.functional import example
 
 
@@ -245,11 +245,9 @@ def like(net: nn.Module, x: Tensor) -> Tensor:
 
 
 def _seconds(net: nn.Module, x: Tensor, passes: int) -> float:
-    if x.device.type == "cuda":
-        torch.cuda.synchronize(x.device)
+    devices.synchronize(x.device)
     start = time.perf_counter()
     for _ in range(passes):
         net(x)
-    if x.device.type == "cuda":
-        torch.cuda.synchronize(x.device)
+    devices.synchronize(x.device)
     return (time.perf_counter() - start) / passes

@@ -139,7 +139,7 @@ class Symmetries(Printed):
         validation.expect(points.ndim == 2 and points.shape[1] == d, "x", f"shape {tuple(points.shape)}", f"(N, {d})")
         validation.expect(count, "index", f"{index!r}", "no call, since there is no generator")
         index = validation.integer(index, "index", -count, count - 1)
-        return moved(points, validation.number(t, "t") * self.generators[index])
+        return moved(points, validation.number(t, "t") * self.generators[index].to(points.device))
 
     def summary(self) -> str:
         """Return a page of text: the symmetries, the evidence for them, and the implied bound on the rank."""

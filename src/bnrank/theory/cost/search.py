@@ -98,6 +98,7 @@ class Domain:
         if isinstance(domain, str):
             name = validation.choice(domain, "domain", ["box", "data"])
             return cls(name, *_widened(x.amin(0), x.amax(0)))
+        domain = domain.detach().cpu() if isinstance(domain, Tensor) else domain
         try:
             box = torch.as_tensor(np.asarray(domain, dtype=np.float64), device=x.device)
         except (TypeError, ValueError, RuntimeError) as error:

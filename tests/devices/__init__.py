@@ -1,0 +1,1 @@
+"""Public functions on a GPU, real or pretended."""
