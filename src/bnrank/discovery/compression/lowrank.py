@@ -45,7 +45,7 @@ def places(net: nn.Module, x: Tensor) -> tuple[list[str], list[Skipped]]:
     found = [name for name in calls if name not in left]
     for name in list(found):
         try:
-            with swapped(net, {name: (names[name],)}), torch.no_grad():
+            with swapped(net, {name: (nn.Sequential(names[name]),)}), torch.no_grad():
                 net(x[:2].clone())
         except (AttributeError, TypeError, RuntimeError) as error:
             why = f"the module cannot be run with another module in its place: {error}"
@@ -64,7 +64,7 @@ def swapped(net: nn.Module, choice: Mapping[str, Sequence[nn.Module]]) -> Iterat
     originals = {name: net.get_submodule(name) for name in choice}
     try:
         for name, parts in choice.items():
-            _put(net, name, parts[0] if isinstance(parts[0], _Refit) else nn.Sequential(*parts))
+            _put(net, name, parts[0] if len(parts) == 1 else nn.Sequential(*parts))
         yield net
     finally:
         for name, part in originals.items():
@@ -170,7 +170,7 @@ class Factoring:
         if metric is None:
             return None
         rows = channel_rows(layer, out)
-        fitted = gram_fit(rows[:: _step(*rows.shape)], self.rows[name], metric)
+        fitted = gram_fit(rows[:: step_of(*rows.shape)], self.rows[name], metric)
         k = _rank(layer, fitted, self.sizes[name], scale * self.judge.scale, self.whole)
         return None if k is None else (pointwise_pair(layer, fitted, k), k)
 
@@ -183,7 +183,7 @@ class Factoring:
             out, leaves = self._outputs(given)
             for name, value in leaves.items():
                 own = channel_rows(self.net.get_submodule(name), value.detach())
-                step = _step(len(own) // len(given) * len(x), own.shape[1])
+                step = step_of(len(own) // len(given) * len(x), own.shape[1])
                 rows[name].append(own[-(start * (len(own) // len(given))) % step :: step].clone())
                 self.sizes[name] = value[0].numel() if value.ndim > 1 else 1
             for name, gradient in _gradients(out, leaves, generator):
@@ -227,7 +227,7 @@ def _gradients(out: Tensor, leaves: Mapping[str, Tensor], generator: torch.Gener
         yield from ((name, gradient) for name, gradient in zip(leaves, found, strict=True) if gradient is not None)
 
 
-def _step(rows: int, columns: int) -> int:
+def step_of(rows: int, columns: int) -> int:
     """Return which of many rows are used in one fit: every so many."""
     return max(1, rows // max(4 * columns, min(MAX_ROWS, MAX_VALUES // max(columns, 1))))
 

@@ -57,7 +57,7 @@ def rankings(judge: Judge, parts: tuple[Any, ...], whole: Counts) -> list[Rankin
             continue
         weight = by_unit(parts[j], rows.shape[1])  # (out, units, places)
         seen = torch.einsum("po,ouk->upk", metrics[j], weight).flatten(1)
-        order, squares = _forward_selection(rows - rows.mean(0) if takes_constants(parts[j]) else rows, seen @ seen.T)
+        order, squares = forward_selection(rows - rows.mean(0) if takes_constants(parts[j]) else rows, seen @ seen.T)
         part, reader, units = parts[i], parts[j], len(order)
         own, read = part.weight[0].numel(), reader.weight.numel() / units
         work = own * values[i + 1][0].numel() / units + read * values[j + 1][0].numel() / len(reader.weight)
@@ -102,11 +102,11 @@ def narrowed(judge: Judge, parts: Parts, chosen: Sequence[Ranking], scale: float
             present = unit_rows(new, i, j, given, run(new[i + 1 : j], given))
             assert target is not None
             assert present is not None
-            new[i], new[j] = slim, _rewritten(new[j], target, present)
+            new[i], new[j] = slim, rewritten(new[j], target, present)
     return tuple(new), kept
 
 
-def _rewritten(reader: Any, target: Tensor, present: Tensor) -> Any:
+def rewritten(reader: Any, target: Tensor, present: Tensor) -> Any:
     """Return the reader for inputs ``present``, which predict its original input ``target`` linearly."""
     shift, constant = (target.mean(0), present.mean(0)), takes_constants(reader)
     a, b = (present - shift[1], target - shift[0]) if constant else (present, target)
@@ -151,7 +151,7 @@ def by_unit(reader: Any, units: int) -> Tensor:
     return reader.weight.detach().reshape(len(reader.weight), units, -1)
 
 
-def _forward_selection(rows: Tensor, needed: Tensor) -> tuple[Tensor, Tensor]:
+def forward_selection(rows: Tensor, needed: Tensor) -> tuple[Tensor, Tensor]:
     """Return units in the order of selection and the remainder of tr(rows needed rows^T) after each, (units + 1,).
 
     The remainder is computed by ridge regression, which avoids large coefficients of opposite sign.

@@ -66,7 +66,7 @@ def compress(
     0.8, 0.15, 0.05).
 
     In a module of several segments, step 4 comes last and covers all layers together, also those that code calls one by
-    one, and the projections of ``nn.MultiheadAttention``, which becomes a
+    one (of which step 3 also removes units, where trials show that only the next layer reads them), and the projections of ``nn.MultiheadAttention``, which becomes a
     :class:`~bnrank.networks.attention.FactoredAttention`. Segments are reduced with 0, 60 or 100 percent of the
     tolerance before it; the outcome with the fewest parameters is selected.
 

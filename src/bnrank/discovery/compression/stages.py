@@ -15,6 +15,7 @@ from bnrank.discovery.compression.neurons import Ranking, balanced, narrowed, ra
 from bnrank.discovery.compression.parts import Counts, Parts, cost, counts, is_linear, parameters, share
 
 T = TypeVar("T")
+U = TypeVar("U")
 
 TRIALS = 8  # scales of the change tried for a share of the tolerance
 NEARLY = 1.02  # times the fewest parameters: among outcomes with at most so many, the cheapest is selected
@@ -312,11 +313,14 @@ def inlined(parts: Parts, choice: Choice) -> Parts:
     return tuple(new for i, part in enumerate(parts) for new in choice.get(str(i), (part,)))
 
 
-def most(measure: Callable[[T], float], make: Callable[[float], T], limit: float) -> tuple[T, float] | None:
+def most(
+    measure: Callable[[tuple[T, U]], float], make: Callable[[float], tuple[T, U]], limit: float
+) -> tuple[tuple[T, U], float] | None:
     """Return the outcome at the largest scale that keeps the change within the limit, and the change, or None.
 
-    Scales decrease by factors of 4 from START times the limit to the first that does; then the interval between the
-    last two is bisected.
+    Scales decrease by factors of 4 from START times the limit to the first that does, or increase to the first that
+    does not or changes nothing; then the interval between the last two is bisected. An outcome is a pair of which the
+    second entry describes the first.
     """
     scale, below, above, best = START * limit, 0.0, math.inf, None
     for _ in range(TRIALS):
@@ -326,10 +330,14 @@ def most(measure: Callable[[T], float], make: Callable[[float], T], limit: float
         made = make(scale)
         found = measure(made)
         if found <= limit:
+            same = best is not None and best[0][1] == made[1]
             best, below = (made, found), scale
-            if above == math.inf:
+            if above == math.inf and same:
                 break
         else:
             above = scale
-        scale = math.sqrt(below * above) if below else scale / 4
+        if above == math.inf:
+            scale *= 4
+        else:
+            scale = math.sqrt(below * above) if below else scale / 4
     return best

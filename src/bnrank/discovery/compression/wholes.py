@@ -7,12 +7,15 @@ from typing import Any
 
 from torch import nn
 
+from bnrank.discovery.compression import budget
 from bnrank.discovery.compression.judging import Judge, tuned
 from bnrank.discovery.compression.lowrank import Choice, Factoring
 from bnrank.discovery.compression.parts import Counts, Parts, parameters
 from bnrank.discovery.compression.stages import Step, inlined, most
+from bnrank.discovery.compression.widths import Narrowing, pairs
 from bnrank.networks.attention import FactoredAttention
 
+NARROW = (0.7,)  # of the tolerance for neurons and channels, before the layers are factored
 TUNED = (4.0, 2.0, 1.4, 1.0)  # multiples of the tolerance for the cuts before tuning
 
 
@@ -72,37 +75,55 @@ class Factored:
 def factored(
     judge: Judge, net: nn.Module, names: Sequence[str], whole: Counts, tol: float, tune: int, chunk_size: int
 ) -> Factored:
-    """Return the outcome of fewest parameters: as it is, factored by one exchange rate, or by activation-aware SVD.
+    """Return the outcome of fewest parameters: narrowed or not, factored by one exchange rate or by plain SVD, or not.
 
     With ``tune``, cuts at multiples of the tolerance are fine-tuned; those that end within it count.
     """
-    before = parameters(net)
-    outcomes = [Factored({}, (), 0.0, before)]
+    outcomes = [Factored({}, (), 0.0, parameters(net))]
     if not names:
         return outcomes[0]
     factoring = Factoring(judge, net, names, whole, chunk_size)
-    for plain in (False, True):
+    outcomes += _outcomes(factoring, tol, tune, (False, True), outcomes[0])
+    narrowing = Narrowing(factoring, pairs(net, names, judge.x)) if not budget.current().over else None
+    for part in NARROW if narrowing is not None and narrowing.pairs else ():
+        got = most(lambda made: factoring.change(made[0]), narrowing.at, part * tol)  # type: ignore[union-attr]
+        if got is None or not got[0][1]:
+            continue
+        (choice, kept), change = got
+        slim = copy.deepcopy(net)
+        for name, parts in choice.items():
+            put(slim, name, copy.deepcopy(parts[0]))
+        what = ", ".join(f"{name} {n} to {k}" for name, n, k in kept)
+        start = Factored(
+            choice, (Step("narrow", "", f"neurons or channels: {what}", change),), change, parameters(slim)
+        )
+        outcomes.append(start)
+        if not budget.current().over:
+            outcomes += _outcomes(Factoring(judge, slim, names, whole, chunk_size), tol, tune, (False,), start)
+    return min(outcomes, key=lambda one: (one.size, one.change))
+
+
+def _outcomes(factoring: Factoring, tol: float, tune: int, rules: Sequence[bool], start: Factored) -> list[Factored]:
+    """Return the outcomes within the tolerance of factoring a module, which ``start`` led to."""
+    net, outcomes = factoring.net, []
+    smallest = start.size
+    for plain in rules:
         for factor in TUNED if tune else (1.0,):
-            found = most(
-                lambda made: factoring.change(made[0]),
-                _at(factoring, plain),
-                factor * tol,
-            )
+            found = most(lambda made: factoring.change(made[0]), _at(factoring, plain), factor * tol)
             if found is None or not found[0][1]:
                 continue
             (choice, ranks), change = found
-            size = before - sum(
-                parameters(net.get_submodule(n)) - sum(map(parameters, new)) for n, new in choice.items()
-            )
-            steps: tuple[Step, ...] = (
-                Step("factor", "", ", ".join(f"{name} to rank {k}" for name, k in ranks), change),
-            )
-            if tune and size <= min(one.size for one in outcomes):
-                choice, change, more = _tuned(judge, net, choice, tune, change)
+            saved = [parameters(net.get_submodule(name)) - sum(map(parameters, new)) for name, new in choice.items()]
+            size = start.size - sum(saved)
+            what = ", ".join(f"{name} to rank {k}" for name, k in ranks)
+            steps: tuple[Step, ...] = (Step("factor", "", what, change),)
+            if tune and size <= smallest:
+                choice, change, more = _tuned(factoring.judge, net, choice, tune, change)
                 steps += more
             if change <= tol:
-                outcomes.append(Factored(choice, steps, change, size))
-    return min(outcomes, key=lambda one: (one.size, one.change))
+                smallest = min(smallest, size)
+                outcomes.append(Factored({**start.choice, **choice}, (*start.steps, *steps), change, size))
+    return outcomes
 
 
 def _at(factoring: Factoring, plain: bool) -> Callable[[float], Any]:
