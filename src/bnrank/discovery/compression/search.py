@@ -65,10 +65,11 @@ def compress(
     alone, the one with the lowest mean of three relative costs is selected: parameters, multiply-adds, layers (weights
     0.8, 0.15, 0.05).
 
-    In a module of several segments, step 4 comes last and covers all layers together, also those that code calls one by
-    one (of which step 3 also removes units, where trials show that only the next layer reads them), and the projections of ``nn.MultiheadAttention``, which becomes a
-    :class:`~bnrank.networks.attention.FactoredAttention`. Segments are reduced with 0, 60 or 100 percent of the
-    tolerance before it; the outcome with the fewest parameters is selected.
+    In a module of several segments, steps 3 and 4 come last and cover all layers together, also those that code calls
+    one by one; units are removed where a trial shows that only the next layer reads them. The projections of
+    ``nn.MultiheadAttention`` are layers, too: it becomes a :class:`~bnrank.networks.attention.FactoredAttention`.
+    Segments are reduced with 0, 60 or 100 percent of the tolerance before; the outcome with the fewest parameters is
+    selected.
 
     The search uses the samples that are not held out: three quarters for fits, the others for model selection, where a
     standard error is added to the mean square. If there are fewer than 1000 samples for fits, points on lines through
