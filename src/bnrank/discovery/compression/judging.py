@@ -218,7 +218,7 @@ def affordable_whole(net: nn.Module, x: Tensor, max_samples: int) -> tuple[int, 
             stack.callback(note.remove)
         sizes.append(net(x[:2].clone()).numel())
     count = min(max_samples, max(64, int(4 * MAX_ENTRIES / max(sizes))))
-    return count, max(1, int(2 * MAX_ENTRIES / max(sum(sizes), 1)))
+    return count, max(1, int(MAX_ENTRIES / 2 / max(sum(sizes), 1)))
 
 
 def _entries(out: Any) -> int:

@@ -15,7 +15,7 @@ from bnrank.discovery.compression.parts import Counts, Parts, cheapest, is_linea
 from bnrank.networks import Skipped
 
 MAX_ROWS = 8192  # (samples and positions) of one fit
-MAX_VALUES = 2**21  # of the stored outputs of one layer
+MAX_VALUES = 2**20  # of the stored outputs of one layer
 DRAWS = 8  # random directions of the output per sample, where there are more outputs
 
 Choice = dict[str, Parts]

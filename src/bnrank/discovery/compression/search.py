@@ -23,6 +23,7 @@ from bnrank.discovery.compression.wholes import TUNED, factored, merged, put, sp
 from bnrank.networks import Segment, Skipped
 from bnrank.networks.functional import Functional, check_finite, unwrap
 
+BLOCKS = 4  # of samples up to which points on lines are added, where a whole module has to be run
 SHARES = (0.0, 0.6, 1.0)  # of the tolerance for the segments of a larger module, before its layers are factored
 MARGIN = 0.85  # fraction of the tolerance used: new samples differ more than those of the search
 SELECTING = 0.25  # fraction of the search samples used for model selection
@@ -169,7 +170,8 @@ def compress(
         limit, chunk_size = judging.affordable_whole(work, deciding, limit)
     deciding = deciding[:limit]
     real, selecting = len(deciding), max(1, round(SELECTING * len(deciding)))
-    deciding = judging.enriched(deciding, real - selecting, min(judging.ENRICH, limit), seed)
+    enough = min(judging.ENRICH, limit if one else min(limit, BLOCKS * chunk_size))
+    deciding = judging.enriched(deciding, real - selecting, enough, seed)
     search = _Search(deciding, function(deciding).detach(), len(deciding) - selecting, real, tune)
     with budget.budget(max_minutes, progress) as time_left:
         if one:
