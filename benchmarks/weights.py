@@ -1,8 +1,9 @@
 """Weights of real networks, read from files without code: ``python -m benchmarks.weights [--only NAME ...]``.
 
-Every file is profiled in a process of its own, which prints one row: tensors measured and listed, entries measured,
-seconds of `bnrank.profile` and the growth of the peak memory. The packages that hold the files are optional: a file
-without its package is named as skipped. resnet50 and gpt2 have random weights, written to a file first.
+Every file is profiled in a process of its own, which prints one row: tensors measured and listed, entries, seconds of
+`bnrank.profile`, of processor and clock, and the growth of the peak memory, which counts the pages of a file that are
+mapped. The packages that hold the files are optional: a file without its package is named as skipped. resnet50 and gpt2
+have random weights, written to a file first.
 """
 
 import argparse
@@ -35,7 +36,7 @@ FILES = {
     "resnet50, random": ("torchvision", ""),
     "gpt2, random": ("transformers", ""),
 }
-COLUMNS = ("file", "MB", "entries", "tensors measured", "tensors listed", "seconds", "MiB")
+COLUMNS = ("file", "MB", "entries", "tensors measured", "tensors listed", "processor seconds", "seconds", "MiB")
 
 
 def locate(name: str, folder: Path) -> Path:
@@ -62,13 +63,13 @@ def locate(name: str, folder: Path) -> Path:
 def one(path: Path) -> dict[str, object]:
     """Return the row of a file."""
     before = _peak()
-    start = time.perf_counter()
+    start, busy = time.perf_counter(), time.process_time()
     profile = bnrank.profile(path)
-    seconds = time.perf_counter() - start
+    seconds, busy = time.perf_counter() - start, time.process_time() - busy
     about = profile.attrs
     megabytes = path.stat().st_size / 1e6
     tensors = about["tensors_measured"], about["tensors"] - about["tensors_measured"]
-    values = (megabytes, about["entries"], *tensors, seconds, (_peak() - before) / 2**20)
+    values = (megabytes, about["entries"], *tensors, busy, seconds, (_peak() - before) / 2**20)
     return dict(zip(COLUMNS[1:], values, strict=True))
 
 

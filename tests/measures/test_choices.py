@@ -106,3 +106,12 @@ def test_wrong_choices_are_refused_by_name():
         profile(net, what="ntk")
     with pytest.raises(ValueError, match="max_minutes: got"):
         profile(net, x, max_minutes=0)
+
+
+def test_jacobians_and_the_ntk_of_large_modules_are_computed_where_requested(monkeypatch):
+    mlp, x = bnrank.MLP([4, 6, 5, 3], seed=0), normal(20, 4)
+    monkeypatch.setattr(choices, "MAX_SAMPLE_WORK", 20 * 3 * sum(p.numel() for p in mlp.parameters()) - 1)
+    ds, whole = profile(nn.Sequential(mlp), x), profile(nn.Sequential(mlp), x, what=choices.WHAT)
+    assert not {"ntk_trace", "jacobian_singular_values"} & computed(ds)
+    assert any("Jacobians and the NTK" in line and "what=" in line for line in describe(ds))
+    np.testing.assert_allclose(whole.ntk_trace, profile(mlp, x).ntk_trace)  # closed forms of an MLP are cheap

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from bnrank._core import validation
 from bnrank.measures import bottlenecks, nonlinearity, spectra, tensors
+from bnrank.networks.functional import is_plain_mlp, unwrap
 from bnrank.networks.reading import Layer, Reading
 from bnrank.networks.reasons import Skipped
 from bnrank.networks.tensors import entry, pieces
@@ -19,6 +20,7 @@ from bnrank.networks.tensors import entry, pieces
 WHAT = ("weights", "activations", "jacobian", "ntk")
 MAX_WEIGHT_WORK = 10**10  # frequencies x c_out x c_in x min(c_out, c_in) of a convolution, by default
 MAX_ACTIVATION_WORK = 5 * 10**10  # samples x features x min(samples, features) of all layers, by default
+MAX_SAMPLE_WORK = 2 * 10**9  # samples x d_out x parameters of Jacobians and the NTK, by default
 PATCHES = (
     "the kernel as a matrix (out, in x taps) that maps a patch to one position, since its operator on images is too "
     'expensive by default; what=("weights", ...) measures the operator'
@@ -65,6 +67,15 @@ class Choice:
             left -= _weight_work(layer)
             out += [layer] if left < 0 and _weight_work(layer) else []
         return out
+
+    def of_samples(self, net: nn.Module, samples: int, d_out: int) -> tuple[list[str], str]:
+        """Return which of Jacobians and the NTK are computed, and why others are left out by default."""
+        parts = [part for part in ("jacobian", "ntk") if part in self]
+        work = samples * d_out * sum(p.numel() for p in net.parameters())
+        if not self.by_default or work <= MAX_SAMPLE_WORK or is_plain_mlp(unwrap(net)):
+            return parts, ""
+        limit = f"{work:.1e} operations, by default the limit is {MAX_SAMPLE_WORK:.0e}"
+        return [], f'Jacobians and the NTK: {limit}; what=("jacobian", "ntk", ...) computes them'
 
     def spectra_of_activations(self, reading: Reading, samples: int) -> str:
         """Return why spectra of whole activations are left out; "" if they are computed."""

@@ -204,19 +204,13 @@ def profile(
             else:
                 used = layer_use(net, x, reading, chunk_size=chunk_size, dtype=dtype)
         tell(2, "Jacobians and the NTK")
-        each = [part for part in ("jacobian", "ntk") if part in choice]
+        each, left = choice.of_samples(net, len(numbers), d_out)
         if each and time.monotonic() - start > limit:
-            late.append(f"{' and '.join(each)}")
+            late.append(" and ".join(each))
             each = []
         samples = _Samples(net, x[numbers.to(x.device)], d_out, dtype, rtol, numbers.numpy(), each)
-        samples.skipped += [
-            {
-                "name": "",
-                "type": type(net).__name__,
-                "reason": f"{text}: not reached within max_minutes={max_minutes:g}",
-            }
-            for text in late
-        ]
+        reasons = [f"{text}: not reached within max_minutes={max_minutes:g}" for text in late] + [left] * bool(left)
+        samples.skipped += [{"name": "", "type": type(net).__name__, "reason": reason} for reason in reasons]
     layers = found.layers
     spectral = {
         "weight_singular_values": [layer.singular_values for layer in layers],
