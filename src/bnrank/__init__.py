@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from bnrank.reporting import Section, load, plots, report, save
     from bnrank.tasks import Task
     from bnrank.theory import check, cost, escape, invariants, rank
-    from bnrank.training import Flow, Run, flow, sweep, train
+    from bnrank.training import Flow, Run, flow, sweep, train, watch
 
 __all__ = [
     "MLP",
@@ -57,6 +57,7 @@ __all__ = [
     "theory",
     "train",
     "training",
+    "watch",
 ]
 
 _ROOMS = {
@@ -75,7 +76,7 @@ _ROOMS = {
     "reporting": ("Section", "load", "plots", "report", "save"),
     "tasks": ("Task",),
     "theory": ("check", "cost", "escape", "invariants", "rank"),
-    "training": ("Flow", "Run", "flow", "sweep", "train"),
+    "training": ("Flow", "Run", "flow", "sweep", "train", "watch"),
 }
 
 

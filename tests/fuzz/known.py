@@ -17,6 +17,7 @@ NAN = {
     "Spectra.stable_ranks": "of singular values that are all 0",
     "Summary.gap": "without components",
     "Verdicts.to_frame": "of a verdict that is not applicable",
+    **{f"Watch.summary.{name}": "of the output, which has no weight" for name in ("effective rank", "tail")},
     "result.by_step": "of a first record of Monitor.parts, which has no step before it",
 }
 """Fields of results that may be NaN without a warning, with the meaning of NaN."""
@@ -51,7 +52,10 @@ PADDED = {
 }
 """Arrays whose shorter rows end in NaN: they may hold it after the last number of a row."""
 
-CHANGES = {"bnrank.networks.Stack": "draws the weights of its parts, unless init is None"}
+CHANGES = {
+    "bnrank.networks.Stack": "draws the weights of its parts, unless init is None",
+    "bnrank.watch": "adds hooks until the first step is measured, and removes them",
+}
 """Functions whose arguments change, as documented."""
 
 UNUSED = {

@@ -24,7 +24,7 @@ atexit.register(shutil.rmtree, FOLDER, ignore_errors=True)
 
 INPUTS = {
     *("Adam", "GradientDescent", "Limits", "Record", "Save", "SkipPlateau", "Solver", "Stop", "Steps", "Window"),
-    *("Task", "Claim", "Figure"),
+    *("Task", "Claim", "Figure", "Collapse"),
 }
 """Dataclasses that users construct; all others are results."""
 
@@ -42,6 +42,10 @@ SKIPPED = {
     "bnrank.tasks.digits": "may download",
     "bnrank.spectra.Spectra": "a result",
     "bnrank.cost.Corrections": "a result",
+    "bnrank.training.MLflowWriter": "needs MLflow; tested in tests/training/test_watching.py",
+    "bnrank.training.TensorBoardWriter": "needs TensorBoard; tested in tests/training/test_watching.py",
+    "bnrank.training.WandbWriter": "needs wandb; tested in tests/training/test_watching.py",
+    "bnrank.training.Watch": "made by watch",
     "Regions.of": "made by the functions of bnrank.regions",
     "TrainSettings.create": "made by train",
     "TrainSettings.from_json": "made by Run.open",
@@ -155,6 +159,14 @@ def run() -> Any:
     """Return a short training run."""
     task = (normal(6, 3), normal(6, 2, seed=1))
     return training.train(mlp(), task, steps=4, record=training.Record(2, spectra_every=2), progress=False)
+
+
+def watched_csv() -> Path:
+    """Return the path of a file that a watch wrote."""
+    path = new("watch").with_suffix(".csv")
+    with bnrank.watch(mlp(), x=normal(6, 3), writers=path) as watch:
+        watch.step()
+    return path
 
 
 def flow() -> Any:
@@ -308,6 +320,9 @@ OWN: dict[str, Values] = {
         "ridges": lambda: [1e-3],
     },
     "bnrank.train": {"record": lambda: 2},
+    "bnrank.training.CSVWriter": {"path": lambda: new("watch").with_suffix(".csv")},
+    "bnrank.training.read_csv": {"path": watched_csv},
+    "bnrank.watch": {"what": lambda: ["weights", "activations"]},
     "bnrank.constructions.bottleneck": {"h": lambda: mlp(2, 4, 1), "g": lambda: mlp(3, 5, 2), "depth": lambda: 8},
     "bnrank.constructions.compose": {"h": lambda: mlp(2, 4, 1), "g": lambda: mlp(3, 5, 2)},
     "bnrank.constructions.add": {"f": lambda: mlp(3, 5, 2), "g": lambda: mlp(3, 4, 2)},

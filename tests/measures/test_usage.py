@@ -103,6 +103,12 @@ def test_a_constant_column_adds_no_dimension():
     assert usage.centered_dimension(np.column_stack([x, np.full(500, 1e6 + 0.1)])) == (3, 3)
 
 
+def test_samples_of_exact_rank_have_no_further_dimension():
+    assert usage.centered_dimension(torch.eye(4).repeat(50, 1)) == (3, 3)
+    x = _drawn(_planted("isotropic", 6), 100, 5) @ np.random.default_rng(0).normal(size=(6, 40))
+    assert max(usage.centered_dimension(x.astype(np.float32))) <= 6
+
+
 def test_a_covariance_gives_what_its_samples_give():
     x = _drawn(_planted("1 / i", 40), 80, 4)
     eigenvalues = np.linalg.eigvalsh(np.cov(x.T))

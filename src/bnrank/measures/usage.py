@@ -17,6 +17,7 @@ Array = NDArray[np.float64]
 
 SHARES = (0.95, 0.99)
 RESOLUTION = 1e-3  # population eigenvalues below this, relative to their mean, are treated as 0
+NOTHING = 1e-12  # eigenvalues below this, relative to the largest, are rounding errors, also of float32 samples
 GRID, NEGATIVE, SEEN = 120, 40, 60  # population eigenvalues tried; points z on the negative axis and near eigenvalues
 CONSTRAINT = 30.0  # weight of the total variance and of the number of eigenvalues, which are known
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -86,6 +87,8 @@ def variance_dimension(
 
     Non-negative weights on a grid of t are fitted by least squares to this equation, for z on the negative axis and
     near the eigenvalues, with the total variance given. The result is rounded up, and at least the uncorrected one.
+    Where the samples span fewer than min(N - 1, d) dimensions, so does the distribution, and d is replaced by their
+    number.
 
     Parameters
     ----------
@@ -143,6 +146,9 @@ def variance_dimension(
     plain = _least(found, shares)
     if not corrected:
         return plain
+    rank = int((found > NOTHING).sum())
+    if rank < most:  # of independent samples, only if the distribution has this rank
+        found, features = found[:rank], rank
     levels, masses = _population(found, samples - 1, features)
     sums = np.concatenate([[0.0], np.cumsum(levels * masses)])
     counts = np.concatenate([[0.0], np.cumsum(masses)]) * features

@@ -5,20 +5,40 @@ from bnrank.training.grid import sweep
 from bnrank.training.history import Run
 from bnrank.training.options import Adam, GradientDescent, Limits, Record, Save, SkipPlateau, Solver, Stop, Watcher
 from bnrank.training.trainer import train
+from bnrank.training.watching import (
+    Collapse,
+    CollapseError,
+    CSVWriter,
+    MLflowWriter,
+    TensorBoardWriter,
+    WandbWriter,
+    Watch,
+    read_csv,
+    watch,
+)
 
 __all__ = [
     "Adam",
+    "CSVWriter",
+    "Collapse",
+    "CollapseError",
     "Flow",
     "GradientDescent",
     "Limits",
+    "MLflowWriter",
     "Record",
     "Run",
     "Save",
     "SkipPlateau",
     "Solver",
     "Stop",
+    "TensorBoardWriter",
+    "WandbWriter",
+    "Watch",
     "Watcher",
     "flow",
+    "read_csv",
     "sweep",
     "train",
+    "watch",
 ]

@@ -332,6 +332,26 @@ class Monitor(Printed):
             "notes": "; ".join(self.notes),
         }
 
+    def drift(self, member: int = 0) -> dict[str, float]:
+        """Return the relative drift of every quantity at the last row, ``{name: ||drift|| / ||in + out||}``.
+
+        It is NaN for quantities that the last row lacks; empty if nothing has been recorded. While attached, no row is
+        added.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If nothing has been recorded for the member, but for others.
+        """
+        if not any(track.steps for track in self._tracks.values()):
+            return {}
+        member = validation.integer(member, "member", 0)
+        recorded = [m for m, track in sorted(self._tracks.items()) if track.steps]
+        if member not in recorded:
+            raise ValueError(f"member: got {member!r}, expected one of {', '.join(map(str, recorded))}")
+        values = self._tracks[member].latest()["relative"]
+        return {q.name: float(value) for q, value in zip(self.quantities, values, strict=True)}
+
     def parts(self, member: int = 0) -> dict[str, dict[str, Tensor]]:
         """Return "drift", "by_step", "by_decay" and "rest" at the last row, each a mapping from quantity to entries.
 

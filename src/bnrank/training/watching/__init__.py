@@ -1,0 +1,20 @@
+"""Watching a training: ranks, dimensions, dead units and drifts along the way, in any loop."""
+
+from bnrank.training.watching.collapse import Collapse, CollapseError
+from bnrank.training.watching.live import Watch, watch
+from bnrank.training.watching.records import Record as WatchRecord
+from bnrank.training.watching.writers import CSVWriter, MLflowWriter, TensorBoardWriter, WandbWriter, Writer, read_csv
+
+__all__ = [
+    "CSVWriter",
+    "Collapse",
+    "CollapseError",
+    "MLflowWriter",
+    "TensorBoardWriter",
+    "WandbWriter",
+    "Watch",
+    "WatchRecord",
+    "Writer",
+    "read_csv",
+    "watch",
+]

@@ -1,0 +1,173 @@
+"""What enters the layers of a network in a forward pass, gathered by hooks that are removed afterwards."""
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bnrank.training.watching.parts import OUTPUT, Part
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The activations that entered a layer.
+
+    Attributes
+    ----------
+    rows : Tensor
+        (n, units), a copy of some rows: samples, and places of images or times.
+    units : int
+        Number of units: features or channels.
+    constant : Tensor
+        Number of units with the same value on all rows, not only on those copied.
+    training : bool
+        Whether the layer was in training mode.
+    """
+
+    rows: Tensor
+    units: int
+    constant: Tensor
+    training: bool
+
+
+class Capture:
+    """Hooks on the layers of a network, present only while armed.
+
+    The first pass in training mode is kept; one in eval mode only as long as there is none in training mode. The hooks
+    read the tensors and change nothing.
+
+    Parameters
+    ----------
+    net : nn.Module
+        The network, whose first output tensor is captured, too.
+    parts : sequence of Part
+        The layers.
+    max_rows : int
+        Largest number of rows that are copied, drawn without replacement from a fixed seed.
+    """
+
+    def __init__(self, net: nn.Module, parts: Sequence[Part], max_rows: int) -> None:
+        self.net, self.max_rows = net, max_rows
+        self.seen: dict[str, Seen] = {}
+        self.failures: list[str] = []
+        self._parts: dict[nn.Module, list[Part]] = {}
+        for part in parts:
+            if part.enters and not isinstance(part.module, torch.jit.ScriptModule):
+                self._parts.setdefault(part.module, []).append(part)
+        self._handles: list[Any] = []
+        self._drawn: dict[tuple[int, int], Tensor] = {}
+
+    @property
+    def armed(self) -> bool:
+        """Whether the hooks are present."""
+        return bool(self._handles)
+
+    def arm(self) -> None:
+        """Forget what was seen, and add the hooks."""
+        self.disarm()
+        self.seen = {}
+        for module, parts in self._parts.items():
+            self._handles.append(module.register_forward_pre_hook(self._entered(parts), with_kwargs=True))
+        if not isinstance(self.net, torch.jit.ScriptModule):
+            self._handles.append(self.net.register_forward_hook(self._left))
+
+    def disarm(self) -> None:
+        """Remove the hooks."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def _entered(self, parts: Sequence[Part]) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+            for part in parts:
+                if self._wanted(part.name, module):
+                    self._keep(part.name, _first_tensor((*args, *kwargs.values())), part.unit_dim, module.training)
+
+        return hook
+
+    def _left(self, module: nn.Module, args: Any, output: Any) -> None:
+        if self._wanted(OUTPUT, module):
+            found = _first_tensor(output)
+            images = found is not None and found.ndim in (4, 5) and not isinstance(output, Mapping)
+            self._keep(OUTPUT, found, 1 if images else -1, module.training)
+
+    def _wanted(self, name: str, module: nn.Module) -> bool:
+        seen = self.seen.get(name)
+        return seen is None or (module.training and not seen.training)
+
+    def _keep(self, name: str, tensor: Tensor | None, dim: int, training: bool) -> None:
+        if tensor is None or not tensor.is_floating_point() or tensor.layout is not torch.strided:
+            return
+        try:
+            if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+                return
+            with torch.no_grad(), _plain_precision(tensor):
+                self.seen[name] = self._copied(tensor.detach(), dim, training)
+        except Exception as error:  # the pass must go on
+            self.failures.append(f"{name}: {type(error).__name__}: {error}")
+
+    def _copied(self, tensor: Tensor, dim: int, training: bool) -> Seen:
+        if tensor.ndim == 0 or tensor.numel() == 0 or (dim < 0 and -dim > tensor.ndim):
+            raise ValueError(f"shape {tuple(tensor.shape)}")
+        by_unit = tensor.movedim(dim, -1)
+        units, shape = by_unit.shape[-1], by_unit.shape[:-1]
+        count = math.prod(shape)
+        rest = [i for i in range(tensor.ndim) if i != dim % tensor.ndim]
+        constant = (tensor.amin(rest) == tensor.amax(rest)).sum() if rest else torch.tensor(0)
+        if count > self.max_rows:
+            chosen = self._rows(count).to(tensor.device)
+            index = torch.unravel_index(chosen, shape)
+            rows = by_unit[index]
+        else:
+            rows = by_unit.reshape(count, units).clone()
+        return Seen(rows, units, constant, training)
+
+    def _rows(self, count: int) -> Tensor:
+        """Return which of ``count`` rows are copied: the same at every measurement."""
+        key = (count, self.max_rows)
+        if key not in self._drawn:
+            generator = torch.Generator().manual_seed(0)
+            self._drawn = {key: v for key, v in list(self._drawn.items())[-63:]}
+            self._drawn[key] = torch.randperm(count, generator=generator)[: self.max_rows].sort().values
+        return self._drawn[key]
+
+
+@contextlib.contextmanager
+def probing(net: nn.Module) -> Iterator[None]:
+    """Run in eval mode, without gradients and autocast; restore modes and random generators."""
+    modes = [(module, module.training) for module in net.modules()]
+    devices = sorted({p.device.index or 0 for p in net.parameters() if p.device.type == "cuda"})
+    try:
+        for module, _ in modes:
+            module.training = False
+        with torch.no_grad(), torch.random.fork_rng(devices):
+            yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+def call(net: nn.Module, x: Any) -> Any:
+    """Return the output on one tensor, on a tuple of arguments, or on a mapping of keyword arguments."""
+    if isinstance(x, Mapping):
+        return net(**x)
+    return net(*x) if isinstance(x, tuple | list) else net(x)
+
+
+def _plain_precision(tensor: Tensor) -> Any:
+    return torch.autocast(tensor.device.type, enabled=False)
+
+
+def _first_tensor(value: Any) -> Tensor | None:
+    """Return the first floating-point tensor of an output, of the arguments of a call, or of what these hold."""
+    if isinstance(value, Tensor):
+        return value if value.is_floating_point() else None
+    for name in ("logits", "last_hidden_state"):
+        if isinstance(found := getattr(value, name, None), Tensor):
+            return found
+    entries = value.values() if isinstance(value, Mapping) else value if isinstance(value, tuple | list) else ()
+    return next((found for entry in entries if (found := _first_tensor(entry)) is not None), None)

@@ -1,0 +1,129 @@
+"""What a watch measures of a weight and of the activations that enter a layer."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from bnrank._core import linalg
+from bnrank.measures.usage import SHARES, subnormals, variance_dimension
+
+LARGEST = 10  # singular values kept
+TAIL = 0.1  # fraction of singular values outside of the tail
+MAX_SIDE = 1024  # of the smaller side of a matrix, beyond which the whole spectrum is too expensive
+ITERATIONS = 30  # of the power method, for larger ones
+
+WEIGHTS = {
+    "stable_rank": "||W||_F^2 / ||W||_op^2",
+    "effective_rank": "(sum of singular values)^2 / sum of their squares, of W",
+    "weight_dimension_95": "number of singular values of W with 95 percent of ||W||_F^2",
+    "weight_dimension_99": "number of singular values of W with 99 percent of ||W||_F^2",
+    "tail": "share of ||W||_F^2 outside the largest tenth of singular values",
+    "norm": "||W||_F",
+    "operator_norm": "||W||_op",
+}
+ACTIVATIONS = {
+    "dimension_95": "dimension of the centered inputs of the layer at 95 percent of their variance",
+    "dimension_99": "dimension of the centered inputs of the layer at 99 percent of their variance",
+    "dead_units": "number of inputs of the layer with the same value on all rows, 0 after a ReLU",
+    "units": "number of inputs of the layer",
+    "rows": "number of rows (samples, and places or times) of the dimension",
+}
+SUBNORMALS = {"subnormals": "number of subnormal entries of W"}
+QUANTITIES = {"weights": WEIGHTS, "activations": ACTIVATIONS, "subnormals": SUBNORMALS}
+"""Quantities by what is measured, with their definitions."""
+LONG_NAMES = {**WEIGHTS, **ACTIVATIONS, **SUBNORMALS}
+
+
+def of_weight(weight: Tensor) -> tuple[dict[str, float], list[float]]:
+    """Return the quantities of a weight as a matrix (out, in x kernel), and its largest singular values.
+
+    The Gram matrix of a flattened kernel is the mean over all frequencies of that of the convolution. All is NaN where
+    an entry is not finite. Of a matrix with both sides above 1024, only the norms and the stable rank are measured, the
+    operator norm by the power method, which gives a lower bound.
+
+    Examples
+    --------
+    >>> found, values = of_weight(torch.diag(torch.tensor([2.0, 1.0])))
+    >>> found["stable_rank"], found["effective_rank"], values
+    (1.25, 1.8, [2.0, 1.0])
+    """
+    found = dict.fromkeys(WEIGHTS, math.nan)
+    matrix = _double(weight.detach()).flatten(1)
+    matrix = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
+    size = float(matrix.abs().max())
+    if not math.isfinite(size):
+        return found, []
+    if size == 0:
+        zero = dict.fromkeys(WEIGHTS, 0.0)
+        return zero | {"stable_rank": math.nan, "tail": math.nan}, [0.0] * min(LARGEST, len(matrix))
+    matrix = matrix / size  # squares of what is large or small overflow or vanish
+    found["norm"] = size * float(matrix.norm())
+    if len(matrix) > MAX_SIDE:
+        top = _operator_norm(matrix)
+        found |= {"operator_norm": size * top, "stable_rank": float(matrix.square().sum()) / top**2}
+        return found, [size * top]
+    squares = torch.linalg.eigvalsh(matrix @ matrix.T).clamp(min=0).flip(0).cpu()
+    values = squares.sqrt()
+    kept = max(1, round(TAIL * len(values)))
+    sums = variance_dimension(squares, len(squares) + 1, len(squares), SHARES, corrected=False)
+    found |= {
+        "stable_rank": float(linalg.stable_rank(values)),
+        "effective_rank": float(linalg.effective_rank(values)),
+        "weight_dimension_95": float(sums[0]),
+        "weight_dimension_99": float(sums[1]),
+        "tail": float(squares[kept:].sum() / squares.sum()),
+        "operator_norm": size * float(values[0]),
+    }
+    return found, [size * value for value in values[:LARGEST].tolist()]
+
+
+def of_rows(rows: Tensor, corrected: bool = True) -> dict[str, float]:
+    """Return the dimensions of centered rows (n, units) at 95 and 99 percent of variance; NaN where they have none.
+
+    Examples
+    --------
+    >>> of_rows(torch.eye(4).repeat(50, 1))
+    {'dimension_95': 3.0, 'dimension_99': 3.0}
+    """
+    nothing = dict.fromkeys(("dimension_95", "dimension_99"), math.nan)
+    if len(rows) < 2 or not bool(torch.isfinite(rows).all()):
+        return nothing
+    rows = _double(rows)
+    centered = rows - rows.mean(0)
+    centered[:, (rows == rows[:1]).all(0)] = 0.0  # the mean can differ from equal entries by rounding
+    size = float(centered.abs().max())
+    if size == 0:
+        return dict.fromkeys(nothing, 0.0)
+    centered = centered / size
+    n, d = centered.shape
+    gram = centered @ centered.T if d > n else centered.T @ centered
+    values = torch.linalg.eigvalsh(gram).clamp(min=0).flip(0)[: min(n - 1, d)].cpu()
+    found = variance_dimension(values, n, d, SHARES, corrected=corrected)
+    return {"dimension_95": float(found[0]), "dimension_99": float(found[1])}
+
+
+def of_entries(weight: Tensor) -> dict[str, float]:
+    """Return the number of subnormal entries of a weight.
+
+    Examples
+    --------
+    >>> of_entries(torch.tensor([1.0, 1e-40]))
+    {'subnormals': 1.0}
+    """
+    return {"subnormals": float(subnormals(weight.detach()))}
+
+
+def _double(values: Tensor) -> Tensor:
+    """Return values in float64, on the CPU where their device has none."""
+    return (values.cpu() if values.device.type == "mps" else values).to(torch.float64)
+
+
+def _operator_norm(matrix: Tensor) -> float:
+    """Return the operator norm by the power method, from below."""
+    generator = torch.Generator().manual_seed(0)
+    vector = torch.randn(matrix.shape[0], dtype=torch.float64, generator=generator).to(matrix.device)
+    for _ in range(ITERATIONS):
+        vector = matrix @ (matrix.T @ vector)
+        vector = vector / vector.norm()
+    return float((matrix.T @ vector).norm())

@@ -1,0 +1,200 @@
+"""The record of a watch: rows over steps and layers, as a dataset, a table and a plot."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bnrank._core import text, validation
+from bnrank._core.axes import OKABE_ITO, axes_for, dress
+from bnrank._core.results import Printed
+from bnrank._core.sampling import evenly_spaced
+from bnrank._version import __version__
+from bnrank.training.watching.quantities import LARGEST, LONG_NAMES, QUANTITIES
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import xarray as xr
+
+SHOWN = 12  # layers in a table and lines in a panel
+PANELS = (("dimension_95", "dimension of inputs at 95 %"), ("stable_rank", "stable rank of W"), ("dead_units", "dead"))
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One measurement: quantities by layer, the largest singular values by layer, and drifts by conserved quantity."""
+
+    step: int
+    rows: Mapping[str, Mapping[str, float]]
+    values: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    drift: Mapping[str, float] = field(default_factory=dict)
+
+    def flat(self) -> dict[str, float]:
+        """Return the measurement as ``{"quantity/layer": value}`` without NaN.
+
+        Examples
+        --------
+        >>> Measured(1, {"0": {"stable_rank": 2.0}}).flat()
+        {'stable_rank/0': 2.0}
+        """
+        found = {f"{name}/{layer}": v for layer, row in self.rows.items() for name, v in row.items()}
+        found |= {f"drift/{name}": v for name, v in self.drift.items()}
+        return {name: v for name, v in found.items() if not math.isnan(v)}
+
+
+def dataset(
+    measured: Sequence[Measured], layers: Sequence[str], what: Sequence[str], attrs: dict[str, Any]
+) -> xr.Dataset:
+    """Return measurements over (step, layer); NaN where a layer was not measured.
+
+    Examples
+    --------
+    >>> rows = [Measured(1, {"0": {"stable_rank": 2.0}})]
+    >>> found = dataset(rows, ["0"], ["weights"], {})
+    >>> float(found["stable_rank"].sel(step=1, layer="0"))
+    2.0
+    """
+    import xarray as xr
+
+    names = [name for part in what for name in QUANTITIES[part]]
+    steps = [m.step for m in measured]
+    variables: dict[str, Any] = {}
+    for name in names:
+        values = [[m.rows.get(layer, {}).get(name, math.nan) for layer in layers] for m in measured]
+        array = np.array(values, dtype=float).reshape(len(steps), len(layers))
+        variables[name] = (("step", "layer"), array, {"units": "1", "long_name": LONG_NAMES[name]})
+    coords: dict[str, Any] = {"step": np.array(steps, dtype=np.int64), "layer": np.array(layers, dtype=str)}
+    if "weights" in what:
+        array = np.full((len(steps), len(layers), LARGEST), math.nan)
+        for i, m in enumerate(measured):
+            for j, layer in enumerate(layers):
+                largest = m.values.get(layer, ())
+                array[i, j, : len(largest)] = largest
+        about = {"units": "1", "long_name": "largest singular values of W"}
+        variables["singular_values"] = (("step", "layer", "index"), array, about)
+        coords["index"] = np.arange(1, LARGEST + 1)
+    if drifting := list(dict.fromkeys(name for m in measured for name in m.drift)):
+        array = np.array([[m.drift.get(name, math.nan) for name in drifting] for m in measured])
+        about = {"units": "1", "long_name": "drift of a conserved quantity over ||in + out||"}
+        variables["drift"] = (("step", "quantity"), array, about)
+        coords["quantity"] = np.array(drifting, dtype=str)
+    found = xr.Dataset(variables, coords, {"bnrank_version": __version__, **attrs})
+    found["step"].attrs = {"units": "1", "long_name": "steps taken"}
+    found["layer"].attrs = {"long_name": "layer, and the output of the network"}
+    return found
+
+
+class Record(Printed):
+    """Measurements over steps and layers.
+
+    Attributes
+    ----------
+    history : xarray.Dataset
+        Quantities over (step, layer).
+    """
+
+    def __init__(self, history: xr.Dataset) -> None:
+        self._history = history
+
+    @property
+    def history(self) -> xr.Dataset:
+        """The measurements over (step, layer)."""
+        return self._history
+
+    @property
+    def notes(self) -> list[str]:
+        """Remarks."""
+        return [note for note in str(self.history.attrs.get("notes", "")).split("\n") if note]
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return one row per step and layer, the quantities in columns."""
+        history = self.history
+        flat = [name for name in history.data_vars if history[name].dims == ("step", "layer")]
+        return history[flat].to_dataframe().reset_index()
+
+    def summary(self) -> list[dict[str, object]]:
+        """Return a row per layer: quantities at the last measurement, and dimensions from the first to the last."""
+        return [_summary(self.history.isel(layer=i)) for i in range(self.history.sizes["layer"])]
+
+    def plot(self, axes: Any = None) -> Any:
+        """Draw dimensions, stable ranks and dead units over steps, a line per layer; return the axes.
+
+        Parameters
+        ----------
+        axes : matplotlib axes, optional
+            One per quantity that was measured. Default: new ones.
+
+        Raises
+        ------
+        ValueError
+            If nothing was measured yet, or there are fewer or more axes than quantities.
+        """
+        history = self.history
+        panels = [(n, t) for n, t in PANELS if n in history and np.isfinite(history[n].values).any()]
+        validation.expect(panels, "watch", "no measurements", "at least one, after watch.step()")
+        axes = axes_for(axes, (1, len(panels)), (4.2 * len(panels), 3.6))
+        for ax, (name, title) in zip(axes, panels, strict=True):
+            known = [i for i in range(history.sizes["layer"]) if np.isfinite(history[name].values[:, i]).any()]
+            for place, k in enumerate(evenly_spaced(len(known), SHOWN).tolist()):
+                layer, y = str(history["layer"].values[known[k]]), history[name].values[:, known[k]]
+                style = {"color": OKABE_ITO[place % 7], "linestyle": "-" if place < 7 else "--"}
+                ax.plot(history["step"].values, y, marker=".", label=layer, linewidth=1.4, **style)
+            ax.set_ylim(bottom=0)
+            dress(ax, "step", "", title)
+        axes[0].legend(fontsize=7, frameon=False)
+        return axes
+
+    def __str__(self) -> str:
+        history, rows = self.history, self.summary()
+        title = str(history.attrs.get("title", "watch"))
+        steps = history["step"].values
+        if not len(steps):
+            return "\n".join([f"{title}: nothing measured yet", *self.notes])
+        chosen = evenly_spaced(len(rows), SHOWN).tolist()
+        lines = [f"{title}: {len(steps)} measurements, steps {steps[0]} to {steps[-1]}"]
+        lines.append(text.render([rows[i] for i in chosen]) if rows else "no layer with a weight matrix")
+        if len(chosen) < len(rows):
+            lines.append(f"{len(chosen)} of {len(rows)} layers shown; .history has all")
+        if "drift" in history and np.isfinite(history["drift"].values[-1]).any():
+            worst = int(np.nanargmax(history["drift"].values[-1]))
+            name, value = history["quantity"].values[worst], history["drift"].values[-1, worst]
+            lines.append(f"conserved quantities: largest relative drift {value:.2e}, {name}")
+        return "\n".join([*lines, *self.notes])
+
+
+def _summary(one: xr.Dataset) -> dict[str, object]:
+    row: dict[str, object] = {"layer": str(one["layer"].values)}
+    last = {name: _last(one[name].values) for name in one.data_vars if one[name].dims == ("step",)}
+    if "units" in last:
+        row["inputs"] = _whole(last["units"])
+        first = _first(one["dimension_95"].values)
+        end = last["dimension_95"]
+        row["dimension (95 %)"] = "–" if math.isnan(end) else f"{first:.0f} to {end:.0f}"
+        row["dead"] = _whole(last["dead_units"])
+    if "stable_rank" in last:
+        start = _first(one["stable_rank"].values)
+        end = last["stable_rank"]
+        row["stable rank of W"] = "–" if math.isnan(end) else f"{start:.3g} to {end:.3g}"
+        row["effective rank"] = last["effective_rank"]
+        row["tail"] = last["tail"]
+    if "subnormals" in last:
+        row["subnormal"] = _whole(last["subnormals"])
+    return row
+
+
+def _last(values: Any) -> float:
+    known = values[np.isfinite(values)]
+    return float(known[-1]) if len(known) else math.nan
+
+
+def _first(values: Any) -> float:
+    known = values[np.isfinite(values)]
+    return float(known[0]) if len(known) else math.nan
+
+
+def _whole(value: float) -> object:
+    return None if math.isnan(value) else int(value)

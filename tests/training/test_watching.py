@@ -1,0 +1,642 @@
+"""Watching a training: what is measured, that nothing changes, what stops it, and what reaches the disk."""
+
+import sys
+import types
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import bnrank
+from bnrank.measures.usage import centered_dimension
+from bnrank.training import Collapse, CollapseError, CSVWriter, MLflowWriter, TensorBoardWriter, WandbWriter, read_csv
+from bnrank.training.watching import quantities
+from bnrank.training.watching.parts import parts_of
+
+
+class Images(nn.Module):
+    """Convolutions with batch normalization and dropout."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Conv2d(2, 6, 3, padding=1)
+        self.norm = nn.BatchNorm2d(6)
+        self.drop = nn.Dropout(0.3)
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.head(self.drop(self.norm(self.first(x)).relu_()).mean((2, 3)))
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cells = nn.LSTM(4, 5, batch_first=True)
+        self.head = nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.head(self.cells(x)[0][:, -1])
+
+
+def images():
+    return Images(), torch.randn(24, 2, 5, 5)
+
+
+def recurrent():
+    return Recurrent(), torch.randn(24, 7, 4)
+
+
+def attention():
+    layer = nn.TransformerEncoderLayer(8, 2, 12, dropout=0.1, batch_first=True)
+    return nn.Sequential(nn.TransformerEncoder(layer, 2), nn.Flatten(), nn.Linear(40, 3)), torch.randn(24, 5, 8)
+
+
+def plain():
+    net = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 9), nn.ReLU(), nn.Linear(9, 3))
+    return net, torch.randn(40, 6)
+
+
+KINDS = {"plain": plain, "images": images, "recurrent": recurrent, "attention": attention}
+OPTIMIZERS = {"plain": torch.optim.SGD, "images": torch.optim.AdamW, "recurrent": torch.optim.RMSprop}
+
+
+def trained(kind, steps, watching=None, **options):
+    """Return the network after steps in a plain loop, its gradients, the random state, and the watch."""
+    torch.manual_seed(0)
+    net, x = KINDS[kind]()
+    y = torch.randint(3, (len(x),))
+    optimizer = OPTIMIZERS.get(kind, torch.optim.Adam)(net.parameters(), lr=0.02)
+    found = None if watching is None else bnrank.watch(net, **watching(x), **options)
+    for _ in range(steps):
+        rows = torch.randperm(len(x))[:16]
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(x[rows]), y[rows]).backward()
+        optimizer.step()
+        if found is not None:
+            found.step()
+    if found is not None:
+        found.close()
+    return net, found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("fixed", [False, True])
+def test_training_is_the_same_bit_by_bit(kind, fixed):
+    alone, _ = trained(kind, 6)
+    state = torch.get_rng_state()
+    watched, found = trained(kind, 6, lambda x: {"x": x[:9]} if fixed else {}, every=2)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert found.history.step.values.tolist() == [1, 2, 4, 6]
+    assert np.isfinite(found.history["dimension_95"].sel(layer="output").values).all()
+    for (name, a), (_, b) in zip(alone.state_dict().items(), watched.state_dict().items(), strict=True):
+        assert torch.equal(a, b), name
+    for a, b in zip(alone.parameters(), watched.parameters(), strict=True):
+        assert torch.equal(a.grad, b.grad)
+    for a, b in zip(alone.modules(), watched.modules(), strict=True):
+        assert a.training == b.training
+        assert vars(a).keys() == vars(b).keys()
+        assert not b._forward_hooks
+        assert not b._forward_pre_hooks
+
+
+def test_hooks_are_there_only_before_a_measured_step():
+    net, x = plain()
+    with bnrank.watch(net, every=3) as found:
+        there = []
+        for _ in range(7):
+            there.append(any(m._forward_pre_hooks for m in net.modules()))
+            net(x)
+            found.step()
+    assert there == [True, False, True, False, False, True, False]
+
+
+def test_rows_are_what_the_definitions_give():
+    torch.manual_seed(1)
+    net, x = images()
+    found = bnrank.watch(net, every=1, max_rows=24 * 25)
+    net.eval()
+    net(x)  # as a validation: replaced by the pass in training mode
+    net.train()
+    torch.manual_seed(2)
+    net(x)
+    found.step()
+    row = found.history.isel(step=0)
+    torch.manual_seed(2)
+    inside = net.norm(net.first(x)).relu()
+    entering = net.drop(inside).mean((2, 3))
+    assert row["units"].values.tolist() == [2, 6, 3]
+    expected = [x.movedim(1, -1).reshape(-1, 2), entering, net.head(entering)]
+    for layer, values in zip(("first", "head", "output"), expected, strict=True):
+        measured = [row[f"dimension_{q}"].sel(layer=layer).item() for q in (95, 99)]
+        assert measured == list(centered_dimension(values))
+    for layer, weight in (("first", net.first.weight.flatten(1)), ("head", net.head.weight)):
+        s = np.linalg.svd(weight.detach().double().numpy(), compute_uv=False)
+        own = row.sel(layer=layer)
+        assert own["stable_rank"].item() == pytest.approx((s**2).sum() / s[0] ** 2)
+        assert own["effective_rank"].item() == pytest.approx(s.sum() ** 2 / (s**2).sum())
+        assert own["tail"].item() == pytest.approx((s[max(1, round(len(s) / 10)) :] ** 2).sum() / (s**2).sum())
+        assert own["operator_norm"].item() == pytest.approx(s[0])
+        assert own["norm"].item() == pytest.approx(np.linalg.norm(s))
+        assert own["singular_values"].values[: len(s)] == pytest.approx(s)
+        counts = [int((np.cumsum(s**2) < q * (s**2).sum() * (1 - 1e-12)).sum()) + 1 for q in (0.95, 0.99)]
+        assert [own[f"weight_dimension_{q}"].item() for q in (95, 99)] == counts
+
+
+def test_planted_dead_units_ranks_and_subnormals_are_seen():
+    torch.manual_seed(0)
+    net, x = plain()
+    with torch.no_grad():
+        net[0].bias[[1, 4, 5]] = -100.0
+        net[2].weight.copy_(torch.randn(9, 2) @ torch.randn(2, 12))
+        net[4].weight[0, :4] = 1e-41
+    found = bnrank.watch(net, x=x)
+    found.step()
+    row = found.history.isel(step=0)
+    assert row["dead_units"].sel(layer="2").item() == 3
+    assert row["weight_dimension_99"].sel(layer="2").item() <= 2
+    assert row["stable_rank"].sel(layer="2").item() <= 2
+    assert row["dimension_99"].sel(layer="2").item() <= 9
+    assert row["subnormals"].values[:3].tolist() == [0, 0, 4]
+
+
+def test_a_large_matrix_has_norms_alone(monkeypatch):
+    weight = torch.diag(torch.tensor([3.0, 2.0, 1.0, 0.5]))
+    exact, _ = quantities.of_weight(weight)
+    monkeypatch.setattr(quantities, "MAX_SIDE", 3)
+    found, values = quantities.of_weight(weight)
+    assert found["stable_rank"] == pytest.approx(exact["stable_rank"], rel=1e-6)
+    assert found["operator_norm"] == pytest.approx(3) == values[0]
+    assert np.isnan(found["effective_rank"])
+
+
+@pytest.mark.parametrize("entry", [torch.nan, torch.inf])
+def test_a_training_that_diverged_is_recorded_as_nan(entry):
+    net, x = plain()
+    found = bnrank.watch(net, every=1, x=x)
+    found.step()
+    with torch.no_grad():
+        net[0].weight[0, 0] = entry
+    found.step()
+    history = found.history
+    assert np.isnan(history["stable_rank"].sel(step=2, layer="0"))
+    assert np.isnan(history["dimension_95"].sel(step=2, layer="2"))
+    assert np.isfinite(history["stable_rank"].sel(step=2, layer="4"))
+    assert "measuring stopped" not in "\n".join(found.notes)
+
+
+def test_zeros_one_sample_and_networks_of_one_unit():
+    net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
+    for p in net.parameters():
+        nn.init.zeros_(p)
+    found = bnrank.watch(net, every=1, x=torch.randn(5, 3))
+    found.step()
+    row = found.history.isel(step=0)
+    assert row["dimension_95"].values.tolist()[1:] == [0, 0]
+    assert row["dead_units"].values.tolist() == [0, 4, 1]
+    assert np.isnan(row["stable_rank"].values).all()
+    assert row["effective_rank"].values[:2].tolist() == [0, 0]
+    found.x = torch.randn(1, 3)
+    found.step()
+    assert np.isnan(found.history["dimension_95"].values[1]).all()
+
+
+def test_the_dimension_of_a_bottleneck_is_seen_while_it_forms():
+    torch.manual_seed(0)
+    x = torch.randn(200, 10)
+    y = torch.tanh(x[:, :2] @ torch.randn(2, 10))
+    net = nn.Sequential(*(m for _ in range(4) for m in (nn.Linear(10, 10), nn.ReLU())), nn.Linear(10, 10))
+    optimizer = torch.optim.Adam(net.parameters(), lr=5e-3, weight_decay=3e-3)
+    with bnrank.watch(net, every=400, x=x) as found:
+        for _ in range(800):
+            optimizer.zero_grad()
+            (net(x) - y).square().mean().backward()
+            optimizer.step()
+            found.step()
+    first, *_, last = found.history["dimension_95"].sel(layer="6").values
+    assert last <= 3
+    assert first >= last
+
+
+def test_a_collapse_stops_a_plain_loop_and_only_there():
+    net, x = plain()
+    rule = Collapse(below=2, times=3)
+    found = bnrank.watch(net, every=1, x=x, collapse=rule)
+    for _ in range(4):
+        found.step()
+    with torch.no_grad():
+        net[2].weight.zero_()
+    found.step()
+    found.step()
+    with pytest.raises(CollapseError, match=r"4 \(since step 5\), output \(since step 5\)") as error:
+        found.step()
+    assert error.value.layers == {"4": 5, "output": 5}
+    assert found.collapsed == error.value.layers
+    assert not any(m._forward_pre_hooks for m in net.modules())
+    assert "collapsed since step 5: output" in str(found)
+
+
+def test_a_collapse_that_recovers_or_is_not_watched_does_not_stop():
+    net, x = plain()
+    kept = net[2].weight.detach().clone()
+    found = bnrank.watch(net, every=1, x=x, collapse=Collapse(below=2, times=2, layers=["4"]))
+    for number in range(6):
+        with torch.no_grad():
+            net[2].weight.copy_(kept if number % 2 else 0 * kept)
+        found.step()
+    assert not found.collapsed
+    found = bnrank.watch(net, every=1, x=0 * x, collapse=Collapse(times=1, layers=["0"], stop=False))
+    with pytest.warns(RuntimeWarning, match="collapsed at step 1"):
+        found.step()
+    assert found.collapsed == {"0": 1}
+
+
+def test_one_output_is_no_collapse():
+    net = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 1))
+    found = bnrank.watch(net, every=1, x=torch.randn(40, 6), collapse=Collapse(times=1))
+    found.step()
+    assert not found.collapsed
+
+
+def test_an_error_in_a_measurement_does_not_end_the_training(monkeypatch):
+    net, x = plain()
+    found = bnrank.watch(net, every=1)
+
+    def broken(rows):
+        raise ArithmeticError("no")
+
+    monkeypatch.setattr(quantities, "of_rows", broken)
+    net(x)
+    with pytest.warns(RuntimeWarning, match="measuring stopped at step 1: ArithmeticError: no; training continues"):
+        found.step()
+    assert found.step() is False
+    assert not any(m._forward_pre_hooks for m in net.modules())
+    assert "measuring stopped" in str(found)
+
+
+def test_numbers_of_a_loop_that_counts_itself():
+    net, x = plain()
+    found = bnrank.watch(net, every=10)
+    for number in range(5002, 5050, 2):
+        net(x)
+        found.step(number)
+    assert found.history.step.values.tolist() == [5002, 5010, 5020, 5030, 5040]
+    assert np.isfinite(found.history["dimension_95"].values).all()
+    with pytest.raises(ValueError, match="number: got 5048 after 5048"):
+        found.step(5048)
+
+
+def test_a_network_that_is_not_called_is_remarked_on():
+    net, _ = plain()
+    found = bnrank.watch(net, every=1)
+    found.step()
+    assert "no forward pass was seen" in str(found)
+    assert np.isfinite(found.history["stable_rank"].values[:, :3]).all()
+
+
+def test_half_precision_and_autocast():
+    torch.manual_seed(0)
+    net, x = plain()
+    found = bnrank.watch(net, every=1)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        net(x)
+        found.step()
+    s = np.linalg.svd(net[0].weight.detach().double().numpy(), compute_uv=False)
+    assert found.history["operator_norm"].values[0, 0] == pytest.approx(s[0], rel=1e-9)
+    low = net.to(torch.bfloat16)
+    again = bnrank.watch(low, every=1, x=x.bfloat16())
+    again.step()
+    assert np.isfinite(again.history["dimension_95"].values).all()
+
+
+def test_mappings_tuples_and_outputs_of_several_tensors():
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(3, 4), nn.Linear(2, 4)
+
+        def forward(self, left, right):
+            return {"hidden": self.a(left), "sum": self.a(left) + self.b(right)}
+
+    net, left, right = Both(), torch.randn(30, 3), torch.randn(30, 2)
+    rows = []
+    for batch in ((left, right), {"left": left, "right": right}):
+        found = bnrank.watch(net, x=batch)
+        found.step()
+        rows.append(found.history["dimension_95"].values[0].tolist())
+    assert rows[0] == rows[1]
+    assert rows[0][:2] == [*centered_dimension(left)[:1], *centered_dimension(right)[:1]]
+
+
+def test_the_drift_of_conserved_quantities_comes_from_a_monitor():
+    torch.manual_seed(0)
+    net, x = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1)).double(), torch.randn(20, 3).double()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    monitor = bnrank.invariants.Monitor(net, x[:2], every=1).attach(optimizer)
+    assert monitor.drift() == {}
+    found = bnrank.watch(net, every=2, x=x, monitor=monitor)
+    for _ in range(4):
+        optimizer.zero_grad()
+        net(x).square().mean().backward()
+        optimizer.step()
+        found.step()
+    history = found.history["drift"]
+    assert history.sizes["quantity"] == len(monitor.quantities)
+    recorded = monitor.history.isel(member=0).sel(quantity=history.quantity.values)["relative"].values
+    assert history.values[-1] == pytest.approx(recorded[-2])  # the watch came before the row of the last state
+    assert "conserved quantities: largest relative drift" in str(found)
+
+
+def test_parts_of_a_network_are_named_once_and_the_rest_has_reasons():
+    net = nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 7, bias=False), nn.LayerNorm(7))
+    net[1].weight = net[0].weight
+    found, skipped = parts_of(net)
+    assert [part.name for part in found] == ["0"]
+    assert [part.name for part in skipped] == ["2.weight", "2.bias"]
+    with pytest.raises(ValueError, match="no parameter with at least two dimensions"):
+        bnrank.watch(nn.LayerNorm(3))
+
+
+def test_results_print_themselves_and_become_frames_and_plots():
+    _, found = trained("plain", 6, lambda x: {}, every=2)
+    assert str(found).splitlines()[0] == "watch of Sequential: 4 measurements, steps 1 to 6"
+    frame = found.to_frame()
+    assert len(frame) == 4 * 4
+    assert frame["stable_rank"].notna().sum() == 12
+    axes = found.plot()
+    assert len(axes) == 3
+    lines = axes[0].get_lines()
+    assert [line.get_label() for line in lines] == ["0", "2", "4", "output"]
+    assert lines[1].get_ydata().tolist() == found.history["dimension_95"].sel(layer="2").values.tolist()
+    assert "nothing measured yet" in str(bnrank.watch(plain()[0]))
+    with pytest.raises(ValueError, match="no measurements"):
+        bnrank.watch(plain()[0]).plot()
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"every": 0}, ValueError, "every"),
+        ({"what": "weights"}, TypeError, "what"),
+        ({"what": ("ranks",)}, ValueError, "what"),
+        ({"what": ()}, ValueError, "what"),
+        ({"monitor": 3}, TypeError, "monitor"),
+        ({"writers": [3]}, TypeError, "writers"),
+        ({"collapse": 3}, TypeError, "collapse"),
+        ({"collapse": Collapse(layers=["9"])}, ValueError, "collapse"),
+        ({"collapse": Collapse(), "what": ("weights",)}, ValueError, "collapse"),
+        ({"x": 3}, TypeError, "x"),
+        ({"writers": "no/such/folder/a.csv"}, ValueError, "writers"),
+    ],
+)
+def test_bad_arguments_are_named(options, error, text):
+    with pytest.raises(error, match=f"^{text}: got"):
+        bnrank.watch(plain()[0], **options)
+
+
+# on disk and in loggers ----------------------------------------------------------------------------------------------
+
+
+def csv_of(path, steps=5, start=0):
+    torch.manual_seed(0)
+    net, x = plain()
+    with bnrank.watch(net, every=1, x=x, writers=path) as found:
+        for number in range(start + 1, start + steps + 1):
+            found.step(number)
+            with torch.no_grad():
+                net[2].weight.mul_(1.1).add_(0.01)
+    return found
+
+
+def test_a_csv_file_holds_all_that_was_measured(tmp_path):
+    path = tmp_path / "a.csv"
+    found = csv_of(path)
+    expected = found.history.drop_vars(["singular_values", "index"])
+    assert read_csv(path).history.equals(expected)
+
+
+def test_half_a_line_is_never_read_and_is_removed(tmp_path):
+    path = tmp_path / "a.csv"
+    whole = csv_of(path, steps=2).to_frame()
+    data = path.read_bytes()
+    lines = data.count(b"\n")
+    for end in range(data.find(b"\n") + 1, len(data), 7):
+        path.write_bytes(data[:end])
+        kept = data[:end].count(b"\n") - 1
+        frame = read_csv(path).to_frame() if kept else whole[:0]
+        frame = frame[frame["norm"].notna() | frame["units"].notna()]
+        assert len(frame) == kept
+        for row, own in zip(frame.to_dict("records"), whole.to_dict("records"), strict=False):
+            assert row == pytest.approx(own, nan_ok=True)
+    path.write_bytes(data[:-5])
+    csv_of(path, steps=1, start=2)
+    again = path.read_bytes()
+    assert again.startswith(data[: data[:-5].rfind(b"\n") + 1])
+    assert again.count(b"\n") == lines - 1 + 4
+    assert read_csv(path).history.step.values.tolist() == [1, 2, 3]
+
+
+def test_a_step_written_again_counts_once(tmp_path):
+    path = tmp_path / "a.csv"
+    csv_of(path, steps=3)
+    later = csv_of(path, steps=3, start=2)
+    found = read_csv(path).history
+    assert found.step.values.tolist() == [1, 2, 3, 4, 5]
+    assert found["norm"].sel(step=3).equals(later.history["norm"].sel(step=3))
+
+
+def test_files_of_others_are_refused(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("a,b\n1,2\n")
+    with pytest.raises(ValueError, match="with other columns"):
+        csv_of(path)
+    assert path.read_text() == "a,b\n1,2\n"
+    with pytest.raises(ValueError, match="expected a file of CSVWriter"):
+        read_csv(path)
+    csv_of(tmp_path / "b.csv", steps=1)
+    damaged = (tmp_path / "b.csv").read_text().replace("\n1,0,", "\none,0,")
+    (tmp_path / "b.csv").write_text(damaged)
+    with pytest.raises(ValueError, match="damaged line"):
+        read_csv(tmp_path / "b.csv")
+    with pytest.raises(ValueError, match="path"):
+        CSVWriter(tmp_path / "a.txt")
+
+
+class Logger:
+    """Stands in for a SummaryWriter, a run of wandb, and mlflow."""
+
+    def __init__(self):
+        self.seen, self.run = [], self
+
+    def add_scalar(self, name, value, step):
+        self.seen.append((name, value, step))
+
+    def flush(self):
+        pass
+
+    def log(self, values):
+        self.seen += [(name, value, values["watch/step"]) for name, value in values.items() if name != "watch/step"]
+
+    def log_metrics(self, values, step):
+        self.seen += [(name, value, step) for name, value in values.items()]
+
+
+@pytest.mark.parametrize("kind", [TensorBoardWriter, WandbWriter, MLflowWriter])
+def test_loggers_receive_every_number(kind):
+    net, x = plain()
+    logger = Logger()
+    found = bnrank.watch(net, every=1, x=x, writers=kind(logger))
+    found.step()
+    assert ("stable_rank/2", found.history["stable_rank"].sel(layer="2").item(), 1) in logger.seen
+    assert len(logger.seen) == 3 * (7 + 5 + 1) + 5
+
+
+@pytest.mark.parametrize(("kind", "name"), [(WandbWriter, "wandb"), (MLflowWriter, "mlflow")])
+def test_loggers_that_are_not_installed_are_named(monkeypatch, kind, name):
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ImportError, match=f"{kind.__name__} needs {name}: pip install {name}"):
+        kind()
+
+
+def test_wandb_without_a_run_is_refused(monkeypatch):
+    package = types.ModuleType("wandb")
+    package.run = None
+    monkeypatch.setitem(sys.modules, "wandb", package)
+    with pytest.raises(ValueError, match="run: got no current run"):
+        WandbWriter()
+
+
+def test_tensorboard_itself(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    net, x = plain()
+    with bnrank.watch(net, every=1, x=x, writers=TensorBoardWriter(tmp_path / "board")) as found:
+        found.step()
+    events = EventAccumulator(str(tmp_path / "board")).Reload()
+    value = found.history["stable_rank"].sel(layer="2").item()
+    assert events.Scalars("stable_rank/2")[0].value == pytest.approx(value)
+
+
+# callbacks -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stand_ins(monkeypatch):
+    """Put in base classes for callbacks."""
+    package, hugging = types.ModuleType("lightning.pytorch"), types.ModuleType("transformers")
+    package.Callback = type("Callback", (), {})
+    hugging.TrainerCallback = type("TrainerCallback", (), {})
+    monkeypatch.setitem(sys.modules, "lightning", types.ModuleType("lightning"))
+    monkeypatch.setitem(sys.modules, "lightning.pytorch", package)
+    monkeypatch.setitem(sys.modules, "transformers", hugging)
+
+
+@pytest.mark.parametrize("collapses", [False, True])
+def test_lightning_logs_and_stops(stand_ins, collapses):
+    net, x = plain()
+    rule = Collapse(times=2)
+    found = bnrank.watch(net, every=1, x=x if not collapses else 0 * x, collapse=rule)
+    logged = []
+    module = types.SimpleNamespace(log_dict=lambda values, **how: logged.append(values))
+    trainer = types.SimpleNamespace(global_step=0, should_stop=False)
+    callback = found.callback()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        for batch in range(6):  # of two per step
+            trainer.global_step = (batch + 1) // 2
+            callback.on_train_batch_end(trainer, module, None, None, batch)
+    assert len(logged) == 3
+    assert logged[-1]["stable_rank/2"] == found.history["stable_rank"].sel(layer="2").values[-1]
+    assert trainer.should_stop is collapses
+    callback.on_train_end(trainer, module)
+    assert found.step() is False
+
+
+@pytest.mark.parametrize("collapses", [False, True])
+def test_hugging_face_logs_and_stops(stand_ins, collapses):
+    net, x = plain()
+    found = bnrank.watch(net, every=2, x=x if not collapses else 0 * x, collapse=Collapse(times=2))
+    state = types.SimpleNamespace(global_step=0, log_history=[])
+    control = types.SimpleNamespace(should_training_stop=False)
+    callback = found.callback("transformers")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        for number in range(1, 5):
+            state.global_step = number
+            assert callback.on_step_end(None, state, control) is control
+    assert [row["step"] for row in state.log_history] == [1, 2, 4]
+    assert "dimension_95/output" in state.log_history[0]
+    assert control.should_training_stop is collapses
+    callback.on_train_end(None, state, control)
+    assert found.step() is False
+
+
+@pytest.mark.parametrize(
+    ("framework", "names"),
+    [("lightning", ("lightning.pytorch", "pytorch_lightning")), ("transformers", ("transformers",))],
+)
+def test_frameworks_that_are_not_installed_are_named(monkeypatch, framework, names):
+    for name in (*names, "lightning"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ImportError, match=f"needs {framework}, which is not installed: pip install {framework}"):
+        bnrank.watch(plain()[0]).callback(framework)
+    with pytest.raises(ValueError, match="framework"):
+        bnrank.watch(plain()[0]).callback("keras")
+
+
+def test_lightning_itself(tmp_path):
+    lightning = pytest.importorskip("lightning.pytorch")
+
+    class Module(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.body = plain()[0]
+
+        def training_step(self, batch, index):
+            return self.body(batch[0]).square().mean()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    module = Module()
+    found = bnrank.watch(module, every=3, collapse=Collapse(below=1e6, times=2, layers=["body.2"]))
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(64, 6)), batch_size=4)
+    options = {"enable_progress_bar": False, "enable_checkpointing": False, "logger": False, "accelerator": "cpu"}
+    trainer = lightning.Trainer(max_epochs=2, callbacks=[found.callback()], default_root_dir=tmp_path, **options)
+    with pytest.warns(RuntimeWarning, match="the trainer stops"):
+        trainer.fit(module, loader)
+    assert found.history.step.values[:2].tolist() == [1, 3]
+    assert trainer.global_step < 32
+    assert float(trainer.callback_metrics["stable_rank/body.2"]) > 0
+
+
+def test_hugging_face_itself(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = plain()[0]
+
+        def forward(self, x, labels=None):
+            return {"loss": self.body(x).square().mean(), "logits": self.body(x)}
+
+    net = Net()
+    found = bnrank.watch(net, every=2, collapse=Collapse(below=1e6, times=2, layers=["body.2"]))
+    data = [{"x": row, "labels": 0} for row in torch.randn(64, 6)]
+    options = transformers.TrainingArguments(
+        output_dir=str(tmp_path),
+        per_device_train_batch_size=4,
+        max_steps=10,
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+    )
+    trainer = transformers.Trainer(net, options, train_dataset=data, callbacks=[found.callback("transformers")])
+    with pytest.warns(RuntimeWarning, match="the trainer stops"):
+        trainer.train()
+    assert trainer.state.global_step == 2
+    assert any("stable_rank/body.2" in row for row in trainer.state.log_history)
