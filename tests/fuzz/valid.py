@@ -655,6 +655,7 @@ OPTIONAL: dict[str, Values] = {
     "bnrank.discovery.symmetries": {"y": lambda: normal(40, 3)[:, :2].square().sum(1, keepdim=True)},
     "bnrank.escape.find": {"initial": lambda: [mlp(2, 3, 3, 1, bias=False)]},
     "bnrank.networks.from_layers": {"biases": lambda: [torch.zeros(4), torch.zeros(2)]},
+    "bnrank.networks.account": {"x": lambda: normal(6, 3)},
     "bnrank.networks.read": {"x": lambda: normal(6, 3)},
     "bnrank.spectra.weight_singular_values": {"x": lambda: normal(6, 3)},
     "bnrank.theory.kernels.jacobian_ranks": {"points": lambda: normal(4, 3)},

@@ -68,7 +68,6 @@ def test_a_convolutional_network_with_labels_and_what_was_left_out():
     assert ds["skipped_name"].values.tolist() == ["2"]
     assert describe(ds) == [
         "skipped 2 (BatchNorm2d): normalization: divides by a function of the values",
-        "3: computed for circular padding, the layer pads with zeros",
         "3: frequencies: with stride (2, 2) those that alias share their singular values",
     ]
     assert np.isfinite(ds.ntk_trace).all()
@@ -136,19 +135,23 @@ def test_samples_that_depend_on_each_other_leave_the_layers_measured():
     assert any("jacobian_singular_values" in line for line in describe(ds))
 
 
-def test_a_convolution_whose_stride_does_not_divide_the_image_is_a_row_of_nan_with_the_reason():
+def test_a_convolution_whose_stride_does_not_divide_the_image_is_measured():
     net = nn.Sequential(nn.Conv1d(1, 2, 3, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(6, 2))
     ds = profile(net, normal(10, 1, 7))
-    assert np.isnan(ds.weight_singular_values.values[0]).all()
-    assert np.isnan(ds.weight_rank.values[0])
+    dense = torch.zeros(2, 3, 7, dtype=torch.float64)
+    for i in range(3):
+        dense[:, i, 2 * i : 2 * i + 3] = net[0].weight[:, 0].detach()
+    assert np.allclose(ds.weight_singular_values.values[0, :6], torch.linalg.svdvals(dense.flatten(0, 1)))
+    assert ds.weight_rank.values[0] == 6
     assert np.isfinite(ds.activation_singular_values.values[0, :6]).all()
-    assert any("skipped 0 (Conv1d): weight_singular_values: image size" in line for line in describe(ds))
 
 
 def test_integers_as_input():
     net = nn.Sequential(nn.Embedding(5, 3), nn.Flatten(), nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 2))
     ds = profile(net, torch.arange(20).reshape(10, 2) % 5)
-    assert list(ds.layer_name.values) == ["2", "4"]
+    assert list(ds.layer_name.values) == ["0", "2", "4"]
+    assert list(ds.layer_kind.values) == ["embedding", "linear", "linear"]
+    assert np.allclose(ds.weight_singular_values[0, :3], torch.linalg.svdvals(net[0].weight.detach().double()))
     assert np.isnan(ds.jacobian_singular_values).all()
     assert np.isfinite(ds.ntk_trace).all()
     assert any("x has integers" in line for line in describe(ds))

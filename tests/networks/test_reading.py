@@ -97,14 +97,13 @@ def test_every_module_with_parameters_is_read_or_skipped():
     )
     for x in (None, torch.randn(4, 1, 8, 8, generator=generator())):
         reading = read(net, x)
-        assert [layer.name for layer in reading.layers] == ["0", "6", "10"]
+        assert [layer.name for layer in reading.layers] == ["0", "3", "6", "8", "10"]
+        assert [layer.kind for layer in reading.layers][1] == "transposed conv2d"
         assert {s.name: s.type for s in reading.skipped} == {
             "1": "BatchNorm2d",
             "2": "PReLU",
-            "3": "ConvTranspose2d",
             "4": "GroupNorm",
             "7": "LayerNorm",
-            "8": "ParametrizedLinear",
         }
         assert all(s.reason for s in reading.skipped)
         owners = {
@@ -120,7 +119,7 @@ def test_one_module_under_two_names_is_shared():
     assert "shared" in reading.skipped[0].reason
 
 
-def test_attention_and_embedding_are_skipped_and_their_neighbors_read():
+def test_attention_and_embedding_are_read_with_their_neighbors():
     class Tokens(nn.Module):
         def __init__(self):
             super().__init__()
@@ -133,10 +132,10 @@ def test_attention_and_embedding_are_skipped_and_their_neighbors_read():
 
     net, x = Tokens(), torch.randint(10, (6, 4), generator=generator())
     reading = read(net, x)
-    assert [layer.name for layer in reading.layers] == ["block.linear1", "block.linear2", "head"]
-    assert {"embed", "block.self_attn", "block.self_attn.out_proj", "block.norm1"} <= {s.name for s in reading.skipped}
-    assert [layer.name for layer in read(net).layers] == ["block.linear1", "block.linear2", "head"]
-    assert "belongs to an attention layer" in next(s.reason for s in read(net).skipped if "out_proj" in s.name)
+    attention = [f"block.self_attn.{name}" for name in ("q", "k", "v", "out_proj")]
+    assert [layer.name for layer in reading.layers] == ["embed", *attention, "block.linear1", "block.linear2", "head"]
+    assert [layer.name for layer in read(net).layers] == [layer.name for layer in reading.layers]
+    assert {s.name for s in reading.skipped} == {"block.norm1", "block.norm2"}
     (part,) = capture(net, x, reading)
     assert torch.allclose(part.output, float64(net)(x))
 
@@ -159,7 +158,8 @@ def test_subclasses_are_read_only_if_they_compute_what_the_base_does():
     assert [layer.name for layer in read(net).layers] == ["2"]
 
 
-def test_a_first_dimension_that_is_not_the_samples_is_noticed():
+@pytest.mark.parametrize("steps", [2, 5])
+def test_a_first_dimension_that_is_not_the_samples_is_noticed(steps):
     class Transposed(nn.Module):
         def __init__(self):
             super().__init__()
@@ -168,9 +168,29 @@ def test_a_first_dimension_that_is_not_the_samples_is_noticed():
         def forward(self, x):
             return self.b(self.a(x.transpose(0, 1)).transpose(0, 1))
 
-    reading = read(Transposed(), torch.randn(4, 5, 3, generator=generator()))
+    net, x = Transposed(), torch.randn(4, steps, 3, generator=generator())
+    reading = read(net, x)
+    assert [(layer.name, layer.samples_dim) for layer in reading.layers] == [("a", 1), ("b", 0)]
+    (part,) = capture(net, x, reading)
+    assert torch.allclose(part.preactivations[0], float64(net).a(x.double()))
+
+    class Joined(nn.Linear):
+        def forward(self, x):
+            return super().forward(x.flatten(0, 1)).view(len(x), -1, self.out_features)
+
+    class Mixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(3, 3), nn.Linear(3, 2)
+
+        def forward(self, x):
+            return self.b(self.a(x.flatten(0, 1)).view(x.shape))
+
+    reading = read(Mixed(), x)
     assert [layer.name for layer in reading.layers] == ["b"]
-    assert "first dimension is not the samples" in reading.skipped[0].reason
+    assert [layer.name for layer in reading.unobserved] == ["a"]
+    assert "no dimension of it is that of the samples" in reading.skipped[0].reason
+    assert [layer.name for layer in read(nn.Sequential(Joined(3, 2)), x).layers] == ["0"]
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 10, 100])
@@ -264,8 +284,6 @@ def test_errors_name_the_argument():
         capture(bnrank.MLP([3, 2]), x, chunk_size=0)
     with pytest.raises(ValueError, match=r"parameters without a shape yet \(weight, bias\)"):
         read(nn.LazyLinear(3))
-    with pytest.raises(ValueError, match="returns tuple"):
-        read(nn.LSTM(3, 3), x[:, None])
     with pytest.raises(ValueError, match="runs more than once"):
         list(capture(twice, x, read(twice)))
     with pytest.raises(ValueError, match="'b' did not run"):

@@ -1,6 +1,7 @@
 """The bottleneck: a run of layers with k singular values near 1 and the others small."""
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +14,8 @@ from bnrank._core import text, validation
 from bnrank._core.results import Printed
 from bnrank._core.validation import Data
 from bnrank.measures import nonlinearity, spectra
-from bnrank.networks.functional import check_finite, example
+from bnrank.networks.functional import Functional, check_finite, example
+from bnrank.networks.inputs import Example
 from bnrank.networks.reading import Layer, Reading, capture, read_or
 from bnrank.networks.reasons import Skipped
 
@@ -272,7 +274,7 @@ class Structure(Printed):
 
 def bottleneck(
     net: nn.Module,
-    x: Data,
+    x: Example,
     *,
     rank: int | None = None,
     atol: float = 0.1,
@@ -327,18 +329,26 @@ def bottleneck(
     [4.69, 0.0, 0.0, 4.69]
     """
     check_finite(net)
-    x = example(net, x)
+    samples = example(net, x, inputs=True)
     given = None if rank is None else validation.integer(rank, "rank", 0)
-    reading = read_or(reading, net, x)
+    reading = read_or(reading, net, samples)
+    if not reading.weights:
+        capture(net, samples, reading)  # says so
     passes: dict[str, Any] = {"chunk_size": chunk_size, "dtype": dtype, "reading": reading}
-    d_out = next(iter(capture(net, x[:2], reading, 2, dtype))).output[0].numel()
+    with torch.no_grad():
+        d_out = Functional(net, dtype)(samples[:2])[0].numel()
     weights = spectra.weight_singular_values(net, reading=reading)
-    rows = [weights.get(layer.name, torch.zeros(0)) for layer in reading.layers]
-    found = detect(rows, atol=atol, near_one=near_one, min_layers=min_layers)
-    before = spectra.activation_singular_values(net, x, which="preactivations", method=method, **passes)
-    after = spectra.activation_singular_values(net, x, which="activations", method=method, **passes)
-    ratios = nonlinearity.ratio(net, x, **passes)
-    skipped = tuple(dict.fromkeys(s for part in (weights, after, before) for s in part.skipped))
+    rows = [weights.get(layer.name, torch.zeros(0)) for layer in reading.weights]
+    found = detect(rows[: len(reading.layers)] or rows, atol=atol, near_one=near_one, min_layers=min_layers)
+    before = after = spectra.Spectra({})
+    ratios: dict[str, float] = {}
+    if reading.layers or not reading.unobserved:  # else there are weights only
+        before = spectra.activation_singular_values(net, samples, which="preactivations", method=method, **passes)
+        after = spectra.activation_singular_values(net, samples, which="activations", method=method, **passes)
+        ratios = nonlinearity.ratio(net, samples, **passes)
+    counts = [int((row > found.atol).sum()) for row in rows]
+    left = {layer.name for layer in reading.unobserved}
+    skipped = tuple(dict.fromkeys(s for part in (weights, after, before) for s in part.skipped if s.name not in left))
     inside = range(0) if found.start is None or found.end is None else range(found.start, found.end + 1)
 
     def measured(layer: Layer) -> LayerStructure:
@@ -351,18 +361,18 @@ def bottleneck(
             kind=layer.kind,
             inside=layer.index in inside,
             singular_values=values,
-            count=None if values is None else found.counts[layer.index - 1],
+            count=None if values is None else counts[layer.index - 1],
             distance=distance,
             rest=rest,
             bias_norm=0.0 if layer.bias is None else float(layer.bias.detach().double().norm()),
-            nonlinearity=ratios[name],
+            nonlinearity=ratios.get(name, math.nan),
             preactivation_values=before.get(name),
             activation_values=after.get(name),
             note="; ".join(note for note in notes if note),
         )
 
-    d_in = x[0].numel()
-    layers = tuple(map(measured, reading.layers))
+    d_in = samples[0].numel()
+    layers = tuple(map(measured, reading.weights))
     return Structure(_kind(found, d_in, d_out), layers, found, d_in, d_out, skipped, weights.notes, after.floor)
 
 

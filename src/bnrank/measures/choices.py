@@ -63,7 +63,7 @@ class Choice:
     def expensive(self, reading: Reading) -> list[Layer]:
         """Return the convolutions that are measured by their kernels: beyond the default, the most expensive ones."""
         left, out = float(MAX_WEIGHT_WORK), []
-        for layer in sorted(reading.layers, key=_weight_work) if self.by_default else ():
+        for layer in sorted(reading.weights, key=_weight_work) if self.by_default else ():
             left -= _weight_work(layer)
             out += [layer] if left < 0 and _weight_work(layer) else []
         return out
@@ -116,24 +116,26 @@ def structure(
     if "weights" in choice and not expensive and not without:
         return bottlenecks.bottleneck(net, x, **settings, **passes, reading=reading)
     weights, kernels = _weights(net, choice, reading, expensive)
-    rows = [weights.get(layer.name, torch.zeros(0)) for layer in reading.layers]
-    found = bottlenecks.detect(rows, **settings)
+    rows = [weights.get(layer.name, torch.zeros(0)) for layer in reading.weights]
+    found = bottlenecks.detect(rows[: len(reading.layers)] or rows, **settings)
     if "weights" not in choice:
         found = replace(found, reason="the weights were not measured")
     before = after = spectra.Spectra({})
     ratios: dict[str, float] = {}
-    if not without:
+    if not without and reading.layers:
         before = spectra.activation_singular_values(net, x, which="preactivations", **passes, reading=reading)
         after = spectra.activation_singular_values(net, x, which="activations", **passes, reading=reading)
-    if "activations" in choice:
+    if "activations" in choice and reading.layers:
         some = {key: passes[key] for key in ("chunk_size", "dtype")}
         ratios = nonlinearity.ratio(net, x, **some, reading=reading)
     kind = type(net).__name__
     left = [Skipped("", kind, without)] if without and "activations" in choice else []
     notes = dict(weights.notes) | dict.fromkeys(kernels, PATCHES)
-    skipped = tuple(dict.fromkeys([*weights.skipped, *before.skipped, *after.skipped, *left]))
+    alone = {layer.name for layer in reading.unobserved}
+    listed = [part for part in [*weights.skipped, *before.skipped, *after.skipped] if part.name not in alone]
+    skipped = tuple(dict.fromkeys([*listed, *left]))
     values = {**weights, **kernels}
-    layers = [_structure(layer, values, kernels, settings["atol"], before, after, ratios) for layer in reading.layers]
+    layers = [_structure(layer, values, kernels, settings["atol"], before, after, ratios) for layer in reading.weights]
     return bottlenecks.Structure("undetermined", tuple(layers), found, 0, 0, skipped, notes, after.floor)
 
 
@@ -144,7 +146,8 @@ def _weights(
     if "weights" not in choice:
         return spectra.Spectra({}, reading.skipped), {}
     names = {layer.name for layer in expensive}
-    rest = replace(reading, layers=tuple(layer for layer in reading.layers if layer.name not in names))
+    some = {key: [x for x in getattr(reading, key) if x.name not in names] for key in ("layers", "unobserved")}
+    rest = replace(reading, layers=tuple(some["layers"]), unobserved=tuple(some["unobserved"]))
     found = spectra.weight_singular_values(net, reading=rest)
     return found, {layer.name: kernel_values(layer) for layer in expensive}
 

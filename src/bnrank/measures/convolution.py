@@ -74,8 +74,8 @@ def conv_singular_values(kernel: Data, size: Size, *, stride: Size = 1, dilation
     return torch.cat(blocks, -1).sort(-1, descending=True).values
 
 
-def layer_singular_values(layer: Layer, size: Size | None = None) -> tuple[Tensor | None, str]:
-    """Return all singular values of a convolutional layer, (K,) descending, and a note on assumptions.
+def circular_singular_values(layer: Layer, size: Size | None = None) -> tuple[Tensor | None, str]:
+    """Return all singular values of a layer as a circular convolution, (K,) descending, and a note on assumptions.
 
     Parameters
     ----------
@@ -96,9 +96,9 @@ def layer_singular_values(layer: Layer, size: Size | None = None) -> tuple[Tenso
     >>> from torch import nn
     >>> from bnrank.networks import read
     >>> layer = read(nn.Conv1d(1, 2, 3)).layers[0]
-    >>> layer_singular_values(layer)[1]
+    >>> circular_singular_values(layer)[1]
     'the spectrum of a convolution depends on the image size; give an example x or a size'
-    >>> layer_singular_values(layer, size=8)[0].shape
+    >>> circular_singular_values(layer, size=8)[0].shape
     torch.Size([8])
     """
     values, note = layer_blocks(layer, size)
@@ -106,9 +106,9 @@ def layer_singular_values(layer: Layer, size: Size | None = None) -> tuple[Tenso
 
 
 def layer_blocks(layer: Layer, size: Size | None = None) -> tuple[Tensor | None, str]:
-    """Return the singular values of a convolutional layer as :func:`conv_singular_values` does, and the same note.
+    """Return the singular values of a convolutional layer as :func:`conv_singular_values` does, and a note.
 
-    Parameters and errors as for :func:`layer_singular_values`, which returns the same values in one list.
+    Parameters and errors as for :func:`circular_singular_values`, which returns the same values in one list.
 
     Examples
     --------
@@ -135,7 +135,7 @@ def layer_blocks(layer: Layer, size: Size | None = None) -> tuple[Tensor | None,
 
 
 def _padding_note(conv: Any, n: Sequence[int]) -> str:
-    """Return how the layer differs from a circular convolution; "" if it does not."""
+    """Return how the layer differs from a circular convolution of its images; "" if it does not."""
     pads = conv.padding == "same" or (conv.padding != "valid" and any(conv.padding))
     if all(k == 1 for k in conv.kernel_size) and (conv.padding == "same" or not pads):
         return ""

@@ -130,7 +130,7 @@ def layer_use(
     following = [*layers[1:], layers[-1]]
     for part in capture(net, x, reading, chunk_size, dtype):
         for layer, after, values in zip(layers, following, part.activations, strict=True):
-            rows = _by_unit(values, after)
+            rows = _by_unit(values, layer if layer.apart else after)
             if layer.name not in found:
                 places = min(rows.shape[1], POSITIONS)
                 found[layer.name] = _Rows(rows.shape[2], len(x) * places)

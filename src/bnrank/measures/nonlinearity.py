@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from bnrank._core.validation import Data
+from bnrank.networks.inputs import Example
 from bnrank.networks.reading import Reading, capture, read_or
 
 __all__ = ["ratio"]
@@ -12,7 +12,7 @@ __all__ = ["ratio"]
 
 def ratio(
     net: nn.Module,
-    x: Data,
+    x: Example,
     *,
     chunk_size: int = 4096,
     dtype: torch.dtype = torch.float64,
@@ -40,8 +40,8 @@ def ratio(
     Returns
     -------
     dict
-        Layer name -> ratio; NaN for the last layer, where Z_l = 0, and where the next layer's input has another
-        number of features (pooling).
+        Layer name -> ratio; NaN for the last layer, where Z_l = 0, and where the next layer reads
+        something else or has another number of features (pooling).
 
     Raises
     ------
@@ -62,6 +62,8 @@ def ratio(
     total = np.zeros(len(reading.layers))
     for part in capture(net, x, reading, chunk_size, dtype):
         for i, (z, a) in enumerate(zip(part.preactivations[:-1], part.activations[:-1], strict=True)):
+            if reading.layers[i].apart:  # the next layer reads something else
+                continue
             z, a = z.flatten(1).double(), a.flatten(1).double()
             total[i] += float((z * z).sum())
             changed[i] += float(((z - a) ** 2).sum()) if z.shape == a.shape else np.nan

@@ -22,6 +22,7 @@ from bnrank.measures.frequencies.values import weight_convolutions
 from bnrank.measures.jacobian import KINK_RTOL, Jacobian
 from bnrank.measures.layerwise import LayerUse, layer_use
 from bnrank.networks.functional import Functional, check_finite, example, is_plain_mlp, unwrap
+from bnrank.networks.inputs import Example, Inputs, Samples
 from bnrank.networks.reading import Layer, Reading, read
 from bnrank.networks.reasons import Skipped
 
@@ -60,7 +61,7 @@ _LONG_NAMES = {
 
 def profile(
     net: nn.Module | Mapping[str, Tensor] | str | os.PathLike[str],
-    x: Data | None = None,
+    x: Example | None = None,
     y: Data | None = None,
     *,
     what: Sequence[str] | None = None,
@@ -81,11 +82,14 @@ def profile(
     Parameters
     ----------
     net : torch.nn.Module, mapping or path
-        An MLP or any module with linear or convolutional layers. It is left unchanged. Without x also a state dict, or
-        a file of weights: ``.safetensors``, ``.onnx`` (needs the package onnx), ``.pt``, ``.pth``, ``.bin`` or
-        ``.ckpt`` (tensors and plain values only), or a TorchScript archive. No code of a file is run.
-    x : Tensor or ndarray, optional
-        Samples, (N, ...). Without them only the weights are measured, see Notes.
+        Any module that runs and has a weight matrix. It is left unchanged. Of several outputs the main one counts:
+        ``.logits``, ``.last_hidden_state`` or the first tensor. Without x also a state dict, or a file of weights:
+        ``.safetensors``, ``.onnx`` (needs the package onnx), ``.pt``, ``.pth``, ``.bin`` or ``.ckpt`` (tensors and
+        plain values only), or a TorchScript archive. No code of a file is run.
+    x : Tensor or ndarray, tuple or mapping of them, optional
+        Samples, (N, ...), or tokens, integers. A mapping is passed as ``net(**x)``, a tuple as ``net(*x)``. For
+        recurrent and attention modules of torch by themselves with ``batch_first=False``: (time, N, features).
+        Without samples only the weights are measured, see Notes.
     y : Tensor or ndarray, optional
         (N, d_out) for the mean squared error (1/N) sum_i ||f(x_i) - y_i||^2, or class indices, (N,), for the mean
         cross-entropy: adds the variable ``cost``.
@@ -180,7 +184,7 @@ def profile(
         raise TypeError(f"net: got {validation.describe(net)}, expected {expected}")
     choice = choices.Choice.of(what)
     limit = math.inf if max_minutes is None else 60 * validation.number(max_minutes, "max_minutes", 0.0, strict=True)
-    x = example(net, x)
+    x = example(net, x, inputs=True)
     rtol, weight_rtol = validation.rtol(rtol), validation.rtol(weight_rtol, "weight_rtol")
     count = validation.integer(max_jacobian_samples, "max_jacobian_samples")
     max_values = validation.integer(max_values, "max_values")
@@ -202,7 +206,7 @@ def profile(
             if time.monotonic() - start > limit:
                 late.append("units, dimensions and dead units of the activations")
             else:
-                used = layer_use(net, x, reading, chunk_size=chunk_size, dtype=dtype)
+                used = {} if not reading.layers else layer_use(net, x, reading, chunk_size=chunk_size, dtype=dtype)
         tell(2, "Jacobians and the NTK")
         each, left = choice.of_samples(net, len(numbers), d_out)
         if each and time.monotonic() - start > limit:
@@ -231,8 +235,8 @@ def profile(
     for name in ("units", "dead"):
         column = [float(getattr(use, name)) if use.units else math.nan for use in uses]
         variables["dead_units" if name == "dead" else name] = "layer", column
-    variables["subnormals"] = "layer", [float(usage.subnormals(layer.weight)) for layer in reading.layers]
-    variables["parameter_norm"] = "layer", [_squared_norm(layer) for layer in reading.layers]
+    variables["subnormals"] = "layer", [float(usage.subnormals(layer.weight)) for layer in reading.weights]
+    variables["parameter_norm"] = "layer", [_squared_norm(layer) for layer in reading.weights]
     variables["jacobian_singular_values"] = ("sample", "index"), _padded(samples.jacobian_singular_values, length)
     variables["log_pseudo_determinant"] = "sample", samples.log_pseudo_determinant.numpy()
     variables["ntk_trace"] = "sample", samples.ntk_trace.numpy()
@@ -319,7 +323,7 @@ class _Samples:
     def __init__(
         self,
         net: nn.Module,
-        x: Tensor,
+        x: Samples,
         d_out: int,
         dtype: torch.dtype,
         rtol: float,
@@ -334,6 +338,13 @@ class _Samples:
         self.ntk_trace = self.jacobian_singular_values[:, 0]
         d_in, closed, traced = x[0].numel(), is_plain_mlp(unwrap(net)), False
         name = "jacobian_singular_values"
+        if isinstance(x, Inputs):
+            told = "x is several tensors, or (time, N, ...)"
+            advice = {"jacobian": "f is differentiated in one tensor (N, ...)", "ntk": "wrap net in a module of one"}
+            measures = {"jacobian": name, "ntk": "ntk_trace"}
+            for part in parts:
+                self._skip(f"{measures[part]}: {told}; {advice[part]}")
+            return
         if "jacobian" not in parts:
             pass
         elif not x.is_floating_point():
@@ -373,7 +384,7 @@ class _Samples:
 
 def _with_frequencies(dataset: xr.Dataset, reading: Reading, bottleneck: bottlenecks.Bottleneck) -> xr.Dataset:
     """Return a profile with the variables over frequencies, if a layer is a circular convolution."""
-    convolutions = [layer for layer in reading.layers if layer.kind != "linear"]
+    convolutions = [layer for layer in reading.layers if layer.is_convolution]
     if not any(map(_is_circular, convolutions)):
         return dataset
     shapes = [(len(layer.weight), *(layer.input_shape or (0,))) for layer in convolutions]
@@ -454,7 +465,7 @@ def _target(y: Data, n: int, d_out: int) -> Tensor:
     return y
 
 
-def _cost(function: Functional, x: Tensor, y: Tensor, chunk_size: int) -> float:
+def _cost(function: Functional, x: Samples, y: Tensor, chunk_size: int) -> float:
     regression = y.is_floating_point()
     loss, dtype = (nn.functional.mse_loss, torch.float64) if regression else (nn.functional.cross_entropy, torch.int64)
     with torch.no_grad():

@@ -9,9 +9,10 @@ from torch import Tensor, nn
 
 from bnrank._core import validation
 from bnrank._core.linalg import effective_rank, entropy_rank, rank, stable_rank
-from bnrank._core.validation import Data
-from bnrank.measures.convolution import conv_singular_values, layer_singular_values, per_dimension
+from bnrank.measures.convolution import conv_singular_values, per_dimension
+from bnrank.measures.operators import layer_singular_values
 from bnrank.networks.functional import example
+from bnrank.networks.inputs import Example
 from bnrank.networks.reading import Reading, capture, read_or
 from bnrank.networks.reasons import Skipped
 
@@ -80,11 +81,12 @@ def singular_values(matrix: Tensor, name: str = "matrix") -> Tensor:
 
 
 def weight_singular_values(
-    net: nn.Module, x: Data | None = None, size: int | Sequence[int] | None = None, reading: Reading | None = None
+    net: nn.Module, x: Example | None = None, size: int | Sequence[int] | None = None, reading: Reading | None = None
 ) -> Spectra:
     """Return the singular values of the weight of every layer.
 
-    Linear layers: of W_l, min(n_l, n_{l-1}) values. Convolutions: of the circular operator on images of the size
+    Linear layers, projections of attention, gates of recurrent layers and embeddings: of W_l, min(n_l, n_{l-1}) values;
+    of a parametrized layer, of the effective weight. Convolutions: of the circular operator on images of the size
     of the layer's input, all frequencies together (T28). This is the true operator for circular padding; ``notes``
     names layers with other padding. The flattened kernel is never used.
 
@@ -122,18 +124,19 @@ def weight_singular_values(
     reading = read_or(reading, net, x)
     values: dict[str, Tensor] = {}
     notes: dict[str, str] = {}
-    skipped = list(reading.skipped)
-    for layer in reading.layers:
-        if layer.kind == "linear":
-            values[layer.name] = singular_values(layer.weight, f"net: the weight of layer {layer.name!r}")
-            continue
-        found, note = layer_singular_values(layer, size)
+    skipped = list(reading.unread)
+    for layer in reading.weights:
+        if layer.is_convolution or layer.is_transposed:
+            found, note = layer_singular_values(layer, size)
+        else:
+            found, note = singular_values(layer.weight, f"net: the weight of layer {layer.name!r}"), ""
         if found is None:
             skipped.append(Skipped.part(layer.name, layer.module, f"weight_singular_values: {note}"))
-        else:
-            values[layer.name] = found
-            if note:
-                notes[layer.name] = note
+            continue
+        values[layer.name] = found
+        remarks = [note, f"only its weight is measured: {layer.reason}" if layer.reason else ""]
+        if any(remarks):
+            notes[layer.name] = "; ".join(filter(None, remarks))
     return Spectra(values, skipped, notes, floor=1e-15)
 
 
@@ -213,7 +216,7 @@ def _scaled(decomposition: Callable[[Tensor], Tensor], matrices: Tensor) -> Tens
 
 def activation_singular_values(
     net: nn.Module,
-    x: Data,
+    x: Example,
     *,
     which: str = "activations",
     method: str = "qr",
@@ -266,10 +269,10 @@ def activation_singular_values(
     """
     validation.choice(which, "which", WHICH)
     validation.choice(method, "method", METHODS)
-    x = example(net, x)
-    reading = read_or(reading, net, x)
-    samples = x.shape[0]
-    widths = [int(t[0].numel()) for t in getattr(next(iter(capture(net, x[:2], reading, 2, dtype))), which)]
+    given = example(net, x, inputs=True)
+    reading = read_or(reading, net, given)
+    samples = len(given)
+    widths = [int(t[0].numel()) for t in getattr(next(iter(capture(net, given[:2], reading, 2, dtype))), which)]
     held = [width * (width if method == "gram" else min(width, samples)) for width in widths]
     skipped = list(reading.skipped)
     values: dict[str, Tensor] = {}
@@ -278,7 +281,7 @@ def activation_singular_values(
         count = int((np.cumsum([held[i] for i in waiting]) <= MAX_ENTRIES).sum())
         pieces = {i: Accumulator(method) for i in waiting[:count]}
         waiting = waiting[count:]
-        for part in capture(net, x, reading, chunk_size, dtype):
+        for part in capture(net, given, reading, chunk_size, dtype):
             for i, accumulator in pieces.items():
                 accumulator.add(getattr(part, which)[i].flatten(1))
         for i, accumulator in pieces.items():

@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TypeGuard
+from typing import Literal, TypeGuard, overload
 
 import numpy as np
 import torch
@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from bnrank._core import devices, validation
+from bnrank._core.shared import Shared
+from bnrank.networks.inputs import Inputs, Samples, main_output, several
 from bnrank.networks.mlp import MLP, LinearNetwork
 
 
@@ -18,7 +20,8 @@ class Functional:
     """A module as a function of x in one precision; calls do not change the module.
 
     Parameters and buffers are copied and cast once. Every call runs in eval mode; modes and random generators are
-    restored afterwards. Attributes that are neither parameters nor buffers are not cast.
+    restored afterwards. Attributes that are neither parameters nor buffers are not cast. Of several outputs the main
+    one counts, see :func:`~bnrank.networks.inputs.main_output`.
 
     Parameters
     ----------
@@ -31,7 +34,7 @@ class Functional:
     ------
     TypeError, ValueError
         If it is not a module, has lazy parameters without a shape, or is wrapped in DataParallel; when called, if the
-        forward fails on x in this precision or does not return one tensor.
+        forward fails on x in this precision or does not return a tensor with an entry per sample.
     """
 
     def __init__(self, net: nn.Module, dtype: torch.dtype = torch.float64) -> None:
@@ -43,49 +46,71 @@ class Functional:
         tensors = [*self.parameters.values(), *self.buffers.values()]
         self.device = tensors[0].device if tensors else torch.device("cpu")
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Samples) -> Tensor:
         """Return f(x); gradients flow to x and to ``parameters``."""
         return self.with_parameters(self.parameters, x)
 
-    def with_parameters(self, parameters: dict[str, Tensor], x: Tensor) -> Tensor:
+    def with_parameters(self, parameters: dict[str, Tensor], x: Samples) -> Tensor:
         """Return f(x) with other parameters, in the same dtype and on the same device."""
         # a copy: the module's first operation may work in place
-        x = x.to(self.device, self.dtype, copy=True) if x.is_floating_point() else x.to(self.device, copy=True)
+        if isinstance(x, Inputs):
+            given = x.to(self.device, self.dtype)
+        elif x.is_floating_point():
+            given = Inputs((x.to(self.device, self.dtype, copy=True),))
+        else:
+            given = Inputs((x.to(self.device, copy=True),))
         held = {**parameters, **self.buffers}
         held |= {alias: held[name] for alias, name in self._aliases.items()}
-        with _eval_mode(self.module), devices.forked(self.device):
+        kind = type(self.module).__name__
+        with _eval_mode(self.module), PLAIN_ATTENTION, devices.forked(self.device):
             try:
-                out = torch.func.functional_call(self.module, held, (x,), tie_weights=False)
+                returned = torch.func.functional_call(
+                    self.module, held, given.positional, given.named, tie_weights=False
+                )
             except Exception as error:
                 raise ValueError(
-                    f"net: {type(self.module).__name__} failed on x of shape {tuple(x.shape)} in {self.dtype}: "
+                    f"net: {kind} failed on x of shape {_shapes(x)} in {self.dtype}: "
                     f"{error}. If its forward holds tensors of another precision that are neither parameters nor "
                     "buffers, register them as buffers or pass dtype=torch.float32"
                 ) from error
+        out = main_output(returned)
         if not isinstance(out, Tensor):
             raise ValueError(
-                f"net: {type(self.module).__name__} returns {type(out).__name__}, expected one tensor; "
-                "wrap it in a module that returns the tensor of interest"
+                f"net: {kind} returns {type(returned).__name__}, expected a tensor, or a tuple, mapping or object "
+                "that holds one; wrap it in a module that returns the tensor of interest"
             )
         dense = not out.is_nested and out.layout == torch.strided and not out.is_complex()
         if not dense:
-            kind = "complex numbers" if out.is_complex() else "a sparse or nested tensor"
-            raise ValueError(
-                f"net: {type(self.module).__name__} returns {kind}, expected a dense tensor of real numbers"
-            )
-        if out.ndim == 0 or len(out) != len(x):
-            raise ValueError(f"net: the output has shape {tuple(out.shape)} for {len(x)} samples, expected (N, ...)")
-        return out
+            what = "complex numbers" if out.is_complex() else "a sparse or nested tensor"
+            raise ValueError(f"net: {kind} returns {what}, expected a dense tensor of real numbers")
+        if out.ndim <= given.dim or out.shape[given.dim] != len(x):
+            expected = "(N, ...)" if given.dim == 0 else "(time, N, ...)"
+            raise ValueError(f"net: the output has shape {tuple(out.shape)} for {len(x)} samples, expected {expected}")
+        return out.movedim(given.dim, 0)
 
     def _cast(self, tensor: Tensor) -> Tensor:
         tensor = tensor.detach()
         return tensor.to(self.dtype, copy=True) if tensor.is_floating_point() else tensor.clone()
 
 
-def example(net: nn.Module, x: object, minimum: int = 1, name: str = "x") -> Tensor:
-    """Return x as samples for ``net``: floating point (N, ...), finite, or integers for modules that embed them."""
+@overload
+def example(net: nn.Module, x: object, minimum: int = ..., name: str = ...) -> Tensor: ...
+@overload
+def example(net: nn.Module, x: object, minimum: int = ..., name: str = ..., *, inputs: Literal[True]) -> Samples: ...
+def example(net: nn.Module, x: object, minimum: int = 1, name: str = "x", *, inputs: bool = False) -> Samples:
+    """Return x as samples for ``net``: floating point (N, ...), finite, or integers for modules that embed them.
+
+    With ``inputs`` also a tuple or mapping of tensors, and (time, N, features) for recurrent and attention modules of
+    torch with ``batch_first=False``.
+    """
     if isinstance(net, MLP):
         return validation.samples(x, name, features=net.widths[0], minimum=minimum)
+    found = x if isinstance(x, Inputs) else several(net, x, name, minimum)
+    if found is not None:
+        how = "a tuple or mapping of tensors" if found.dim == 0 else "(time, N, features)"
+        advice = "one tensor (N, ...): wrap net in a module that takes it and adds the rest"
+        validation.expect(inputs, name, how, advice, TypeError)
+        return found
     if isinstance(x, np.ndarray) and x.dtype.kind in "iu":
         x = validation.from_array(x, name)
     if isinstance(x, Tensor):
@@ -198,3 +223,23 @@ def _eval_mode(net: nn.Module) -> Iterator[None]:
             for name in vars(sub).keys() - attributes.keys():
                 del vars(sub)[name]
             vars(sub).update(attributes)
+
+
+def _shapes(x: Samples) -> str:
+    if isinstance(x, Tensor):
+        return str(tuple(x.shape))
+    return ", ".join(str(tuple(tensor.shape)) for tensor in x.tensors)
+
+
+@contextmanager
+def _plain_attention() -> Iterator[None]:
+    """Run the layers of transformers operation by operation: their fast path calls no submodule and no hook."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
+PLAIN_ATTENTION = Shared(_plain_attention)

@@ -1,13 +1,12 @@
 """Reading any module into its layers, its segments, and the values that flow through them, without changing it."""
 
-import itertools
+from __future__ import annotations
+
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
@@ -15,48 +14,15 @@ from torch.nn.utils import parametrize
 from bnrank._core import validation
 from bnrank._core.results import Printed
 from bnrank._core.text import render
-from bnrank.networks import reasons
+from bnrank.networks import observing, reasons
 from bnrank.networks.chain import Segment, outermost, parts_of
 from bnrank.networks.functional import Functional, example, unwrap
+from bnrank.networks.inputs import Example, Samples
+from bnrank.networks.layers import Layer, base_of, derived
+from bnrank.networks.observing import MATRIX, Holders, Values, Weight, overrides_forward
 from bnrank.networks.reasons import Skipped
 
-_KINDS: dict[Any, str] = {nn.Linear: "linear", nn.Conv1d: "conv1d", nn.Conv2d: "conv2d", nn.Conv3d: "conv3d"}
-
-
-@dataclass(frozen=True)
-class Layer:
-    """A linear or convolutional layer of a module.
-
-    Attributes
-    ----------
-    index : int
-        1..L, in order of execution where the module was read with an example, else of registration.
-    name : str
-        The submodule's name, e.g. ``"layers.0"``.
-    kind : str
-        "linear", "conv1d", "conv2d" or "conv3d".
-    module : torch.nn.Module
-        The layer itself (not a copy).
-    input_shape, output_shape : tuple of int, optional
-        Shapes of one sample before and after the layer; None where read without an example.
-    """
-
-    index: int
-    name: str
-    kind: str
-    module: nn.Module
-    input_shape: tuple[int, ...] | None = None
-    output_shape: tuple[int, ...] | None = None
-
-    @property
-    def weight(self) -> Tensor:
-        """The weight, (out, in) or (out, in / groups, *kernel)."""
-        return cast(Tensor, self.module.weight)
-
-    @property
-    def bias(self) -> Tensor | None:
-        """The bias, (out,), or None."""
-        return cast("Tensor | None", self.module.bias)
+__all__ = ["Captured", "Layer", "Reading", "capture", "read"]
 
 
 @dataclass(frozen=True)
@@ -66,20 +32,36 @@ class Reading(Printed):
     Attributes
     ----------
     layers : tuple of Layer
-        Linear and convolutional layers, counted from 1.
+        Weights with the values that enter and leave them, counted from 1: linear and convolutional layers, projections
+        of attention, gates of recurrent layers, embeddings, and other modules that compute x W^T + b.
     skipped : tuple of Skipped
-        Everything else that owns parameters.
+        Everything else that owns parameters, and layers whose values are not observed.
     segments : tuple of Segment
         Outermost ``nn.Sequential`` modules and MLPs, and single layers elsewhere, in order of registration. A segment
         shares no parameter with other places and, where the module was read with an example, runs exactly once.
+    unobserved : tuple of Layer
+        Weights without these values (``reason`` says why), such as those of a layer that runs more than once. Weights
+        that are stored once are listed once.
     """
 
     layers: tuple[Layer, ...]
     skipped: tuple[Skipped, ...]
     segments: tuple[Segment, ...] = ()
+    unobserved: tuple[Layer, ...] = ()
+
+    @property
+    def weights(self) -> tuple[Layer, ...]:
+        """All weights: ``layers``, then ``unobserved``."""
+        return (*self.layers, *self.unobserved)
+
+    @property
+    def unread(self) -> tuple[Skipped, ...]:
+        """The entries of ``skipped`` that are not the weight of a layer in ``unobserved``."""
+        weights = {(layer.name, layer.reason) for layer in self.unobserved}
+        return tuple(part for part in self.skipped if (part.name, part.reason) not in weights)
 
     def __str__(self) -> str:
-        rows = [{"": x.index, "layer": x.name, "kind": x.kind, "weight": tuple(x.weight.shape)} for x in self.layers]
+        rows = [{"": x.index, "layer": x.name, "kind": x.kind, "weight": tuple(x.weight.shape)} for x in self.weights]
         return "\n".join([render(rows) if rows else "no layers", *(f"skipped {part}" for part in self.skipped)])
 
 
@@ -97,43 +79,46 @@ class Captured:
         The output of each layer, (n, ...): a~_l.
     output : Tensor
         The module's output, (n, ...).
+    activations : tuple of Tensor
+        a_l: the input of the next layer, and the module's output for the last one. For gates of recurrent layers the
+        hidden states. For embeddings, projections of attention, and layers whose output the next layer does not read,
+        the output.
     """
 
     rows: slice
     inputs: tuple[Tensor, ...]
     preactivations: tuple[Tensor, ...]
     output: Tensor
-
-    @property
-    def activations(self) -> tuple[Tensor, ...]:
-        """The input of the next layer; for the last layer the module's output."""
-        return (*self.inputs[1:], self.output)
+    activations: tuple[Tensor, ...]
 
 
-def read(net: nn.Module, x: Tensor | np.ndarray | None = None) -> Reading:
-    """Return the linear and convolutional layers of a module, its segments, and the parts that are not read.
+def read(net: nn.Module, x: Example | None = None) -> Reading:
+    """Return the layers of a module, its segments, and the parts that are not read.
 
-    Everything else that owns parameters is listed in ``skipped`` with the reason; modules without parameters
-    (activations, dropout, pooling, flattening) are neither.
+    Layers are linear and convolutional modules (parametrized ones too, with the effective weight), the projections of
+    attention (three where they are stored as one), the gates of recurrent layers, embeddings, and other modules whose
+    output is x W^T + b. Everything else that owns parameters is listed in ``skipped`` with the reason; modules without
+    parameters (activations, dropout, pooling, flattening) are neither.
 
     Parameters
     ----------
     net : torch.nn.Module
         Any module; not changed.
-    x : Tensor or ndarray, optional
-        Samples, (N, ...). The first two are run through the module: layers then come in order of execution, with
-        their shapes, and layers that run never or more than once are skipped. Without it the order is that of
-        registration.
+    x : Tensor or ndarray, tuple or mapping of them, optional
+        Samples, (N, ...); a tuple or mapping for modules with several arguments. The first are run through the module:
+        layers then come in order of execution, with their shapes, and layers that run never or more than once are
+        in ``unobserved``. Without it the order is that of registration.
 
     Returns
     -------
     Reading
-        ``layers`` (counted from 1) and ``skipped``.
+        ``layers`` (counted from 1), ``unobserved`` and ``skipped``.
 
     Raises
     ------
     TypeError, ValueError
-        If ``net`` is not a module, has lazy parameters without a shape, or cannot be run on ``x``.
+        If ``net`` is not a module, is scripted or quantized, has lazy parameters without a shape, or cannot be run on
+        ``x``.
 
     Examples
     --------
@@ -144,38 +129,48 @@ def read(net: nn.Module, x: Tensor | np.ndarray | None = None) -> Reading:
     [(1, '0', 'linear'), (2, '3', 'linear')]
     >>> [(s.name, s.type) for s in reading.skipped]
     [('1', 'BatchNorm1d')]
+    >>> [layer.name for layer in read(nn.MultiheadAttention(4, 2)).layers]
+    ['q', 'k', 'v', 'out_proj']
     """
     net = unwrap(net)
-    candidates, skipped = _candidates(net)
-    if x is None:
-        plain = {}
-        for name, layer in candidates.items():
-            if _overrides_forward(layer):
-                skipped.append(Skipped.part(name, layer, "its class overrides forward; give an example x to check it"))
+    reasons.refuse(net)
+    holders, names, sharing, skipped = _holders(net)
+    run = None if x is None else observing.Run(net, holders, example(net, x, inputs=True))
+    found: list[tuple[int, Layer]] = []
+    unobserved: list[Layer] = []
+    for part, weights in holders.items():
+        for i, weight in enumerate(weights):
+            layer = Layer(0, weight.name, weight.kind, _owner_of(net, weight, part), source=weight.source)
+            reason = sharing.get(weight.name, "")
+            if run is not None:
+                layer, seen = run.seen(layer, part, i)
+                reason = reason or seen
+            elif not reason:
+                reason = _reason_unseen(part, weight)
+            if reason:
+                unobserved.append(replace(layer, reason=reason))
             else:
-                plain[name] = layer
-        layers = [Layer(i, name, _KINDS[_base(sub)], sub) for i, (name, sub) in enumerate(plain.items(), start=1)]
-        return Reading(tuple(layers), tuple(skipped), tuple(_segments(net, layers, None)))
-    runs = _trial_run(net, example(net, x)[:2])
-    found: list[Layer] = []
-    for name, layer in sorted(candidates.items(), key=lambda item: runs[item[1]][0].order if runs[item[1]] else -1):
-        reason = _reason_of_runs(runs[layer])
-        if reason:
-            skipped.append(Skipped.part(name, layer, reason))
-        else:
-            run = runs[layer][0]
-            found.append(Layer(len(found) + 1, name, _KINDS[_base(layer)], layer, run.before, run.after))
-    return Reading(tuple(found), tuple(skipped), tuple(_segments(net, found, runs)))
+                found.append((0 if run is None else run.order(part), layer))
+    found.sort(key=lambda pair: pair[0])  # stable: of one call in the order of its weights
+    layers = [replace(layer, index=number) for number, (_, layer) in enumerate(found, 1)]
+    if run is not None:
+        layers = run.apart(layers)
+    listed = [*skipped, *(Skipped.part(x.name, x.module, x.reason) for x in unobserved)]
+    position = {name: i for i, name in enumerate(names)}
+    listed.sort(key=lambda part: position.get(part.name, len(position)))
+    once = _once(net, layers, unobserved)
+    segments = tuple(_segments(net, layers, run))
+    return Reading(tuple(layers), tuple(listed), segments, tuple(once))
 
 
-def read_or(reading: Reading | None, net: nn.Module, x: Tensor | np.ndarray | None) -> Reading:
+def read_or(reading: Reading | None, net: nn.Module, x: Example | None) -> Reading:
     """Return a reading that a caller gave, or that of the module where none is given."""
     return read(net, x) if reading is None else validation.kind(reading, "reading", Reading)
 
 
 def capture(
     net: nn.Module,
-    x: Tensor | np.ndarray,
+    x: Example,
     reading: Reading | None = None,
     chunk_size: int = 4096,
     dtype: torch.dtype = torch.float64,
@@ -214,129 +209,174 @@ def capture(
     >>> [tuple(part.preactivations[0].shape) for part in parts]
     [(4, 8), (4, 8), (2, 8)]
     """
-    x = example(net, x)
+    samples = example(net, x, inputs=True)
     chunk_size = validation.integer(chunk_size, "chunk_size")
-    reading = read_or(reading, net, x)
+    reading = read_or(reading, net, samples)
     inside, kind = dict(unwrap(net).named_modules()), type(net).__name__
-    own = all(inside.get(layer.name) is layer.module for layer in reading.layers)
+    own = all(
+        inside.get(layer.name if layer.source is None else layer.source.owner) is layer.module
+        for layer in reading.layers
+    )
     validation.expect(own, "reading", "one of another module", f"what read(net, x) returns for {kind}")
     if not reading.layers:
         skipped = f". Skipped: {'; '.join(map(str, reading.skipped))}" if reading.skipped else ""
         raise ValueError(f"net: found no linear or convolutional layer in {kind}, expected at least one{skipped}")
-    return _captured(Functional(net, dtype), x, reading.layers, chunk_size)
+    return _captured(Functional(net, dtype), samples, reading, chunk_size)
 
 
-def _captured(function: Functional, x: Tensor, layers: Sequence[Layer], chunk_size: int) -> Iterator[Captured]:
+def _captured(function: Functional, x: Samples, reading: Reading, chunk_size: int) -> Iterator[Captured]:
+    layers = reading.layers
+    holders = {part: weights for part, weights in _weights(function.module).items() if weights}
+    names = {layer.name for layer in layers}
+    holders = {part: own for part, own in holders.items() if any(weight.name in names for weight in own)}
+    place = {weight.name: (part, i) for part, own in holders.items() for i, weight in enumerate(own)}
     for start in range(0, len(x), chunk_size):
         rows = slice(start, min(start + chunk_size, len(x)))
-        seen: dict[nn.Module, list[tuple[Tensor, Tensor]]] = {layer.module: [] for layer in layers}
+        seen: dict[nn.Module, list[list[Values | None]]] = {part: [] for part in holders}
 
-        def note(part: nn.Module, before: Tensor, after: Tensor, seen: Any = seen) -> None:
-            seen[part].append((before.clone(), after.clone()))  # a later in-place operation must not reach them
+        def note(part: nn.Module, values: list[Values | None], seen: Any = seen) -> None:
+            seen[part].append(_copies(values))  # a later in-place operation must not reach them
 
-        with torch.no_grad(), _hooks(seen, note):
+        with torch.no_grad(), observing.watching(holders, note):
             out = function(x[rows])
+        found: list[Values] = []
         for layer in layers:
-            if not seen[layer.module]:
+            part, number = place[layer.name]
+            if not seen[part]:
                 raise ValueError(f"net: layer {layer.name!r} did not run on samples {start} to {rows.stop - 1} of x")
-            if len(seen[layer.module]) > 1:
+            if len(seen[part]) > 1:
                 raise ValueError(f"net: layer {layer.name!r} runs more than once; read it with an x to skip it")
-        pairs = [seen[layer.module][0] for layer in layers]
-        yield Captured(rows, tuple(p[0] for p in pairs), tuple(p[1] for p in pairs), out)
+            found.append(_samples_first(seen[part][0][number], layer, rows.stop - start))
+        inputs, after = tuple(v[0] for v in found), tuple(v[1] for v in found)
+        following = (*inputs[1:], out)
+        activations = tuple(
+            value[2] if value[2] is not None else value[1] if layer.apart else other
+            for layer, value, other in zip(layers, found, following, strict=True)
+        )
+        yield Captured(rows, inputs, after, out, activations)
 
 
-@dataclass(frozen=True)
-class _Run:
-    order: int
-    before: tuple[int, ...]
-    after: tuple[int, ...]
-    samples: int
-    faithful: bool  # it computes what its base class does
-    batched: bool  # its first dimension is that of the samples
+def _copies(values: Sequence[Values | None]) -> list[Values | None]:
+    """Return copies, one for each tensor however often it is there."""
+    made: dict[int, Tensor] = {}
+
+    def copy(tensor: Tensor) -> Tensor:
+        if id(tensor) not in made:
+            made[id(tensor)] = tensor.clone()
+        return made[id(tensor)]
+
+    return [v and (copy(v[0]), copy(v[1]), None if v[2] is None else copy(v[2])) for v in values]
 
 
-_Runs = dict[nn.Module, list[_Run]]
+def _samples_first(values: Values | None, layer: Layer, count: int) -> Values:
+    """Return values with the samples along the first dimension."""
+    dim = layer.samples_dim
+    if values is None or any(v.ndim <= dim or v.shape[dim] != count for v in values if v is not None):
+        raise ValueError(
+            f"net: layer {layer.name!r} has no value for each of {count} samples; read it with an x to skip it"
+        )
+    before, after, activation = (v if v is None else v.movedim(dim, 0) for v in values)
+    return cast(Values, (before, after, after if values[2] is values[1] else activation))
 
 
-def _trial_run(net: nn.Module, x: Tensor) -> _Runs:
-    """Return the calls of all submodules when a module runs on a few samples."""
-    runs: _Runs = defaultdict(list)
-    order = itertools.count()
-
-    def note(part: nn.Module, before: Any, after: Any) -> None:
-        if not isinstance(before, Tensor) or not isinstance(after, Tensor) or not before.ndim or not after.ndim:
-            runs[part].append(_Run(next(order), (), (), 0, False, False))
-            return
-        base = _base(part)
-        dimensions = 1 if base is None else 2 if base is nn.Linear else cast(Tensor, part.weight).ndim
-        faithful = base is None or not _overrides_forward(part) or _is_plain(part, before, after)
-        batched = len(before) == len(x) == len(after) and before.ndim >= dimensions
-        shapes = tuple(before.shape[1:]), tuple(after.shape[1:])
-        runs[part].append(_Run(next(order), *shapes, len(before), faithful, batched))
-
-    function = Functional(net)
-    hookable = [part for part in net.modules() if not isinstance(part, torch.jit.ScriptModule)]
-    with torch.no_grad(), _hooks(hookable, note):
-        function(x)
-    return runs
-
-
-def _reason_of_runs(runs: list[_Run]) -> str | None:
-    if not runs:
-        return "never called on the example x (or its weight is used without calling it)"
-    if len(runs) > 1:
-        return f"called {len(runs)} times on the example x: its weight is shared between places"
-    if not runs[0].batched:
-        shape = (runs[0].samples, *runs[0].before)
-        return f"its input has shape {shape}, whose first dimension is not the samples"
-    if not runs[0].faithful:
-        return "its class overrides forward with something other than the plain layer"
-    return None
-
-
-def _segments(net: nn.Module, layers: Sequence[Layer], runs: _Runs | None) -> Iterator[Segment]:
+def _segments(net: nn.Module, layers: Sequence[Layer], run: observing.Run | None) -> Iterator[Segment]:
     uses = Counter(id(p) for part in net.modules() for p in part._parameters.values() if p is not None)
-    single = {layer.module for layer in layers}
+    whole = [layer for layer in layers if base_of(layer.module) is not None and not layer.samples_dim]
+    single = {layer.module for layer in whole if not layer.is_transposed}
+    observed = {layer.module for layer in layers}
     for name, sub in outermost(net, single):
         names, parts = zip(*parts_of(sub, name), strict=True)
         shared = any(uses[id(p)] > 1 for p in sub.parameters())
-        if runs is not None:
-            shared |= any(len(runs[part]) > 1 for part in parts if _base(part) is not None)
-            shared |= len(runs[sub]) != 1 or not (runs[sub][0].faithful and runs[sub][0].batched)
+        if run is not None:
+            shared |= any(part not in observed for part in parts if base_of(part) is not None)
+            shared |= sub not in observed and not run.is_once(sub)
         if not shared:
             yield Segment(name, parts, names)
 
 
-def _candidates(net: nn.Module) -> tuple[dict[str, nn.Module], list[Skipped]]:
-    names, owners = defaultdict(list), defaultdict(list)
-    for name, part in net.named_modules(remove_duplicate=False):
-        names[part].append(name)
+def _weights(net: nn.Module) -> Holders:
+    """Return the modules that hold weights, in order of registration."""
+    claimed = {part.out_proj for part in net.modules() if isinstance(part, nn.MultiheadAttention)}
+    for part in net.modules():
+        claimed |= set(cast(Any, part).parametrizations.modules()) if parametrize.is_parametrized(part) else set()
+    holders: Holders = {}
     for name, part in net.named_modules():
+        if part not in claimed and not isinstance(part, torch.jit.ScriptModule):
+            holders[part] = observing.weights_of(part, name)
+    return {part: weights for part, weights in holders.items() if weights}
+
+
+def _holders(net: nn.Module) -> tuple[Holders, list[str], dict[str, str], list[Skipped]]:
+    """Return the modules that hold weights, names in order, why weights are shared or unusual, and all other parts."""
+    places, owners, order = defaultdict(list), defaultdict(list), []
+    for name, part in net.named_modules(remove_duplicate=False):
+        places[part].append(name)
+    for name, part in net.named_modules():
+        order.append(name)
         for parameter in _own(part).values():
             owners[parameter.data_ptr() or id(parameter)].append(name)
-    attention = [name and f"{name}." for name, part in net.named_modules() if isinstance(part, nn.MultiheadAttention)]
-    candidates: dict[str, nn.Module] = {}
+    holders, sharing = _weights(net), {}
+    inside = {part for holder in holders for part in (getattr(holder, "out_proj", None),) if part is not None}
     skipped: list[Skipped] = []
     for name, part in net.named_modules():
-        parametrized = parametrize.is_parametrized(part)
-        if (not _own(part) and not parametrized) or isinstance(part, parametrize.ParametrizationList):
-            continue  # a parametrization is reported at its layer
-        if parametrized:
-            reason = reasons.of_parameters(part)
-        elif _base(part) is None:
-            reason = reasons.of_type(part) or _reason_of_parameters(part)
-        elif any(name.startswith(prefix) for prefix in attention):
-            reason = "belongs to an attention layer, which uses its weight without calling it"
-        else:
-            reason = reasons.of_parameters(part) or _reason_of_sharing(name, part, names[part], owners)
-        if reason:
-            skipped.append(Skipped.part(name, part, reason))
-        else:
-            candidates[name] = part
-    return candidates, skipped
+        lists = ".parametrizations." in f".{name}."  # reported at the layer
+        if part in holders:
+            plain = base_of(part) is not None and derived(part, "weight") is None
+            reason = reasons.of_parameters(part) if plain else None
+            reason = reason or _reason_of_sharing(name, part, places[part], owners)
+            for weight in holders[part]:
+                at = order.index(name)
+                order.insert(at + 1, weight.name)
+                if reason:
+                    sharing[weight.name] = reason
+            rest = _rest(part, holders[part])
+            if rest and not reason:
+                skipped.append(Skipped.part(name, part, f"parameters besides its weights: {', '.join(rest)}"))
+        elif (_own(part) or parametrize.is_parametrized(part)) and not lists and part not in inside:
+            skipped.append(Skipped.part(name, part, reasons.of_type(part) or _reason_of_parameters(part)))
+    return holders, order, sharing, skipped
+
+
+def _rest(part: nn.Module, weights: list[Weight]) -> list[str]:
+    """Return the parameters of a module that are no weight or bias of one."""
+    used: set[str | None] = {"weight", "bias"} if weights[0].source is None else set()
+    for weight in weights:
+        used |= set() if weight.source is None else {weight.source.weight, weight.source.bias}
+    return [key for key in _own(part) if key not in used and not key.startswith("weight_")]
+
+
+def _owner_of(net: nn.Module, weight: Weight, part: nn.Module) -> nn.Module:
+    """Return the module that stores a weight: of the output projection of attention, a child."""
+    return part if weight.source is None else net.get_submodule(weight.source.owner)
+
+
+def _reason_unseen(part: nn.Module, weight: Weight) -> str:
+    if weight.kind == MATRIX:
+        return "a matrix of a module that bnrank does not know; give an example x to see what it does with it"
+    if base_of(part) is not None and overrides_forward(part):
+        return "its class overrides forward; give an example x to check it"
+    return ""
+
+
+def _once(net: nn.Module, layers: Sequence[Layer], unobserved: Sequence[Layer]) -> list[Layer]:
+    """Return the unobserved weights, numbered after the others, without those that are stored as another one is."""
+    seen: set[Any] = set()
+    found: list[Layer] = []
+    for layer in [*layers, *unobserved]:
+        name = "weight" if layer.source is None else layer.source.weight
+        rows = None if layer.source is None else layer.source.rows
+        own = None if derived(layer.module, name) is not None else cast(Tensor, getattr(layer.module, name))
+        key = (id(layer.module) if own is None else (own.data_ptr() or id(own), tuple(own.shape)), rows)
+        if key not in seen and layer.reason:
+            found.append(replace(layer, index=len(layers) + len(found) + 1))
+        seen.add(key)
+    return found
 
 
 def _reason_of_parameters(part: nn.Module) -> str:
+    if parametrize.is_parametrized(part):
+        which = ", ".join(cast(Any, part).parametrizations.keys())
+        return f"parametrized ({which}) and not a linear or convolutional layer"
     held = ", ".join(_own(part))
     if any(True for _ in part.children()):
         return f"parameters registered on the module itself: {held}"
@@ -355,35 +395,3 @@ def _reason_of_sharing(name: str, part: nn.Module, names: list[str], owners: dic
 
 def _own(part: nn.Module) -> dict[str, nn.Parameter]:
     return {key: p for key, p in part._parameters.items() if p is not None}
-
-
-def _base(part: nn.Module) -> Any:
-    return next((base for base in _KINDS if isinstance(part, base)), None)
-
-
-def _overrides_forward(layer: nn.Module) -> bool:
-    base, methods = _base(layer), ("forward", "_conv_forward")
-    return "forward" in vars(layer) or any(getattr(type(layer), m, 0) is not getattr(base, m, 0) for m in methods)
-
-
-def _is_plain(layer: nn.Module, before: Tensor, after: Tensor) -> bool:
-    base: Any = _base(layer)
-    if base is nn.Linear:
-        plain = nn.Linear.forward(cast(nn.Linear, layer), before)
-    else:
-        plain = base._conv_forward(layer, before, layer.weight, layer.bias)
-    return plain.shape == after.shape and torch.allclose(plain, after, rtol=1e-9, atol=1e-12)
-
-
-@contextmanager
-def _hooks(parts: Iterable[nn.Module], note: Callable[[nn.Module, Any, Any], None]) -> Iterator[None]:
-    """Call ``note(part, input, output)`` whenever one of the parts runs; input None where it is not one tensor."""
-
-    def hook(part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        given = args if args else tuple(kwargs.values())
-        note(part, given[0] if len(given) == 1 else None, output)
-
-    with ExitStack() as stack:
-        for part in parts:
-            stack.callback(part.register_forward_hook(hook, with_kwargs=True).remove)
-        yield

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import cast
 
+import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
@@ -23,7 +24,7 @@ _TYPES: tuple[tuple[tuple[type[nn.Module], ...], str], ...] = (
     ((nn.Embedding, nn.EmbeddingBag), "look-up table: its input is an index and not a vector"),
     ((nn.RNNBase, nn.RNNCellBase), "recurrent: its weights act once per time step"),
     ((nn.MultiheadAttention,), "attention: products of values inside a softmax"),
-    ((nn.modules.conv._ConvTransposeNd,), "transposed convolution, which bnrank does not read"),
+    ((nn.modules.conv._ConvTransposeNd,), "transposed convolution, which is not compressed"),
     ((nn.Bilinear, nn.CosineSimilarity, nn.PairwiseDistance), "has two inputs"),
     ((nn.PReLU,), "activation with a learned slope and no weight matrix"),
     ((nn.Softmax, nn.LogSoftmax, nn.Softmin, nn.Softmax2d), "softmax is not positively homogeneous"),
@@ -84,7 +85,9 @@ def of_operation(name: str) -> str | None:
 
 def of_type(part: nn.Module) -> str | None:
     """Return why modules of a class are not read, or None."""
-    return next((reason for types, reason in _TYPES if isinstance(part, types)), None)
+    known = next((reason for types, reason in _TYPES if isinstance(part, types)), None)
+    vectors = all(p is None or p.ndim < 2 for p in part._parameters.values())
+    return known or ("normalization, by the name of its class" if vectors and "Norm" in type(part).__name__ else None)
 
 
 def of_parameters(part: nn.Module) -> str | None:
@@ -98,3 +101,34 @@ def of_parameters(part: nn.Module) -> str | None:
     if extra := sorted({*own} - {"weight", "bias"}):
         return f"has parameters besides weight and bias: {', '.join(extra)}"
     return None
+
+
+def refuse(net: nn.Module) -> None:
+    """Raise TypeError if the layers of a module cannot be read because it is scripted or quantized, with advice.
+
+    Examples
+    --------
+    >>> refuse(nn.Linear(2, 2))
+    """
+    if isinstance(net, torch.jit.ScriptModule):
+        raise TypeError(
+            "net: got a scripted or traced module, whose layers bnrank cannot see; expected the module that it was "
+            "made from. Its weights alone: bnrank.profile(scripted.state_dict()); or build the module and load them: "
+            "net.load_state_dict(scripted.state_dict())"
+        )
+    found = [name for name, part in net.named_modules() if _is_quantized(part)]
+    if found:
+        shown = ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
+        raise TypeError(
+            f"net: got quantized layers ({shown or type(net).__name__}), expected floating-point ones; give the module "
+            "as it was before it was quantized, or one that is loaded without quantization"
+        )
+
+
+def _is_quantized(part: nn.Module) -> bool:
+    held = [tensor for tensor in [*part._parameters.values(), *part._buffers.values()] if tensor is not None]
+    module = type(part).__module__
+    packed = ".quantized" in module and module.startswith("torch.") and hasattr(part, "weight")
+    weight = part._parameters.get("weight")
+    whole = weight is not None and not weight.is_floating_point() and not weight.is_complex()
+    return packed or whole or any(tensor.is_quantized for tensor in held)

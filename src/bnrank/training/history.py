@@ -23,6 +23,7 @@ from bnrank.measures import balance, convolution
 from bnrank.networks import MLP, reading
 from bnrank.networks.files import blueprint, build
 from bnrank.networks.functional import unwrap
+from bnrank.networks.layers import Source
 from bnrank.training.ensemble import Workers, filled, split, squared_norm
 from bnrank.training.options import Watcher
 from bnrank.training.settings import Settings, TrainSettings, by_hand
@@ -80,14 +81,15 @@ class Recorder:
         self.top_k = 0
         self.layers: list[tuple[str, int, Callable[[Tensor], Tensor]]] = []
         for layer in read.layers:
-            weight = f"{layer.name}.weight"
+            weight = layer.parameter
             spectrum, count, note = _spectrum(layer, settings.top_k)
             reason = "its weight is not trained" if weight not in trained else note if spectrum is None else ""
             if reason or spectrum is None:
                 self.skipped.append({"name": layer.name, "type": type(layer.module).__name__, "reason": reason})
                 continue
-            if self.lanczos and len(trained[weight]) == 2 and min(trained[weight]) > max(LARGE, 4 * settings.top_k):
-                spectrum = functools.partial(_leading, k=settings.top_k)
+            matrix = self.lanczos and not layer.is_convolution
+            if matrix and min(layer.weight.shape) > max(LARGE, 4 * settings.top_k):
+                spectrum = _of_part(layer.source, functools.partial(_leading, k=settings.top_k))
             self.layers.append((layer.name, names.index(weight), spectrum))
             self.top_k = max(self.top_k, min(settings.top_k, count))
             if note:
@@ -209,9 +211,12 @@ def _spectrum(layer: reading.Layer, k: int) -> tuple[Callable[[Tensor], Tensor] 
 
     The function is None if they cannot be computed, and the note then gives the reason.
     """
-    if layer.kind == "linear":
-        return functools.partial(top_singular_values, k=k), min(layer.weight.shape), ""
-    values, note = convolution.layer_singular_values(layer)
+    if layer.is_transposed:
+        return None, 0, "transposed convolution"
+    if not layer.is_convolution:
+        top = _of_part(layer.source, functools.partial(top_singular_values, k=k))
+        return top, min(layer.weight.shape), ""
+    values, note = convolution.circular_singular_values(layer)
     if values is None or layer.input_shape is None:
         return None, 0, note
     conv: Any = layer.module
@@ -224,6 +229,11 @@ def _spectrum(layer: reading.Layer, k: int) -> tuple[Callable[[Tensor], Tensor] 
         return found.flatten().sort(descending=True).values[:k]
 
     return of_operator, len(values), note
+
+
+def _of_part(source: Source | None, function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Return a function of the weight as one of the tensor that stores it among others."""
+    return function if source is None else lambda tensor: function(source.matrix(tensor))
 
 
 def top_singular_values(matrix: Tensor, k: int) -> Tensor:

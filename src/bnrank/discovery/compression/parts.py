@@ -13,6 +13,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 from bnrank.measures.convolution import conv_singular_values
 from bnrank.networks import Segment, Skipped, reasons
 from bnrank.networks.functional import hooked
+from bnrank.networks.layers import derived
 from bnrank.networks.reading import read
 
 Parts = tuple[nn.Module, ...]
@@ -93,7 +94,8 @@ def segments(net: nn.Module, x: Tensor) -> tuple[list[Segment], list[Skipped]]:
         if not is_linear(part) and any(True for _ in part.parameters())
     ]
     inside = tuple(f"{name}." for segment in linear for name in segment.names)
-    others = [*reading.skipped, *(_skipped(layer.name, layer.module) for layer in reading.layers)]
+    whole = {layer.name if layer.source is None else layer.source.owner: layer.module for layer in reading.layers}
+    others = [*reading.skipped, *(_skipped(name, module) for name, module in whole.items())]
     return found, left + [other for other in others if not f"{other.name}.".startswith(inside)]
 
 
@@ -118,6 +120,8 @@ def _skipped(name: str, part: Any) -> Skipped:
     reason = reasons.of_type(part)
     if reason is None and type(part) in CONVOLUTIONS and part.groups != 1:
         reason = "grouped convolution, whose channels do not mix"
+    if reason is None and derived(part, "weight") is not None:
+        reason = reasons.of_parameters(part)
     if reason is None and hooked(part):
         reason = "has forward hooks, which could change its output"
     other = f"{type(part).__name__} is not a Linear, a convolution or a Sequential of them"

@@ -81,8 +81,8 @@ def weight_convolutions(
     """Return the convolutions of a module and their singular values, (frequency, channel) each."""
     found, rows = Convolutions(reading.skipped), []
     for layer in reading.layers:
-        if layer.kind == "linear":
-            found.skip(layer, "a linear layer has none")
+        if not layer.is_convolution:
+            found.skip(layer, f"a {layer.kind} layer has none")
             continue
         stride = tuple(layer.module.stride)  # type: ignore[arg-type]
         if any(s > 1 for s in stride):
@@ -370,8 +370,8 @@ def _images(
     for i, layer in enumerate(reading.layers):
         found, given = getattr(probe, which)[i], probe.preactivations[i]
         shape = tuple(given.shape[1:] if _is_flat(found, given) else found.shape[1:])
-        if layer.kind == "linear":
-            result.skip(layer, "a linear layer has none")
+        if not layer.is_convolution:
+            result.skip(layer, f"a {layer.kind} layer has none")
         elif len(shape) != given.ndim - 1:
             result.skip(layer, f"its {which} have shape {shape} and are no images")
         elif result.add(layer, shape[1:], which):

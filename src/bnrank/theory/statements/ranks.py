@@ -12,7 +12,7 @@ from torch import Tensor
 from bnrank._core import linalg
 from bnrank._core.sampling import evenly_spaced
 from bnrank.measures import regions
-from bnrank.measures.convolution import conv_singular_values, layer_singular_values
+from bnrank.measures.convolution import circular_singular_values, conv_singular_values
 from bnrank.networks.reading import read
 from bnrank.theory import rank
 from bnrank.theory.facts import Facts
@@ -134,7 +134,7 @@ def _circular(facts: Facts) -> list[tuple[Any, Tensor]]:
     """Return the circular convolutions whose images are at least as large as the kernel, with all singular values."""
     found, why = [], "no convolutional layer"
     for layer in read(facts.net, facts.x).layers:
-        if layer.kind == "linear" or layer.input_shape is None:
+        if not layer.is_plain or not layer.is_convolution or layer.input_shape is None:
             continue
         conv: Any = layer.module
         n = layer.input_shape[1:]
@@ -144,7 +144,7 @@ def _circular(facts: Facts) -> list[tuple[Any, Tensor]]:
         elif work > MAX_WORK:
             why = f"layer {layer.name!r} would take {work:.0e} operations"
         else:
-            values, note = layer_singular_values(layer)
+            values, note = circular_singular_values(layer)
             if values is not None and not note:
                 found.append((layer, values))
             else:

@@ -1,0 +1,147 @@
+"""Every parameter of a module: by which layers it is measured, or why it is not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from bnrank._core import validation
+from bnrank._core.results import Printed
+from bnrank._core.text import render
+from bnrank.networks.functional import unwrap
+from bnrank.networks.inputs import Example
+from bnrank.networks.layers import Layer, derived
+from bnrank.networks.reading import Reading, read_or
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One parameter of a module.
+
+    Attributes
+    ----------
+    name : str
+        Its name; a parameter that is used in several places has the first.
+    shape : tuple of int
+        Its shape.
+    layers : tuple of str
+        The layers of the reading that have it as weight or bias, or whose weight is computed from it.
+    reason : str
+        Why there is none; empty if there is one.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    layers: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True)
+class Account(Printed):
+    """Every parameter of a module, in order of registration; ``print`` shows a table.
+
+    Attributes
+    ----------
+    entries : tuple of Entry
+        One per parameter.
+    """
+
+    entries: tuple[Entry, ...]
+
+    @property
+    def measured(self) -> tuple[Entry, ...]:
+        """Parameters that belong to a layer."""
+        return tuple(entry for entry in self.entries if entry.layers)
+
+    @property
+    def listed(self) -> tuple[Entry, ...]:
+        """Parameters that belong to none, with the reason."""
+        return tuple(entry for entry in self.entries if not entry.layers)
+
+    def __str__(self) -> str:
+        rows = [
+            {
+                "parameter": e.name,
+                "shape": e.shape,
+                "measured in": f"not: {e.reason}" if e.reason else ", ".join(n or "itself" for n in e.layers),
+            }
+            for e in self.entries
+        ]
+        return render(rows) if rows else "no parameters"
+
+
+def account(net: nn.Module, x: Example | None = None, *, reading: Reading | None = None) -> Account:
+    """Return for every parameter of a module the layers that measure it, or the reason why none does.
+
+    Parameters
+    ----------
+    net : torch.nn.Module
+        Any module; not changed.
+    x : Tensor or ndarray, tuple or mapping of them, optional
+        Samples, as for :func:`read`.
+    reading : Reading, optional
+        The result of ``read(net, x)``.
+
+    Returns
+    -------
+    Account
+        Its ``entries`` are those of ``net.named_parameters()``: none is left out.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As :func:`read`.
+
+    Examples
+    --------
+    >>> print(account(nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(3))))
+    parameter  shape  measured in
+    0.weight   3, 2   0
+    0.bias     3      0
+    1.weight   3      not: normalization: divides by a function of the values
+    1.bias     3      not: normalization: divides by a function of the values
+    """
+    net = unwrap(net)
+    reading = read_or(reading, net, x)
+    layers: dict[str, list[str]] = {}
+    for layer in reading.weights:
+        for name in _parameters(layer):
+            layers.setdefault(name, []).append(layer.name)
+    reasons = {part.name: part.reason for part in reading.skipped}
+    entries = []
+    for name, parameter in net.named_parameters():
+        found = tuple(dict.fromkeys(layers.get(name, ())))
+        entries.append(Entry(name, tuple(parameter.shape), found, "" if found else _reason(name, parameter, reasons)))
+    validation.expect(all(e.layers or e.reason for e in entries), "net", "a parameter without a reason", "none")
+    return Account(tuple(entries))
+
+
+def _parameters(layer: Layer) -> list[str]:
+    """Return the names of the parameters that a layer's weight and bias are or are computed from."""
+    owner = layer.name if layer.source is None else layer.source.owner
+    inside = f"{owner}." if owner else ""
+    wanted = ("weight", "bias") if layer.source is None else (layer.source.weight, layer.source.bias)
+    found = []
+    for key in filter(None, wanted):
+        how: Any = derived(layer.module, key)
+        if how is None:
+            found.append(f"{inside}{key}")
+        elif isinstance(how, nn.Module):
+            found += [f"{inside}parametrizations.{key}.{name}" for name, _ in how.named_parameters()]
+        else:
+            found += [f"{inside}{name}" for name in layer.module._parameters if name.startswith(f"{key}_")]
+    return found
+
+
+def _reason(name: str, parameter: Tensor, reasons: dict[str, str]) -> str:
+    """Return the reason of the innermost module that was skipped, or that of the shape."""
+    owner = name
+    while owner:
+        owner = owner.rpartition(".")[0]
+        if owner in reasons:
+            return reasons[owner]
+    if parameter.ndim < 2 or min(parameter.shape, default=0) < 2:
+        return f"a vector or a single row or column, {tuple(parameter.shape)}, and no matrix"
+    return f"its {parameter.ndim} dimensions are not those of a matrix or a convolution"

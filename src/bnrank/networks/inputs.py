@@ -1,0 +1,168 @@
+"""What a module is called with and returns: several inputs or outputs, samples along another dimension."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bnrank._core import validation
+
+OUTPUTS = ("logits", "last_hidden_state", "out", "prediction_logits", "pooler_output")  # the first that is there counts
+_TIME_FIRST = (nn.RNNBase, nn.MultiheadAttention, nn.Transformer)
+_LAYERS = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
+
+
+class Inputs:
+    """Samples for a module that takes several tensors, or one whose samples are not along the first dimension.
+
+    Slices, lists of rows and :meth:`split` act on all tensors alike.
+
+    Parameters
+    ----------
+    positional : tuple
+        Arguments; tensors have the samples along ``dim``, other values are passed on.
+    named : mapping
+        Keyword arguments, likewise.
+    dim : int
+        The dimension of the samples.
+
+    Examples
+    --------
+    >>> x = Inputs((torch.ones(4, 2),), {"mask": torch.ones(4, 3), "causal": True})
+    >>> len(x), [tuple(part.named["mask"].shape) for part in x.split(3)]
+    (4, [(3, 3), (1, 3)])
+    """
+
+    def __init__(self, positional: tuple[Any, ...], named: Mapping[str, Any] | None = None, dim: int = 0) -> None:
+        self.positional, self.named, self.dim = tuple(positional), dict(named or {}), dim
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All tensors, in order."""
+        return [value for value in [*self.positional, *self.named.values()] if isinstance(value, Tensor)]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(N, numbers per sample)."""
+        return len(self), self.numel() // len(self)
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the first tensor."""
+        return self.tensors[0].device
+
+    def __len__(self) -> int:
+        return self.tensors[0].shape[self.dim]
+
+    def __getitem__(self, rows: Any) -> Inputs:
+        rows = slice(rows, rows + 1) if isinstance(rows, int) else rows
+        return self._map(lambda value: value[(slice(None),) * self.dim + (rows,)])
+
+    def split(self, size: int) -> list[Inputs]:
+        """Return blocks of at most ``size`` samples."""
+        return [self[start : start + size] for start in range(0, len(self), size)]
+
+    def numel(self) -> int:
+        """Return the number of entries of all tensors."""
+        return sum(tensor.numel() for tensor in self.tensors)
+
+    def is_floating_point(self) -> bool:
+        """Return False: f is not differentiated by several inputs at once."""
+        return False
+
+    def detach(self) -> Inputs:
+        """Return the same samples outside of any graph."""
+        return self._map(Tensor.detach)
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> Inputs:
+        """Return copies on a device, those of floating-point numbers in a precision."""
+        return self._map(lambda t: t.to(device, dtype, copy=True) if t.is_floating_point() else t.to(device, copy=True))
+
+    def _map(self, change: Any) -> Inputs:
+        def one(value: Any) -> Any:
+            return change(value) if isinstance(value, Tensor) else value
+
+        named = {name: one(value) for name, value in self.named.items()}
+        return Inputs(tuple(map(one, self.positional)), named, self.dim)
+
+
+Samples = Tensor | Inputs
+Example = Tensor | np.ndarray | Inputs | tuple[Any, ...] | Mapping[str, Any]  # what users give as x
+
+
+def several(net: nn.Module, x: Any, name: str = "x", minimum: int = 1) -> Inputs | None:
+    """Return the samples of a tuple or mapping of tensors, or of a module with samples along dimension 1; else None.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If there is no tensor, or the tensors differ in the number of samples or are not finite.
+
+    Examples
+    --------
+    >>> several(nn.LSTM(3, 2), torch.ones(5, 4, 3)).dim, several(nn.LSTM(3, 2, batch_first=True), torch.ones(5, 4, 3))
+    (1, None)
+    """
+    dim = int(_time_first(net))
+    if isinstance(x, Mapping):
+        named = {str(key): _tensor(value, f"{name}[{key!r}]") for key, value in x.items()}
+        found = Inputs((), named, dim)
+    elif isinstance(x, tuple | list) and any(isinstance(value, Tensor | np.ndarray) for value in x):
+        found = Inputs(tuple(_tensor(value, f"{name}[{i}]") for i, value in enumerate(x)), {}, dim)
+    elif dim and isinstance(x, Tensor | np.ndarray) and x.ndim == 3:
+        found = Inputs((_tensor(x, name),), {}, dim)
+    else:
+        return None
+    expected = "tensors with one entry per sample" + " along dimension 1 (batch_first=False)" * dim
+    counts = [t.shape[dim] if t.ndim > dim else 0 for t in found.tensors]
+    same = bool(counts) and len(set(counts)) == 1 and counts[0] > 0
+    shapes = ", ".join(str(tuple(t.shape)) for t in found.tensors) or "no tensor"
+    validation.expect(same, name, f"shapes {shapes}" if counts else shapes, expected)
+    validation.expect(counts[0] >= minimum, name, f"{counts[0]} sample(s)", f"at least {minimum}")
+    return found
+
+
+def main_output(out: Any) -> Any:
+    """Return the tensor of interest among what a module returns; the value itself where there is none.
+
+    Of a mapping or an object: logits, last_hidden_state or out, else the first floating-point tensor. Of a tuple or
+    list the first entry that is or holds one: the output of a recurrent layer or of attention.
+
+    Examples
+    --------
+    >>> main_output({"loss": None, "last_hidden_state": torch.zeros(2, 3)}).shape
+    torch.Size([2, 3])
+    """
+    if isinstance(out, Tensor):
+        return out
+    if isinstance(out, Mapping) or any(isinstance(getattr(out, name, None), Tensor) for name in OUTPUTS):
+        inside = dict(out) if isinstance(out, Mapping) else vars(out)
+        values: Iterator[Any] = iter([*(inside.get(name) for name in OUTPUTS), *inside.values()])
+    elif isinstance(out, tuple | list) and not isinstance(out, nn.utils.rnn.PackedSequence):
+        values = (main_output(value) for value in out)
+    else:
+        return out
+    return next((value for value in values if isinstance(value, Tensor) and value.is_floating_point()), out)
+
+
+def _time_first(net: nn.Module) -> bool:
+    """Return whether a module of torch by itself takes (time, samples, features)."""
+    if isinstance(net, nn.TransformerEncoder | nn.TransformerDecoder) and len(net.layers):
+        return _time_first(net.layers[0])
+    if isinstance(net, _LAYERS):
+        return not net.self_attn.batch_first
+    return isinstance(net, _TIME_FIRST) and not net.batch_first
+
+
+def _tensor(value: Any, name: str) -> Any:
+    """Return an array as a tensor; refuse sparse tensors, NaN and infinity; other values as they are."""
+    if isinstance(value, np.ndarray):
+        value = validation.from_array(value, name)
+    if not isinstance(value, Tensor):
+        return value
+    value = validation.dense(value, name)
+    return validation.finite(value, name) if value.is_floating_point() else value
