@@ -300,10 +300,7 @@ class Judge:
                     leaves.append(value.requires_grad_(True))
                     value = leaves[-1].clone()  # the next part may modify it in place
             out = self.rest(value).flatten(1)
-        if not out.requires_grad:
-            raise ValueError(
-                "net: got outputs without a gradient in its layers, expected a forward of PyTorch operations only"
-            )
+        check_gradient(out)
         n = out.shape[1]
         if n <= PROBES:
             directions = torch.eye(n).to(out)
@@ -331,6 +328,14 @@ class Judge:
             with torch.no_grad():
                 self._trace = parts, flow(parts, self.x)
         return self._trace[1]
+
+
+def check_gradient(out: Tensor) -> None:
+    """Raise ValueError for outputs without a gradient in the layers they come from."""
+    if not out.requires_grad:
+        raise ValueError(
+            "net: got outputs without a gradient in its layers, expected a forward of PyTorch operations only"
+        )
 
 
 def _spread(outputs: Tensor) -> float:

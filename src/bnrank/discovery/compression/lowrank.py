@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bnrank.discovery.compression.fits import AffineFit, gram_fit, pointwise_pair
-from bnrank.discovery.compression.judging import Judge, channel_rows
+from bnrank.discovery.compression.judging import Judge, channel_rows, check_gradient
 from bnrank.discovery.compression.parts import Counts, Parts, cheapest, is_linear, share
 from bnrank.networks import Skipped
 
@@ -209,7 +209,9 @@ class Factoring:
                 part = self.net.get_submodule(name)
                 hook = part.register_forward_hook(lambda _, __, out, name=name: keep(name, out))
                 stack.callback(hook.remove)
-            return self.judge.rest(self.net(x.clone())).flatten(1), leaves
+            out = self.judge.rest(self.net(x.clone())).flatten(1)
+        check_gradient(out)
+        return out, leaves
 
 
 def _gradients(out: Tensor, leaves: Mapping[str, Tensor], generator: torch.Generator) -> Iterator[tuple[str, Tensor]]:

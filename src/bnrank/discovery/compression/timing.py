@@ -14,6 +14,14 @@ from torch import Tensor, nn
 from bnrank._core import devices, validation
 from bnrank.networks.functional import example
 
+_BITS = {
+    torch.float64: (torch.int64, 0x7FF0000000000000, 0x000FFFFFFFFFFFFF),
+    torch.float32: (torch.int32, 0x7F800000, 0x007FFFFF),
+    torch.float16: (torch.int16, 0x7C00, 0x03FF),
+    torch.bfloat16: (torch.int16, 0x7F80, 0x007F),
+}
+"""For each precision the integers of its size, and the bits of exponent and fraction."""
+
 
 @dataclass(frozen=True)
 class Latency:
@@ -93,13 +101,11 @@ def is_subnormal(values: Tensor) -> Tensor:
     >>> is_subnormal(torch.tensor([0.0, 1e-40, -1e-44, 1e-37])).tolist()
     [False, True, True, False]
     """
-    if not values.is_floating_point():
+    if values.dtype not in _BITS:
         return torch.zeros_like(values, dtype=torch.bool)
-    wide = values.detach().double() if values.dtype != torch.float64 else values.detach()
-    if wide.dtype != values.dtype:  # exact in the wider precision, also where subnormals are flushed
-        return (wide != 0) & (wide.abs() < torch.finfo(values.dtype).tiny)
-    bits = wide.contiguous().view(torch.int64)
-    return ((bits & 0x7FF0000000000000) == 0) & ((bits & 0x000FFFFFFFFFFFFF) != 0)
+    whole, exponent, fraction = _BITS[values.dtype]
+    bits = values.detach().contiguous().view(whole)  # not the values: arithmetic may take subnormal ones for 0
+    return ((bits & exponent) == 0) & ((bits & fraction) != 0)
 
 
 def without_subnormals(net: nn.Module) -> nn.Module:
