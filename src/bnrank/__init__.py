@@ -11,6 +11,7 @@ from bnrank._version import __version__
 
 if TYPE_CHECKING:
     from bnrank import discovery, figures, measures, networks, reporting, tasks, theory, training
+    from bnrank.discovery import lora_ranks
     from bnrank.measures import Jacobian, balance, bottleneck, frequencies, nonlinearity, ntk, profile, regions, spectra
     from bnrank.networks import MLP, LinearNetwork, constructions, graph
     from bnrank.reporting import Section, load, plots, report, save
@@ -40,6 +41,7 @@ __all__ = [
     "graph",
     "invariants",
     "load",
+    "lora_ranks",
     "measures",
     "networks",
     "nonlinearity",
@@ -61,6 +63,7 @@ __all__ = [
 ]
 
 _ROOMS = {
+    "discovery": ("lora_ranks",),
     "measures": (
         "Jacobian",
         "balance",

@@ -1,5 +1,6 @@
 """Latent variables of a table, symmetries of a function, and networks compressed to their bottleneck."""
 
+from bnrank.discovery.adapters import RankPattern, lora_ranks
 from bnrank.discovery.compression import Certificate, Compressed, compress
 from bnrank.discovery.estimators import (
     BottleneckAutoencoder,
@@ -26,10 +27,12 @@ __all__ = [
     "Formulas",
     "NothingFoundWarning",
     "PowerProduct",
+    "RankPattern",
     "StateVariables",
     "Summary",
     "Trial",
     "compress",
     "dimensionless_groups",
+    "lora_ranks",
     "symmetries",
 ]
