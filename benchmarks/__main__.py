@@ -26,6 +26,7 @@ SUBJECTS = (
     "machine",
     "recording",
     "monitor",
+    "watch",
     "optimizer",
     "memory",
     "jacobian",

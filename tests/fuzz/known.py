@@ -17,7 +17,6 @@ NAN = {
     "Spectra.stable_ranks": "of singular values that are all 0",
     "Summary.gap": "without components",
     "Verdicts.to_frame": "of a verdict that is not applicable",
-    **{f"Watch.summary.{name}": "of the output, which has no weight" for name in ("effective rank", "tail")},
     "result.by_step": "of a first record of Monitor.parts, which has no step before it",
 }
 """Fields of results that may be NaN without a warning, with the meaning of NaN."""

@@ -73,7 +73,8 @@ def report(
     Parameters
     ----------
     source : Dataset, run, Section, or several
-        A profile (`bnrank.profile`), a history, a run (`bnrank.train`), verdicts (`bnrank.check`), a fitted estimator
+        A profile (`bnrank.profile`), a history, a run (`bnrank.train`), a watch or a monitor of a
+        training, verdicts (`bnrank.check`), a fitted estimator
         or its summary, a result of `bnrank.discovery.compress`, `bnrank.discovery.symmetries` or
         `bnrank.discovery.dimensionless_groups`, a `Section`, a sequence of these, or a mapping from section titles to
         these.

@@ -19,8 +19,11 @@ from bnrank.discovery.estimators.summary import Summary
 from bnrank.discovery.films import FilmSummary, StateVariables
 from bnrank.discovery.power_products import DimensionlessGroups
 from bnrank.discovery.symmetry_search.result import Symmetries
+from bnrank.reporting.charts.watched import watched_figures, watched_text
 from bnrank.reporting.tables import check_claim
+from bnrank.theory.invariants import Monitor
 from bnrank.theory.verdicts import Verdicts
+from bnrank.training.watching import WatchRecord
 
 CURVES = {
     "loss": "loss C + λ‖θ‖²",
@@ -224,7 +227,9 @@ def sections_from(source: object) -> list[Section]:
     """
     if isinstance(source, Mapping) and not isinstance(source, xr.Dataset):
         sections = [_section(entry, str(name)) for name, entry in source.items()]
-    elif isinstance(source, str | xr.Dataset | Verdicts | Tensor | np.ndarray) or hasattr(source, "history"):
+    elif isinstance(source, str | xr.Dataset | Verdicts | Tensor | np.ndarray | WatchRecord | Monitor) or hasattr(
+        source, "history"
+    ):
         sections = [_section(source, None)]
     else:
         sections = [_section(entry, None) for entry in (source if isinstance(source, Iterable) else [source])]
@@ -241,6 +246,12 @@ def _section(source: object, name: str | None) -> Section:
         return Section(name or "Power products", text="\n\n".join(source.sentences), rows=source.rows)
     if (found := found_in(source)) is not None:
         return Section(name or _title(found), found=found)
+    if isinstance(source, WatchRecord):
+        title = name or str(source.history.attrs.get("title", "Watched training"))
+        return Section(title, watched_text(source), rows=source.summary(), figures=watched_figures(source))
+    if isinstance(source, Monitor):
+        figures = {"Drift of conserved quantities": source.plot()}
+        return Section(name or "Conserved quantities", verdicts=source.verdicts(), figures=figures)
     if isinstance(source, xr.Dataset):
         label = name or label_of(source, "")
         if {"member", "step"} <= set(source.dims):
@@ -255,7 +266,7 @@ def _section(source: object, name: str | None) -> Section:
         title = name or str(getattr(source, "name", "") or label_of(history, "Training run"))
         return Section(title, history=history, settings=getattr(source, "settings", None))
     raise TypeError(
-        f"source: got {validation.describe(source)}, expected a profile or history (xarray.Dataset), a run, "
+        f"source: got {validation.describe(source)}, expected a profile or history (xarray.Dataset), a run, a watch, "
         f"verdicts, {_DISCOVERED}, a Section, or several of these"
     )
 

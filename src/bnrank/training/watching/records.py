@@ -179,8 +179,7 @@ def _summary(one: xr.Dataset) -> dict[str, object]:
         start = _first(one["stable_rank"].values)
         end = last["stable_rank"]
         row["stable rank of W"] = "–" if math.isnan(end) else f"{start:.3g} to {end:.3g}"
-        row["effective rank"] = last["effective_rank"]
-        row["tail"] = last["tail"]
+        row["effective rank"], row["tail"] = _known(last["effective_rank"]), _known(last["tail"])
     if "subnormals" in last:
         row["subnormal"] = _whole(last["subnormals"])
     return row
@@ -194,6 +193,10 @@ def _last(values: Any) -> float:
 def _first(values: Any) -> float:
     known = values[np.isfinite(values)]
     return float(known[0]) if len(known) else math.nan
+
+
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else value
 
 
 def _whole(value: float) -> object:
