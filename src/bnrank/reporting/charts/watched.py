@@ -31,10 +31,10 @@ def watched_figures(record: Record) -> dict[str, go.Figure]:
         lines = []
         for place, k in enumerate(evenly_spaced(len(known), SHOWN).tolist()):
             layer = parts.cut(parts.escaped(history["layer"].values[known[k]]))
-            more = {"name": layer, "line_dash": parts.DASHES[place // 7 % 4]}
+            dash = parts.DASHES[place // 7 % 4]
             hover = f"{layer}<br>step %{{x}}<br>%{{y:.4g}}"
             row = parts.numbers(values[:, known[k]])
-            lines.append(parts.line(steps, row, parts.member_color(place), hover, **more))
+            lines.append(parts.line(steps, row, parts.member_color(place), hover, name=layer, line_dash=dash))
         key = {"orientation": "h", "y": -0.25, "font": {"size": 11}}
         axes = parts.step_axis(steps), {"title": "", "rangemode": "tozero"}
         found[title] = parts.figure(lines, *axes, showlegend=True, legend=key)
