@@ -256,11 +256,14 @@ def _sweeps(scratch: Path) -> Iterator[Kind]:
         found = bnrank.sweep(task, depths=[2, 3], ridges=[1e-3], grid={"width": [3]}, out=folder, **options)
         return _bytes(found["loss"], found["cost"], found["weight_singular_values"])
 
+    def arrays(folder: Path) -> bytes:
+        return b"".join(_bytes(bnrank.Sweep.open(folder).run(depth=depth).parameters) for depth in (2, 3))
+
     sweep(scratch / "sweep")
     files = _files(scratch / "sweep")
-    for name in ("result.nc", "SHA256SUMS"):
-        mine = tuple(path for path in files if path.endswith(name))
-        yield Kind(f"sweep: {name}", files, mine[:1], (files[mine[1]],), sweep)
+    for name, act in (("arrays", arrays), ("tasks", sweep)):  # rows: a cut row is no damage, but a killed process
+        mine = tuple(path for path in files if path.startswith(name))
+        yield Kind(f"sweep: {name}", files, mine[:1], (files["sweep.json"], *(files[path] for path in mine[1:])), act)
 
 
 def _single(scratch: Path) -> Iterator[Kind]:

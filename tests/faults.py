@@ -28,6 +28,7 @@ from bnrank import discovery
 from bnrank.figures.harness.claims import Claim
 from bnrank.figures.harness.figure import Figure, Outcome
 from bnrank.training import Record, Save
+from bnrank.training.sweeping import work
 
 TASK = bnrank.tasks.low_rank_map(n=40, d_in=5, d_out=4, latent=3, rank=2, seed=1)
 NET = bnrank.MLP([5, 6, 4], seed=0)
@@ -147,15 +148,13 @@ def flowed(folder: Path, strike: Callable[[], object] | None = None) -> float:
 
 
 def swept(folder: Path, strike: Callable[[], object] | None = None) -> float:
-    from bnrank.training import grid
-
-    def train(net: Any, *args: Any, **options: Any) -> Any:
-        run = bnrank.train(net, *args, **options)
+    def train(net: Any, *args: Any, trained: Any = work.with_checkpoints, **options: Any) -> Any:
+        run = trained(net, *args, **options)
         if strike is not None and net.depth == 2:  # the second group, with its result still to be written
             strike()
         return run
 
-    with mock.patch.object(grid, "train", train):
+    with mock.patch.object(work, "with_checkpoints", train):
         found = bnrank.sweep(TASK, depths=[2, 3], grid={"width": [4]}, out=folder / "sweep", processes=1, **QUICK)
     return float(found.loss.sum())
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from bnrank.reporting import Section, load, plots, report, save
     from bnrank.tasks import Task
     from bnrank.theory import check, cost, escape, invariants, rank
-    from bnrank.training import Flow, Run, flow, sweep, train, watch
+    from bnrank.training import Flow, Run, Sweep, flow, sweep, train, watch
 
 __all__ = [
     "MLP",
@@ -26,6 +26,7 @@ __all__ = [
     "LinearNetwork",
     "Run",
     "Section",
+    "Sweep",
     "Task",
     "__version__",
     "balance",
@@ -79,7 +80,7 @@ _ROOMS = {
     "reporting": ("Section", "load", "plots", "report", "save"),
     "tasks": ("Task",),
     "theory": ("check", "cost", "escape", "invariants", "rank"),
-    "training": ("Flow", "Run", "flow", "sweep", "train", "watch"),
+    "training": ("Flow", "Run", "Sweep", "flow", "sweep", "train", "watch"),
 }
 
 

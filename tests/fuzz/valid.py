@@ -43,6 +43,7 @@ SKIPPED = {
     "bnrank.tasks.digits": "may download",
     "bnrank.spectra.Spectra": "a result",
     "bnrank.cost.Corrections": "a result",
+    "bnrank.Sweep": "a result",
     "bnrank.training.MLflowWriter": "needs MLflow; tested in tests/training/test_watching.py",
     "bnrank.training.TensorBoardWriter": "needs TensorBoard; tested in tests/training/test_watching.py",
     "bnrank.training.WandbWriter": "needs wandb; tested in tests/training/test_watching.py",
@@ -597,6 +598,12 @@ METHODS: Values = {
 _STATISTICS: Values = {"u": lambda: normal(3, 2).abs()}
 
 
+def _swept() -> Any:
+    path, task = new("sweep"), (normal(6, 3), normal(6, 2, seed=1))
+    training.sweep(task, depths=[2], grid={"width": [4]}, steps=2, processes=1, out=path, progress=False)
+    return training.Sweep.open(path)
+
+
 def _stored(value: Any, suffix: str) -> Path:
     path = new(f"file{suffix}")
     value.save(path)
@@ -636,6 +643,8 @@ METHOD_OWN: dict[str, Values] = {
     "RankOneFactorization.representative": _STATISTICS,
     "RankOneFactorization.step_statistics": _STATISTICS,
     "Run.open": {"out": lambda: _stored(run(), "")},
+    "Sweep.open": {"path": lambda: _swept().folder.path},
+    "Sweep.run": {"depth": lambda: 2},
     "Selected.predict": {"x": lambda: normal(6, 2)},
     "Truth.task": {"settings": dict, "name": lambda: "task"},
 }

@@ -25,8 +25,10 @@ from bnrank._core.progress import bar
 from bnrank.discovery.estimators import linear_maps
 from bnrank.networks.files import load_module
 from bnrank.networks.graph import values
-from bnrank.training import Record, grid
+from bnrank.training import Record
 from bnrank.training.ensemble import Workers
+from bnrank.training.sweeping import driver as sweep_driver
+from bnrank.training.sweeping import work
 
 from .common import HERE
 from .driver import TASK, start
@@ -207,8 +209,8 @@ def test_two_sweeps_in_a_folder_share_the_work(tmp_path, monkeypatch):
     there, go = threading.Event(), threading.Event()
     options = {"depths": [2, 3], "grid": {"width": [4]}, "out": tmp_path, "processes": 1, "steps": 5}
 
-    def train(net, *args, **kwargs):
-        run = bnrank.train(net, *args, **kwargs)
+    def train(net, *args, trained=work.with_checkpoints, **kwargs):
+        run = trained(net, *args, **kwargs)
         if net.depth == 3 and not there.is_set():  # the first ensemble of the first sweep
             there.set()
             assert go.wait(30)
@@ -218,15 +220,15 @@ def test_two_sweeps_in_a_folder_share_the_work(tmp_path, monkeypatch):
         if threading.current_thread() is threading.main_thread() and done == 1:
             go.set()  # the second sweep has trained the other ensemble
 
-    monkeypatch.setattr(grid, "train", train)
-    monkeypatch.setattr(grid, "bar", lambda *_: contextlib.nullcontext(told))
+    monkeypatch.setattr(work, "with_checkpoints", train)
+    monkeypatch.setattr(sweep_driver, "bar", lambda *_: contextlib.nullcontext(told))
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(bnrank.sweep, TASK, progress=False, **options)
         assert there.wait(30)
         second = bnrank.sweep(TASK, progress=False, **options)
         first = first.result()
     assert (first.ran, second.ran) == (1, 1)
-    xr.testing.assert_equal(first, second)
+    xr.testing.assert_equal(*(found.drop_vars(["seconds", "worker"]) for found in (first, second)))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -234,7 +236,7 @@ def test_workers_end_with_their_driver_and_the_next_sweep_goes_on(tmp_path):
     folder, driver = tmp_path / "out", Path(HERE, "driver.py")
     with subprocess.Popen([sys.executable, str(driver), str(folder)]) as process:
         deadline = time.monotonic() + 60
-        while len(list(folder.glob("*/checkpoint.safetensors"))) < 2 and time.monotonic() < deadline:
+        while len(list(folder.glob("work/*/checkpoint.safetensors"))) < 2 and time.monotonic() < deadline:
             time.sleep(0.01)
         workers = _children(process.pid)
         process.send_signal(signal.SIGKILL)
@@ -244,12 +246,13 @@ def test_workers_end_with_their_driver_and_the_next_sweep_goes_on(tmp_path):
         time.sleep(0.05)
     assert len(workers) >= 2
     assert not [number for number in workers if _is_alive(number)]
-    found = [(path.parent, store.read(path).about["step"]) for path in folder.glob("*/checkpoint*.safetensors")]
+    found = [(path.parent, store.read(path).about["step"]) for path in folder.glob("work/*/checkpoint*.safetensors")]
     assert len({group for group, _ in found}) == 2
     assert min(step for _, step in found) > 0
     resumed = start(folder, 1)
     assert (resumed.ran, resumed.status.values.ravel().tolist()) == (2, ["finished"] * 2)
-    xr.testing.assert_equal(resumed, start(tmp_path / "other", 1))
+    whole = start(tmp_path / "other", 1)
+    xr.testing.assert_equal(*(found.drop_vars(["seconds", "worker"]) for found in (resumed, whole)))
 
 
 def _children(number):

@@ -8,6 +8,7 @@ import torch
 import xarray as xr
 
 import bnrank
+from bnrank.training.sweeping import work
 
 TASK = bnrank.tasks.low_rank_map(n=40, d_in=5, d_out=4, latent=3, rank=2, seed=1)
 GRID = {"depths": [2, 3], "ridges": [1e-3, 1e-2], "seeds": [0, 5], "grid": {"width": [4, 6], "size": [20, 40]}}
@@ -40,20 +41,22 @@ def test_what_is_stored_is_not_run_again_and_what_is_new_is(tmp_path):
     other = bnrank.sweep(TASK, depths=[2, 3], grid={"width": [4]}, out=tmp_path, **{**QUICK, "steps": 7})
     assert [d.attrs["ran"] for d in (first, again, more, other)] == [2, 0, 1, 2]
     xr.testing.assert_equal(first, again)
-    run = bnrank.Run.open(tmp_path / str(first.run.sel(depth=3).values.ravel()[0]))
+    (steps,) = {row["steps"] for row in bnrank.Sweep.open(tmp_path).rows if row["depth"] == 4}
+    assert steps == 6
+    run = bnrank.Sweep.open(tmp_path).run(depth=3, steps=6)
     assert float(run.summary.loss[0]) == float(first.loss.sel(depth=3).values.ravel()[0])
 
 
 def test_an_interrupted_ensemble_is_gone_on_with(tmp_path, monkeypatch):
-    from bnrank.training import grid as module
+    trained = work.with_checkpoints
 
     def interrupted(*args, **kwargs):
-        run = bnrank.train(*args, **kwargs)
+        run = trained(*args, **kwargs)
         run.summary["status"] = ("member", ["interrupted"])
         return run
 
     with monkeypatch.context() as patch:
-        patch.setattr(module, "train", interrupted)
+        patch.setattr(work, "with_checkpoints", interrupted)
         with pytest.raises(KeyboardInterrupt):
             bnrank.sweep(TASK, depths=[2], grid={"width": [4]}, out=tmp_path, **QUICK)
     grid = bnrank.sweep(TASK, depths=[2], grid={"width": [4]}, out=tmp_path, **QUICK)
@@ -68,31 +71,33 @@ def test_other_data_are_another_grid(tmp_path):
 
 
 def test_a_failure_is_a_row_with_its_error_and_is_tried_again(tmp_path, monkeypatch):
-    from bnrank.training import grid as module
+    trained = work.with_checkpoints
 
     def fails_at_depth_three(net, *args, **kwargs):
         if net.depth == 3:
             raise RuntimeError("out of luck")
-        return bnrank.train(net, *args, **kwargs)
+        return trained(net, *args, **kwargs)
 
     with monkeypatch.context() as patch:
-        patch.setattr(module, "train", fails_at_depth_three)
+        patch.setattr(work, "with_checkpoints", fails_at_depth_three)
         grid = bnrank.sweep(TASK, depths=[2, 3], grid={"width": [4]}, out=tmp_path, **QUICK)
     assert grid.status.values.ravel().tolist() == ["finished", "failed"]
     assert "out of luck" in grid.error.values.ravel()[1]
     assert np.isnan(grid.loss.sel(depth=3)).all()
+    assert "1 failed: RuntimeError: out of luck" in str(bnrank.Sweep.open(tmp_path))
     again = bnrank.sweep(TASK, depths=[2, 3], grid={"width": [4]}, out=tmp_path, **QUICK)
     assert again.attrs["ran"] == 1
     assert again.status.values.ravel().tolist() == ["finished", "finished"]
 
 
-def test_a_half_written_result_is_not_taken_for_a_whole_one(tmp_path):
+def test_a_damaged_row_is_named_and_its_network_is_trained_again(tmp_path):
     grid = bnrank.sweep(TASK, depths=[2], grid={"width": [4]}, out=tmp_path, **QUICK)
-    result = tmp_path / str(grid.run.values.ravel()[0]) / "result.nc"
-    result.write_bytes(result.read_bytes()[:300])
-    again = bnrank.sweep(TASK, depths=[2], grid={"width": [4]}, out=tmp_path, **QUICK)
+    (rows,) = (tmp_path / "rows").iterdir()
+    rows.write_bytes(rows.read_bytes().replace(b"finished", b"finishee"))
+    with pytest.warns(UserWarning, match=rf"{rows.name} is damaged in 1 row"):
+        again = bnrank.sweep(TASK, depths=[2], grid={"width": [4]}, out=tmp_path, **QUICK)
     assert again.attrs["ran"] == 1
-    xr.testing.assert_equal(grid.drop_attrs(), again.drop_attrs())
+    xr.testing.assert_equal(*(found.drop_vars(["seconds", "worker"]) for found in (grid, again)))
 
 
 def test_any_executor_and_a_process_pool_give_the_same(tmp_path):
@@ -101,8 +106,8 @@ def test_any_executor_and_a_process_pool_give_the_same(tmp_path):
     with ThreadPoolExecutor(1) as executor:
         threads = bnrank.sweep(TASK, depths=[2, 3], grid={"width": [4]}, executor=executor, **options)
     pool = bnrank.sweep(TASK, depths=[2, 3], grid={"width": [4]}, **{**options, "processes": 2})
-    xr.testing.assert_equal(here, threads)
-    xr.testing.assert_equal(here, pool)
+    for other in (threads, pool):
+        xr.testing.assert_equal(*(found.drop_vars(["seconds", "worker"]) for found in (here, other)))
 
 
 def test_threads_of_this_process_are_left_as_they_were():

@@ -148,7 +148,7 @@ def test_sweeps_tell_settings_apart_that_print_alike(tmp_path):
     assert str(rates[0]) == str(rates[1])
     settings = {"depths": [2], "seeds": [0, 1], "grid": {"width": [3]}, "processes": 1, "progress": False, "steps": 3}
     ran = [bnrank.sweep(TASK, **settings, out=tmp_path, optimizer=Adam(lr=lr)) for lr in (*rates, rates[0].clone())]
-    assert [results.ran for results in ran] == [1, 1, 0]
+    assert [results.ran for results in ran] == [2, 2, 0]
     assert not np.array_equal(ran[0].loss, ran[1].loss)
     assert np.array_equal(ran[0].loss, ran[2].loss)
 

@@ -4,6 +4,7 @@ from bnrank.training.gradient_flow import Flow, flow
 from bnrank.training.grid import sweep
 from bnrank.training.history import Run
 from bnrank.training.options import Adam, GradientDescent, Limits, Record, Save, SkipPlateau, Solver, Stop, Watcher
+from bnrank.training.sweeping.results import Sweep
 from bnrank.training.trainer import train
 from bnrank.training.watching import (
     Collapse,
@@ -32,6 +33,7 @@ __all__ = [
     "SkipPlateau",
     "Solver",
     "Stop",
+    "Sweep",
     "TensorBoardWriter",
     "WandbWriter",
     "Watch",

@@ -414,12 +414,12 @@ def open_run(path: str | os.PathLike[str], net: nn.Module | None, name: str) -> 
     if net is None:
         if plan is None:
             raise ValueError(f"net: the run is of a {settings.network}; give a module of this architecture")
-        return Run(history, summary, settings, seconds, _built(plan, parameters, folder / NETWORKS, name), parameters)
+        return Run(history, summary, settings, seconds, built(plan, parameters, folder / NETWORKS, name), parameters)
     identity.expect_same(settings.identity, unwrap(net), repr(str(folder)))
     return Run(history, summary, settings, seconds, net, parameters)
 
 
-def _built(plan: Any, parameters: Tensor, path: Path, name: str) -> nn.Module:
+def built(plan: Any, parameters: Tensor, path: Path, name: str) -> nn.Module:
     """Return the network of a blueprint, whose parameters must be as many as those of a member."""
     try:
         net = build(plan, stored={"parameters": parameters[0]})

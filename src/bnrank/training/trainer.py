@@ -1,5 +1,7 @@
 """Training of ensembles."""
 
+import contextlib
+import inspect
 import os
 import time
 import warnings
@@ -125,26 +127,58 @@ def train(
     >>> bool(run.history.loss[0, -1] < run.history.loss[0, 0])
     True
     """
-    task, stop, rows = as_task(task, weighted=True), given(Stop, steps, "steps"), given(Record, record, "record")
     save = None if out is None else given(Save, out, "out")
+    run = _trained(net, task, ridge, steps, members, seed, optimizer, batch_size, dtype, record, save, progress)
+    _warn_of_divergence(run)
+    return run
+
+
+def with_checkpoints(net: nn.Module, task: Task, folder: Path, checkpoint_every: int | None, **options: Any) -> Run:
+    """Return a run as `train` does, with checkpoints in a folder, but without files of the run itself.
+
+    The caller is alone at work in the folder, and discards the checkpoints.
+    """
+    defaults = {name: p.default for name, p in inspect.signature(train).parameters.items() if p.default is not p.empty}
+    given_options = defaults | options | {"out": Save(folder, checkpoint_every=checkpoint_every), "progress": False}
+    return _trained(net, task, **given_options, keep=False)
+
+
+def _trained(
+    net: Any,
+    task: Any,
+    ridge: Any,
+    steps: Any,
+    members: int | None,
+    seed: Any,
+    optimizer: Any,
+    batch_size: int | None,
+    dtype: Any,
+    record: Any,
+    out: Save | None,
+    progress: bool,
+    keep: bool = True,
+) -> Run:
+    """Return a trained ensemble; its files are written only if they are to be kept."""
+    task, stop, rows = as_task(task, weighted=True), given(Stop, steps, "steps"), given(Record, record, "record")
     validation.expect(task.n >= 2, "task", "1 sample", "at least 2")
-    lr = getattr(optimizer, "lr", None)
-    start = starting_points(net, task, members, seed, [ridge, lr], batch_size, dtype)
-    settings = TrainSettings.create(start, task, ridge, stop, optimizer, batch_size, rows, save)
-    every = save.checkpoint_every if save is not None and save.checkpoint_every else max(1, stop.steps // 20)
-    with folder_of(save) as folder, Workers(None if settings.device == "cpu" else 1) as workers:
+    start = starting_points(net, task, members, seed, [ridge, getattr(optimizer, "lr", None)], batch_size, dtype)
+    settings = TrainSettings.create(start, task, ridge, stop, optimizer, batch_size, rows, out)
+    every = out.checkpoint_every if out is not None and out.checkpoint_every else max(1, stop.steps // 20)
+    with (
+        folder_of(out) if keep else contextlib.nullcontext(None if out is None else Path(out.out)) as folder,
+        Workers(None if settings.device == "cpu" else 1) as workers,
+    ):
         trainer = _Trainer(start, task, settings, workers, rows.watch)
-        if folder is not None and save is not None:
+        if folder is not None and out is not None:
             checksums.refuse_foreign(folder, OWN)
-            if save.resume:
+            if out.resume:
                 trainer.resume(folder)
             else:
                 checksums.discard(folder)
                 discard_checkpoints(folder / CHECKPOINT)
         run = trainer.run(folder, every, progress)
-        if folder is not None:
+        if folder is not None and keep:
             run._write(folder, settings.identity)
-    _warn_of_divergence(run)
     return run
 
 

@@ -1,0 +1,1 @@
+"""Sweeps: members in a folder, leases, workers, and the driver."""

@@ -1,0 +1,323 @@
+"""Sweeps whose workers and drivers are killed: nothing is lost, nothing is trained twice, and no bit changes."""
+
+import contextlib
+import json
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+
+import bnrank
+from bnrank.training.sweeping import leases
+from bnrank.training.sweeping.folder import SweepFolder, planned
+from bnrank.training.sweeping.groups import Group, decoded, encoded, grouped, store_task
+from bnrank.training.sweeping.rows import Reader, Writer
+from bnrank.training.sweeping.work import drain, work
+
+TASK = bnrank.tasks.low_rank_map(n=40, d_in=5, d_out=4, latent=3, rank=2, seed=1)
+QUICK = {"steps": 6, "progress": False, "record": 3, "grid": {"width": [4]}}
+
+
+def same(found, expected):
+    """Equality bit by bit, apart from who trained a network and when."""
+    drop = ["seconds", "worker"]
+    xr.testing.assert_equal(found.drop_vars(drop).drop_attrs(), expected.drop_vars(drop).drop_attrs())
+
+
+# rows and leases -----------------------------------------------------------------------------------------------------
+
+
+def test_rows_of_many_writers_are_read_once_and_exactly(tmp_path):
+    rng = np.random.default_rng(0)
+    written, reader = [], Reader(tmp_path)
+    assert reader.read() == []
+    for _ in range(3):
+        with Writer(tmp_path) as writer:
+            for _ in range(3):
+                rows = [{"key": str(rng.integers(10**9)), "loss": float(rng.normal()), "text": "ü\n"} for _ in range(4)]
+                writer.append(rows)
+                written += rows
+        found = reader.read()
+        assert sorted(map(json.dumps, found)) == sorted(map(json.dumps, written[-12:]))
+    assert reader.read() == []
+    assert sorted(map(json.dumps, Reader(tmp_path).read())) == sorted(map(json.dumps, written))
+
+
+def test_a_half_written_or_damaged_row_is_not_read_and_the_others_are(tmp_path):
+    with Writer(tmp_path) as writer:
+        writer.append([{"key": "a"}, {"key": "b"}])
+    whole = writer.path.read_bytes()
+    for cut in range(len(whole)):
+        writer.path.write_bytes(whole[:cut])
+        found = [row["key"] for row in Reader(tmp_path).read()]
+        assert found == ["a", "b"][: whole[:cut].count(b"\n")]
+    reader = Reader(tmp_path)
+    writer.path.write_bytes(whole[:-3])
+    assert [row["key"] for row in reader.read()] == ["a"]
+    writer.path.write_bytes(whole)  # its end arrives
+    assert [row["key"] for row in reader.read()] == ["b"]
+    writer.path.write_bytes(whole.replace(b'"a"', b'"c"'))
+    assert [row["key"] for row in Reader(tmp_path).read()] == ["b"]
+
+
+def test_a_lease_is_taken_by_one_and_taken_over_when_its_process_is_gone(tmp_path):
+    lease = leases.take(tmp_path, "g")
+    assert leases.take(tmp_path, "g") is None
+    held = leases.holder(tmp_path, "g")
+    assert held["process"] == os.getpid()
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    lease.path.write_text(json.dumps(held | {"process": gone.pid}))
+    again = leases.take(tmp_path, "g")
+    assert again.attempt == 2
+    lease.path.write_text(json.dumps(held | {"started": "1"}))  # another process with the number of a dead one
+    assert leases.take(tmp_path, "g").attempt == 2
+    assert [path.name for path in lease.path.parent.iterdir()] == ["g"]
+
+
+def test_a_lease_of_another_machine_expires_without_touches(tmp_path):
+    lease = leases.take(tmp_path, "g")
+    held = leases.holder(tmp_path, "g")
+    lease.path.write_text(json.dumps(held | {"host": "elsewhere"}))
+    assert leases.take(tmp_path, "g", expires=60.0) is None
+    past = time.time() - 61
+    os.utime(lease.path, (past, past))
+    assert leases.take(tmp_path, "g", expires=60.0).attempt == 2
+
+
+def test_a_lease_is_touched_while_it_is_held(tmp_path):
+    lease = leases.take(tmp_path, "g")
+    os.utime(lease.path, (1, 1))
+    with leases.touching(lease, every=0.01):
+        until = time.monotonic() + 10
+        while lease.path.stat().st_mtime == 1 and time.monotonic() < until:
+            time.sleep(0.01)
+        assert lease.path.stat().st_mtime > 1
+    assert not lease.path.exists()
+
+
+def _race(folder, start, results):
+    start.wait()
+    results.put(leases.take(Path(folder), "g") is not None)
+    time.sleep(1)
+
+
+def test_of_many_processes_one_takes_over(tmp_path):
+    lease = leases.take(tmp_path, "g")
+    lease.path.write_text(json.dumps(leases.holder(tmp_path, "g") | {"started": "1"}))
+    context = multiprocessing.get_context("fork")
+    start, results = context.Event(), context.Queue()
+    racers = [context.Process(target=_race, args=(tmp_path, start, results)) for _ in range(8)]
+    for racer in racers:
+        racer.start()
+    start.set()
+    assert sum(results.get(timeout=30) for _ in racers) == 1
+    for racer in racers:
+        racer.join()
+
+
+# groups --------------------------------------------------------------------------------------------------------------
+
+
+def groups_of(folder, count, **options):
+    digest = store_task(folder.path, TASK)
+    settings = {"task": digest, "size": TASK.n, "depth": 2, "width": 4, "device": "cpu", "checkpoint_every": None}
+    settings |= {"network": {"slope": 0.0, "bias": True, "init": "he"}, "options": {"steps": 5} | options}
+    return grouped(settings, [(1e-3, seed, {"seed": seed}) for seed in range(count)])
+
+
+def test_a_key_depends_on_all_that_decides_the_bits_and_on_nothing_else(tmp_path):
+    folder = SweepFolder.create(tmp_path)
+    (group,) = groups_of(folder, 3)
+    keys = {member.key for member in group.members}
+    assert len(keys) == 3
+    assert {member.key for member in groups_of(folder, 20)[0].members} >= keys  # not on company
+    assert not keys & {member.key for member in groups_of(folder, 3, dtype="float64")[0].members}
+    assert Group.from_json(group.to_json()) == group
+    assert Group.from_json(group.to_json()).id == group.id
+    assert [len(g.members) for g in groups_of(folder, 40)] == [16, 16, 8]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(3, 0.1, "adam", None, True, torch.float64),
+        bnrank.training.Adam(lr=(0.1, 0.2), schedule="cosine"),
+        bnrank.training.GradientDescent(0.1, norm_power=2),
+        bnrank.training.Stop(5, gradient_norm=1e-3),
+        bnrank.training.Record(every=2, top_k=3),
+    ],
+)
+def test_options_are_stored_as_text_and_come_back(value):
+    assert decoded(json.loads(json.dumps(encoded(value)))) == value
+
+
+def test_an_option_that_cannot_be_stored_is_refused():
+    with pytest.raises(TypeError, match=r"record: got .*expected a number"):
+        encoded([object()], "record")
+
+
+def test_members_that_another_sweep_planned_stay_in_their_groups(tmp_path):
+    folder = SweepFolder.create(tmp_path)
+    first = planned(folder, groups_of(folder, 20))
+    second = planned(SweepFolder.open(tmp_path), groups_of(folder, 21))
+    assert [len(group.members) for group in first] == [16, 4]
+    assert [len(group.members) for group in second] == [16, 4, 1]
+    assert [group.id for group in second[:2]] == [group.id for group in first]
+    assert list(drain(folder, second, None)) == ["trained"] * 3
+    assert planned(folder, groups_of(folder, 21)) == []
+
+
+def test_one_more_seed_trains_only_that_seed(tmp_path):
+    first = bnrank.sweep(TASK, depths=[2], seeds=range(18), processes=1, out=tmp_path, **QUICK)
+    more = bnrank.sweep(TASK, depths=[2], seeds=range(19), ridges=[1e-3], processes=1, out=tmp_path, **QUICK)
+    assert (first.attrs["ran"], more.attrs["ran"]) == (18, 1)
+    same(more.sel(seed=range(18)), first)
+
+
+# killed workers ------------------------------------------------------------------------------------------------------
+
+
+class Killing(Executor):
+    """An executor of processes, some of which are killed: the caller hears nothing of what they did."""
+
+    def __init__(self, kills, seed):
+        self.kills, self.random, self.killed = kills, random.Random(seed), 0
+        self.context = multiprocessing.get_context("fork")
+
+    def submit(self, function, /, *args, **kwargs):
+        future = Future()
+        process = self.context.Process(target=function, args=args, kwargs=kwargs)
+        process.start()
+        if self.killed < self.kills:
+            process.join(self.random.uniform(0.0, 0.6))
+            if process.exitcode is None:
+                os.kill(process.pid, signal.SIGKILL)
+                self.killed += 1
+        process.join()
+        if process.exitcode == 0:
+            future.set_result("whatever")
+        else:
+            future.set_exception(KeyError("an error of the engine"))  # no BrokenExecutor
+        return future
+
+
+def test_300_networks_survive_killed_workers_bit_by_bit(tmp_path):
+    settings = {"depths": [3], "ridges": [1e-3, 1e-2], "seeds": range(150), **QUICK, "steps": 60, "record": 30}
+    expected = bnrank.sweep(TASK, processes=1, **settings)
+    executor = Killing(12, seed=0)
+    found = bnrank.sweep(TASK, executor=executor, out=tmp_path, **settings)
+    assert executor.killed == 12
+    assert (found.status == "finished").all()
+    assert found.attrs["ran"] == 300
+    same(found, expected)
+    assert not list((tmp_path / "leases").iterdir())
+    assert not list((tmp_path / "work").glob("*/*"))
+    rows = Reader(tmp_path).read()
+    assert len(rows) == len({row["key"] for row in rows}) == 300  # none was trained to its end twice
+
+
+DRIVER = """
+    import sys, bnrank
+    task = bnrank.tasks.low_rank_map(n=40, d_in=5, d_out=4, latent=3, rank=2, seed=1)
+    if __name__ == "__main__":
+        bnrank.sweep(task, depths=[3], seeds=range(32), steps=300, record=150, processes=2, progress=False,
+                     checkpoint_every=20, grid={"width": [8]}, out=sys.argv[1])
+"""
+
+
+def test_a_killed_driver_and_killed_processes_of_the_pool_lose_nothing(tmp_path):
+    script, out = tmp_path / "script.py", tmp_path / "out"
+    script.write_text(textwrap.dedent(DRIVER))
+    driver = subprocess.Popen([sys.executable, str(script), str(out)])
+    until = time.monotonic() + 120
+    killed = set()
+    while len(killed) < 2 and time.monotonic() < until:  # two workers, while they train
+        time.sleep(0.02)
+        for path in (out / "leases").glob("[!.]*"):
+            with contextlib.suppress(OSError, ValueError):
+                holder = json.loads(path.read_text())["process"]
+                if holder not in killed and len(killed) < 2:
+                    os.kill(holder, signal.SIGKILL)
+                    killed.add(holder)
+    assert len(killed) == 2
+    while not Reader(out).read() and time.monotonic() < until:
+        time.sleep(0.02)
+    driver.kill()
+    driver.wait()
+    settings = {"depths": [3], "seeds": range(32), "steps": 300, "record": 150, "progress": False}
+    settings |= {"checkpoint_every": 20, "grid": {"width": [8]}, "processes": 1}
+    found = bnrank.sweep(TASK, out=out, **settings)
+    assert found.attrs["ran"] < 32
+    assert (found.status == "finished").all()
+    same(found, bnrank.sweep(TASK, **settings))
+
+
+def test_a_network_that_kills_its_process_fails_alone(tmp_path, monkeypatch):
+    from bnrank.training.sweeping import work as module
+
+    trained = module.with_checkpoints
+
+    def deadly(net, task, folder, checkpoint_every, **options):
+        if 7 in options["seed"]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return trained(net, task, folder, checkpoint_every, **options)
+
+    monkeypatch.setattr(module, "with_checkpoints", deadly)
+    found = bnrank.sweep(TASK, depths=[2], seeds=range(10), executor=Killing(0, 0), out=tmp_path, **QUICK)
+    status = found.status.values.ravel().tolist()
+    assert status == ["finished"] * 7 + ["failed"] + ["finished"] * 2
+    assert "WorkerDied: 3 processes ended" in found.error.sel(seed=7).item()
+    monkeypatch.setattr(module, "with_checkpoints", trained)
+    again = bnrank.sweep(TASK, depths=[2], seeds=range(10), processes=1, out=tmp_path, **QUICK)
+    assert again.attrs["ran"] == 1
+    same(again, bnrank.sweep(TASK, depths=[2], seeds=range(10), processes=1, **QUICK))
+
+
+def test_what_waits_for_the_lease_of_another_process_is_trained_once(tmp_path):
+    folder = SweepFolder.create(tmp_path)
+    (group,) = planned(folder, groups_of(folder, 2))
+    lease = leases.take(folder.path, group.id)
+    arguments = str(folder.path), group.to_json(), None, None, 2, os.getpid()
+    assert work(*arguments) == "busy"
+    lease.release()
+    assert work(*arguments) == "trained"
+    assert work(*arguments) == "stored"
+
+
+class Refusing(ThreadPoolExecutor):
+    def submit(self, *args, **kwargs):
+        raise RuntimeError("the cluster is gone")
+
+
+def test_an_executor_that_takes_no_work_leaves_rows_that_say_so(tmp_path):
+    found = bnrank.sweep(TASK, depths=[2, 3], executor=Refusing(1), out=tmp_path, **QUICK)
+    assert (found.status == "failed").all()
+    assert "the cluster is gone" in found.error.values.ravel()[0]
+    assert bnrank.sweep(TASK, depths=[2, 3], processes=1, out=tmp_path, **QUICK).attrs["ran"] == 2
+
+
+# folders -------------------------------------------------------------------------------------------------------------
+
+
+def test_folders_of_something_else_and_of_other_versions_are_refused(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match=r"out: got .*which holds 'notes.txt', expected a new or empty folder"):
+        bnrank.sweep(TASK, depths=[2], processes=1, out=tmp_path, **QUICK)
+    out = tmp_path / "out"
+    bnrank.sweep(TASK, depths=[2], processes=1, out=out, **QUICK)
+    about = json.loads((out / "sweep.json").read_text())
+    (out / "sweep.json").write_text(json.dumps(about | {"torch": "1.0"}))
+    with pytest.raises(ValueError, match=rf"was begun with torch 1\.0, and this is torch {torch.__version__[:3]}"):
+        bnrank.sweep(TASK, depths=[2], processes=1, out=out, **QUICK)
