@@ -173,7 +173,7 @@ class LayerStructure:
     inside : bool
         Whether the layer is in the bottleneck.
     singular_values : Tensor or None
-        Singular values of W_l, descending; for a convolution, of the circular operator on images of its input size
+        Singular values of W_l, descending; for a convolution, of the operator on images of its input size
         (T28). None where they cannot be computed.
     count : int or None
         Number of singular values above the tolerance.

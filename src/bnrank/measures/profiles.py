@@ -37,7 +37,7 @@ MAX_FREQUENCY_VALUES = 2**22  # singular values, 32 MiB
 
 _LONG_NAMES = {
     **tensors.LONG_NAMES,
-    "weight_singular_values": "singular values of W_l (convolutions: of the circular operator)",
+    "weight_singular_values": "singular values of W_l (convolutions: as operators on images, see the notes)",
     "activation_singular_values": "singular values of a_l(X) / sqrt(N)",
     "preactivation_singular_values": "singular values of the preactivations a~_l(X) / sqrt(N)",
     "nonlinearity": "||Z_l - sigma(Z_l)||_F / ||Z_l||_F",

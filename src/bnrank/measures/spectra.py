@@ -86,9 +86,10 @@ def weight_singular_values(
     """Return the singular values of the weight of every layer.
 
     Linear layers, projections of attention, gates of recurrent layers and embeddings: of W_l, min(n_l, n_{l-1}) values;
-    of a parametrized layer, of the effective weight. Convolutions: of the circular operator on images of the size
-    of the layer's input, all frequencies together (T28). This is the true operator for circular padding; ``notes``
-    names layers with other padding. The flattened kernel is never used.
+    of a parametrized layer, of the effective weight. Convolutions: of the operator on images of the size of
+    the layer's input, with the padding that it has, see :func:`~bnrank.measures.operators.layer_singular_values`:
+    exact where affordable, else upper bounds, which ``notes`` names. A flattened kernel counts once for each patch
+    where patches do not overlap, and is not used otherwise.
 
     Parameters
     ----------
