@@ -16,6 +16,7 @@ from bnrank.cli.profile import profile_command
 from bnrank.cli.reproduce import reproduce_command
 from bnrank.cli.terminal import escape, say
 from bnrank.cli.train import train_command
+from bnrank.cli.watch import watch_command
 
 __all__ = ["app", "main"]
 
@@ -57,6 +58,7 @@ def root(version: Annotated[bool, typer.Option("--version", help="Show the versi
 app.command(name="demo")(verb(demo_command))
 app.command(name="train")(verb(train_command))
 app.command(name="profile")(verb(profile_command))
+app.command(name="watch")(verb(watch_command))
 app.command(name="check")(verb(check_command))
 app.command(name="discover")(verb(discover_command))
 app.command(name="compress")(verb(compress_command))

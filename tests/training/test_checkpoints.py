@@ -1,0 +1,37 @@
+"""Ranks of the checkpoints in a folder."""
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from typer.testing import CliRunner
+
+from bnrank.cli import app
+from bnrank.training.watching.checkpoints import read_checkpoints
+
+
+def test_checkpoints_are_read_in_the_order_of_their_steps(tmp_path):
+    for step in (2, 10):
+        weight = torch.diag(torch.tensor([float(step), 1.0, 1e-41]))
+        save_file({"0.weight": weight, "0.bias": torch.ones(3)}, tmp_path / f"model-{step}.safetensors")
+    inner = tmp_path / "checkpoint-30"
+    inner.mkdir()
+    torch.save({"state_dict": {"0.weight": torch.eye(3)}}, inner / "model.pt")
+    torch.save({"state": {0: torch.ones(3)}}, inner / "optimizer.pt")
+    history = read_checkpoints(tmp_path).history
+    assert history.step.values.tolist() == [2, 10, 30]
+    assert [name for name in history.layer.values if name.endswith("0")]
+    assert history["stable_rank"].values[0][0] == pytest.approx(1.25)
+    assert history["subnormals"].values[0][0] == 1
+    shown = CliRunner().invoke(app, ["watch", str(tmp_path), "--out", str(tmp_path / "page.html")])
+    assert shown.exit_code == 0, shown.output
+    assert "3 measurements, steps 2 to 30" in shown.output
+    assert (tmp_path / "page.html").exists()
+
+
+def test_what_is_no_series_of_checkpoints_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="folder: got"):
+        read_checkpoints(tmp_path)
+    for name in ("a-1", "b-1"):
+        save_file({"0.weight": torch.eye(3)}, tmp_path / f"{name}.safetensors")
+    with pytest.raises(ValueError, match="both of step 1"):
+        read_checkpoints(tmp_path)
