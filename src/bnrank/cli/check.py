@@ -10,7 +10,6 @@ from bnrank._core import text
 from bnrank.cli import terminal
 from bnrank.cli.arguments import Data, ModelFiles, ModelSpec, TableColumns, page_path, write_page
 from bnrank.cli.terminal import say
-from bnrank.theory.verdicts import NOT_APPLICABLE
 
 HEADINGS = {"id": "id", "statement": "statement", "status": "status", "left": "left", "relation": "", "right": "right"}
 
@@ -43,7 +42,7 @@ def check_command(
     section = bnrank.Section(f"{Path(model).name} on {task.name}", verdicts=verdicts)
     tables = bnrank.reporting.tables
     say(tables.applicability(verdicts))
-    found = [row for row in tables.verdict_rows(verdicts) if row["status"] != NOT_APPLICABLE]
+    found = tables.verdict_rows(verdicts.applied)
     rows = [{heading: row[name] for name, heading in HEADINGS.items()} for row in found]
     if rows:
         terminal.show(text.table(rows, title=tables.summary(verdicts)))

@@ -40,7 +40,6 @@ from bnrank.reporting.packing import packed, plotly_js
 from bnrank.reporting.sections import Section, bottleneck, flatten_settings, found_in, sections_from
 from bnrank.reporting.stills.frequencies import kept_frequencies
 from bnrank.reporting.stills.results import drawable, tightness
-from bnrank.theory.verdicts import NOT_APPLICABLE
 
 JSON: dict[str, Any] = {"default": as_json, "separators": (",", ":"), "allow_nan": False}
 
@@ -192,7 +191,7 @@ def _verdicts(section: Section) -> list[Block]:
     found = section.verdicts
     if found is None:
         return []
-    rows = [row for row in tables.verdict_rows(found) if row["status"] != NOT_APPLICABLE]
+    rows = tables.verdict_rows(found.applied)
     blocks: list[Block] = [Text(tables.applicability(found))]
     if rows:
         blocks.append(_verdict_table(rows, f"Verdicts: {tables.summary(found)}"))

@@ -1,7 +1,7 @@
 """Table rows of profiles, histories, claims and verdicts, and formulas in mathematical symbols."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -105,7 +105,7 @@ def claim_rows(claims: Iterable[Any]) -> list[dict[str, object]]:
     return rows
 
 
-def verdict_rows(verdicts: Verdicts) -> list[dict[str, object]]:
+def verdict_rows(verdicts: Sequence[Verdict]) -> list[dict[str, object]]:
     """Return one row per verdict: statement, formula, status, both sides, slack, remarks, source.
 
     The status of a statement that cannot fail where it is applied is "holds (vacuous)".
