@@ -141,7 +141,7 @@ def surroundings() -> dict[str, Any]:
         "warning filters": list(warnings.filters),
         "NumPy's errors": np.geterr(),
         "working folder": str(Path.cwd()),
-        "environment": dict(os.environ),
+        "environment": {k: v for k, v in os.environ.items() if k != "TORCHINDUCTOR_CACHE_DIR"},  # torch's, at first use
     }
 
 
