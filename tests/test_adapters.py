@@ -3,12 +3,17 @@
 import copy
 import re
 import statistics
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from benchmarks import adapters as planted
 from torch import nn
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks import adapters as planted
 
 import bnrank
 from bnrank.discovery import adapters
