@@ -25,6 +25,10 @@ CASES = {
     "cube": (lambda: nn.Conv3d(1, 2, 2, padding=1), (3, 4, 3)),
     "kernel of the image": (lambda: nn.Conv2d(2, 3, 4), (4, 4)),
     "transposed": (lambda: nn.ConvTranspose2d(2, 3, 3, stride=2, padding=1, output_padding=1), (4, 5)),
+    "transposed, padded beyond its stride": (
+        lambda: nn.ConvTranspose2d(2, 4, 3, dilation=2, output_padding=1),
+        (5, 5),
+    ),
     "transposed line": (lambda: nn.ConvTranspose1d(4, 6, 3, dilation=2, groups=2), (9,)),
 }
 DISJOINT = {

@@ -237,6 +237,24 @@ def test_what_cannot_be_measured_is_listed():
             profile(wrong)
 
 
+def test_a_checkpoint_counts_its_tensors_and_keeps_layers_whose_names_resemble_those_of_a_training():
+    layers = {"downsample": {"weight": torch.eye(3)}, "sampler": {"weight": torch.eye(4)}, "blocks": [torch.eye(2)]}
+    training = {
+        "optimizer_states": [{"m": torch.eye(5)}],
+        "lr_scheduler": {"lr": torch.ones(2, 2)},
+        "scaler": {"scale": torch.ones(2, 2)},
+        "amp": {"x": torch.eye(2)},
+    }
+    ds = profile({**layers, **training, "epoch": 3, "rates": [0.1]})
+    assert {name: len(values) for name, values in values_of(ds).items()} == {
+        "downsample.weight": 3,
+        "sampler.weight": 4,
+        "blocks.0": 2,
+    }
+    assert set(listed(ds)) == {*training, "epoch", "rates"}
+    assert describe(ds)[0] == "3 of 3 tensors measured, with 29 of 29 entries"
+
+
 def test_the_time_budget_leaves_the_most_expensive_tensors(monkeypatch):
     clock = iter([0.0, 1.0, 59.0, 61.0, 62.0])
     monkeypatch.setattr(tensors.time, "monotonic", lambda: next(clock))

@@ -35,3 +35,25 @@ def test_what_is_no_series_of_checkpoints_is_refused(tmp_path):
         save_file({"0.weight": torch.eye(3)}, tmp_path / f"{name}.safetensors")
     with pytest.raises(ValueError, match="both of step 1"):
         read_checkpoints(tmp_path)
+
+
+def test_numbers_other_than_steps_do_not_order_checkpoints(tmp_path):
+    names = ("epoch=0-val_loss=0.93.ckpt", "epoch=1-val_loss=0.75.ckpt", "epoch=2-val_loss=0.23-v1.ckpt", "last.ckpt")
+    for i, name in enumerate(names):
+        torch.save({"state_dict": {"0.weight": (i + 1) * torch.eye(3)}}, tmp_path / name)
+    found = read_checkpoints(tmp_path)
+    assert found.history.step.values.tolist() == [0, 1, 2]
+    assert found.history["operator_norm"].values[:, 0].tolist() == [1, 2, 3]
+    assert found.notes == ["left out, since its name has no step: last.ckpt"]
+
+
+def test_the_files_of_a_split_checkpoint_are_one_measurement(tmp_path):
+    for step in (1, 2):
+        folder = tmp_path / f"checkpoint-{step}"
+        folder.mkdir()
+        for part in (1, 2):
+            file = folder / f"model-0000{part}-of-00002.safetensors"
+            save_file({f"{part}.weight": step * torch.eye(3)}, file)
+    history = read_checkpoints(tmp_path).history
+    assert history.step.values.tolist() == [1, 2]
+    assert history["operator_norm"].values.tolist() == [[1, 1], [2, 2]]

@@ -111,7 +111,9 @@ class _Operator:
         flat = [amount for pair in reversed(self.pads) for amount in pair]
         x = functional.pad(x, flat, mode=mode) if any(flat) else x
         apply: Any = (functional.conv1d, functional.conv2d, functional.conv3d)[len(self.n) - 1]
-        return cast(Tensor, apply(x, kernel, None, self.conv.stride, 0, self.conv.dilation, groups))
+        images = apply(x, kernel, None, self.conv.stride, 0, self.conv.dilation, groups)
+        # with an output padding of at least the stride, the transpose takes the first places only
+        return cast(Tensor, images[(..., *(slice(size) for size in self.out))])
 
     def values(self) -> list[Tensor]:
         """Return the singular values of every group, from the matrix."""

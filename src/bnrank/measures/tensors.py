@@ -101,9 +101,9 @@ def weights(
     dataset = _dataset([part for _, parts in measured for part in parts], atol, rtol, max_values)
     about = {
         "title": f"weights of {title}",
-        "tensors": len(entries),
+        "tensors": sum(found.is_tensor for found in entries),
         "tensors_measured": len(measured),
-        "entries": sum(math.prod(found.shape) for found in entries if found.floating and found.dtype != "mapping"),
+        "entries": sum(math.prod(found.shape) for found in entries if found.floating and found.is_tensor),
         "entries_measured": sum(math.prod(found.shape) for found, _ in measured),
         "bottleneck_reason": "tensors alone do not say in which order they act; give the module and samples",
         "bnrank_version": __version__,

@@ -28,6 +28,7 @@ _FUSED = re.compile(r"(^|\.)(in_proj_weight|(qkv|c_attn|qkv_proj|wqkv|Wqkv|to_qk
 _INTERLEAVED = re.compile(r"(^|\.)query_key_value\.weight$")
 _EMBEDDING = re.compile(r"(^|[._])(wte|wpe|emb|embed|embedd?ings?|tok_embeddings|embed_tokens)[._]", re.IGNORECASE)
 _WEIGHT = re.compile(r"(^|[._/])((weight|kernel|filter)\w*|w)$", re.IGNORECASE)
+_TRAINING = re.compile(r"(^|_)(optim|optimi[sz]ers?|(lr_)?sched(ulers?)?|scaler|rng|amp|opt_state)(_|$)", re.IGNORECASE)
 _NORM = re.compile(r"(^|[._])(\w*norm\w*|bn\d*|ln\w*|\w*_bn|\w*_ln)\.(weight|scale|gamma)$", re.IGNORECASE)
 
 
@@ -59,6 +60,8 @@ class Entry:
         Why it holds no matrix, where known.
     note : str
         What else to know.
+    is_tensor : bool
+        False for other entries of a checkpoint, such as the number of the epoch.
     """
 
     name: str
@@ -72,6 +75,7 @@ class Entry:
     gates: tuple[str, ...] = ()
     reason: str = ""
     note: str = ""
+    is_tensor: bool = True
 
 
 @dataclass(frozen=True)
@@ -102,7 +106,7 @@ def entry(name: str, tensor: object, **more: Any) -> Entry:
         what = "quantized weights in packed form" if "packed" in name else "not a tensor"
         advice = "; measure the network before quantization" if "packed" in name else ""
         more["reason"] = f"{what} ({type(tensor).__name__}){advice}"
-        return Entry(name, (), type(tensor).__name__, lambda: torch.zeros(0), **more)
+        return Entry(name, (), type(tensor).__name__, lambda: torch.zeros(0), is_tensor=False, **more)
     tensor = tensor.detach()
     dtype = str(tensor.dtype).removeprefix("torch.")
     more.setdefault("floating", tensor.is_floating_point() or tensor.is_complex())
@@ -122,7 +126,8 @@ def entry(name: str, tensor: object, **more: Any) -> Entry:
 def of_mapping(state: Mapping[Any, object], name: str = "net") -> list[Entry]:
     """Return the records of a state dict, or of a checkpoint that holds one.
 
-    Mappings inside are read too, except for the state of an optimizer, a schedule or a random generator.
+    Mappings inside are read too, and lists of tensors or mappings, except for the state of an optimizer, a schedule or
+    a random generator.
     """
     if not state:
         raise ValueError(f"{name}: got an empty mapping, expected names and tensors")
@@ -135,13 +140,16 @@ def of_mapping(state: Mapping[Any, object], name: str = "net") -> list[Entry]:
 def _walk(state: Mapping[Any, object], prefix: str) -> Iterator[Entry]:
     for key, value in state.items():
         name = f"{prefix}{key}"
-        if isinstance(value, Mapping):
-            if re.search(r"optim|sched|scaler|rng|amp", str(key), re.IGNORECASE):
-                found = sum(1 for _ in _tensors(value))
+        inside = value
+        if isinstance(value, list | tuple) and any(isinstance(item, Tensor | Mapping) for item in value):
+            inside = dict(enumerate(value))
+        if isinstance(inside, Mapping):
+            if _TRAINING.search(str(key)):
+                found = sum(1 for _ in _tensors(inside))
                 reason = f"state of the training, {found} tensors, not of the network"
-                yield Entry(name, (), "mapping", lambda: torch.zeros(0), reason=reason)
+                yield Entry(name, (), "mapping", lambda: torch.zeros(0), reason=reason, is_tensor=False)
             else:
-                yield from _walk(value, f"{name}.")
+                yield from _walk(inside, f"{name}.")
         else:
             yield entry(name, value)
 

@@ -15,6 +15,7 @@ from bnrank.training.watching.parts import matrices_of
 from bnrank.training.watching.records import Measured, Record, dataset
 
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
+_SHARD = re.compile(r"-\d+-of-\d+(\.\w+)?$")
 STATES = ("optimizer", "scheduler", "scaler", "rng_state", "training_args")
 
 
@@ -22,7 +23,9 @@ def read_checkpoints(folder: str | os.PathLike[str]) -> Record:
     """Return the ranks and subnormal weights of the checkpoints in a folder, over steps and layers.
 
     Checkpoints are the .safetensors, .pt, .pth, .bin and .ckpt files in the folder and in its folders, in the order of
-    the last number in their path inside the folder, which is taken as the step. No code in them is run.
+    their steps: the number after "step" or "checkpoint" in the path inside the folder, else the number after "epoch",
+    else the last number that is no decimal. Files of one checkpoint that is split (``-00001-of-00003``) are read
+    together. Files without a number, such as last.ckpt, are left out and listed in ``.notes``. No code in them is run.
 
     Parameters
     ----------
@@ -38,7 +41,8 @@ def read_checkpoints(folder: str | os.PathLike[str]) -> Record:
     Raises
     ------
     TypeError, ValueError
-        If there is no checkpoint, two have the same step, or one cannot be read.
+        If there is no checkpoint, two have the same step, or one cannot be read; if there are several, and none has a
+        number.
 
     Examples
     --------
@@ -57,17 +61,21 @@ def read_checkpoints(folder: str | os.PathLike[str]) -> Record:
     validation.expect(files, "folder", f"{str(root)!r}", f"files that end in {', '.join(SUFFIXES)}")
     measured: list[Measured] = []
     layers: dict[str, None] = {}
-    for step, path in _numbered(files, root):
-        with opened(path, "folder") as entries:
-            matrices, _ = matrices_of({entry.name: entry.load() for entry in entries if entry.floating})
+    numbered, left_out = _numbered(files, root)
+    for step, paths in numbered:
         rows: dict[str, dict[str, float]] = {}
         values: dict[str, list[float]] = {}
-        for name, matrix in matrices.items():
-            found, values[name] = quantities.of_weight(matrix)
-            rows[name] = found | quantities.of_entries(matrix)
-            layers[name] = None
+        for path in paths:
+            with opened(path, "folder") as entries:
+                matrices, _ = matrices_of({e.name: e.load() for e in entries if e.floating and not e.reason})
+            for name, matrix in matrices.items():
+                found, values[name] = quantities.of_weight(matrix)
+                rows[name] = found | quantities.of_entries(matrix)
+                layers[name] = None
         measured.append(Measured(step, rows, values))
-    return Record(dataset(measured, list(layers), ["weights", "subnormals"], {"title": f"checkpoints in {root.name}"}))
+    notes = "\n".join(f"left out, since its name has no step: {path.relative_to(root)}" for path in left_out)
+    attrs = {"title": f"checkpoints in {root.name}", "notes": notes}
+    return Record(dataset(measured, list(layers), ["weights", "subnormals"], attrs))
 
 
 def _is_checkpoint(path: Path) -> bool:
@@ -75,16 +83,40 @@ def _is_checkpoint(path: Path) -> bool:
     return path.suffix in SUFFIXES and path.stem not in STATES and path.is_file()
 
 
-def _numbered(files: Sequence[Path], root: Path) -> list[tuple[int, Path]]:
-    """Return files with the last number of each name, ascending; 0 for a single one without a number."""
-    found: dict[int, Path] = {}
+def _numbered(files: Sequence[Path], root: Path) -> tuple[list[tuple[int, list[Path]]], list[Path]]:
+    """Return the files of every step, ascending, and those without a number; a single file without one has step 0."""
+    found: dict[int, list[Path]] = {}
+    left_out = []
     for path in files:
-        numbers = re.findall(r"\d+", str(path.relative_to(root).with_suffix("")))
-        if not numbers:
-            validation.expect(len(files) == 1, "folder", f"{path.name} without a number", "the step in every name")
-            return [(0, path)]
-        step = int(numbers[-1])
-        if step in found:
-            raise ValueError(f"folder: got {found[step].name} and {path.name}, both of step {step}, expected one each")
-        found[step] = path
-    return sorted(found.items())
+        step = _step(str(path.relative_to(root).with_suffix("")))
+        if step is None:
+            left_out.append(path)
+            continue
+        first = found.setdefault(step, [])
+        if first and _SHARD.sub("", str(first[0])) != _SHARD.sub("", str(path)):
+            raise ValueError(f"folder: got {first[0].name} and {path.name}, both of step {step}, expected one each")
+        first.append(path)
+    if not found:
+        validation.expect(len(files) == 1, "folder", f"{files[0].name} without a number", "the step in every name")
+        return [(0, list(files))], []
+    return sorted(found.items()), left_out
+
+
+def _step(name: str) -> int | None:
+    """Return the step in a name, or None.
+
+    Examples
+    --------
+    >>> names = ("epoch=3-step=400-val_loss=0.25", "epoch=05-val_loss=0.25", "model-10", "checkpoint-7/model-1-of-2")
+    >>> [_step(name) for name in (*names, "last")]
+    [400, 5, 10, 7, None]
+    """
+    name = _SHARD.sub("", name)
+    for pattern in (
+        r"(?:steps?|iter|checkpoint|ckpt)[-_=.]?(\d+)",
+        r"epoch[-_=.]?(\d+)",
+        r"(?<![\d.])(\d+)(?![\d.]*\d)",
+    ):
+        if numbers := re.findall(pattern, name, re.IGNORECASE):
+            return int(numbers[-1])
+    return None
