@@ -1,6 +1,7 @@
 """Ranks of low-rank adapters: planted updates, what is skipped, and bad input."""
 
 import copy
+import math
 import re
 import statistics
 import sys
@@ -132,3 +133,73 @@ def test_bad_input(changes, error, names):
     } | changes
     with pytest.raises(error, match=f"^{names}"):
         bnrank.lora_ranks(given.pop("net"), given.pop("x"), given.pop("y"), **given)
+
+
+def test_a_layer_whose_inputs_are_all_zero_has_no_adapter():
+    class Dead(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.c = nn.Linear(4, 6), nn.Linear(6, 2), nn.Linear(4, 2)
+            nn.init.constant_(self.a.bias, -100.0)
+
+        def forward(self, x):
+            return self.b(self.a(x).relu()) + self.c(x)
+
+    torch.manual_seed(0)
+    pattern = bnrank.lora_ranks(Dead(), normal(40, 4), normal(40, 2, seed=1), budget=30, rounds=3)
+    assert list(pattern.ranks) == ["c"]
+    assert "does not depend" in pattern.skipped["b"]
+
+
+def test_the_seed_changes_the_draws_of_every_round(monkeypatch):
+    drawn = []
+    prepare = adapters._Measured.prepare
+    monkeypatch.setattr(adapters._Measured, "prepare", lambda own, seed: (drawn.append(seed), prepare(own, seed))[1])
+    for seed in (0, 100, 2**64 - 1):
+        bnrank.lora_ranks(
+            bnrank.MLP([3, 4, 2], seed=0), normal(20, 3), normal(20, 2, seed=1), budget=18, rounds=3, seed=seed
+        )
+    assert len(set(drawn[:6])) == len(drawn[:6]) == 6
+
+
+def test_linear_layers_of_other_kinds_are_listed():
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.utils.parametrizations.weight_norm(nn.Linear(4, 6)),
+        nn.TransformerEncoderLayer(6, 2, 8, batch_first=True),
+        nn.Linear(6, 2),
+    )
+    pattern = bnrank.lora_ranks(net, normal(20, 3, 4), normal(20, 3, 2, seed=1), budget=40, rounds=1)
+    assert set(pattern.ranks) == {"1.linear1", "1.linear2", "2"}
+    assert "computed from other parameters" in pattern.skipped["0"]
+    assert "NonDynamicallyQuantizableLinear" in pattern.skipped["1.self_attn.out_proj"]
+
+
+class Detached(nn.Linear):
+    def forward(self, x):
+        return super().forward(x).detach()
+
+
+@pytest.mark.parametrize(
+    ("net", "y", "changes", "names"),
+    [
+        (nn.Linear(3, 2), torch.arange(20) % 3, {}, "y: got class indices from 0 to 2"),
+        (nn.Linear(3, 2), torch.arange(20) % 2 - 1, {}, "y: got class indices from -1"),
+        (nn.Linear(3, 1), torch.arange(20)[:, None] % 2, {"loss": "logistic"}, "y: got other entries"),
+        (
+            nn.Sequential(nn.Linear(3, 2), Detached(2, 2)),
+            torch.arange(20) % 2,
+            {},
+            "net: got outputs without a gradient",
+        ),
+        (
+            nn.Linear(3, 2).requires_grad_(False).apply(lambda m: m.weight.fill_(math.nan)),
+            torch.arange(20) % 2,
+            {},
+            "net",
+        ),
+    ],
+)
+def test_labels_and_networks_that_do_not_fit(net, y, changes, names):
+    with pytest.raises(ValueError, match=f"^{names}"):
+        bnrank.lora_ranks(net, normal(20, 3), y, budget=30, **changes)

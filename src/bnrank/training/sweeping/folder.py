@@ -35,7 +35,8 @@ class SweepFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path.resolve()
-        self.rows: dict[str, dict[str, Any]] = {}  # the last of each key
+        self.rows: dict[str, dict[str, Any]] = {}  # one of each key: of a trained network rather than a failed one
+        self._failed: set[tuple[str, str | None]] = set()  # keys, and the calls in which they failed
         self._reader = Reader(self.path)
         self._groups: dict[str, Group] = {}
         self._plans: set[str] = set()
@@ -53,7 +54,7 @@ class SweepFolder:
         about = path / ABOUT
         if not about.exists():
             others = sorted(entry.name for entry in path.iterdir() if not entry.name.startswith("."))
-            if others:
+            if others and not about.exists():  # not created by another process in between
                 raise ValueError(f"out: got {str(path)!r}, which holds {others[0]!r}, expected a new or empty folder")
             with writing("out", path):
                 write_atomically(about, json.dumps(_versions()))
@@ -68,6 +69,11 @@ class SweepFolder:
         if not (path / ABOUT).is_file():
             raise ValueError(f"{name}: got {str(path)!r}, expected the folder of a sweep, which has a file {ABOUT}")
         return cls(path)
+
+    def state(self) -> object:
+        """Return what differs between this folder and any other, also one that was removed from the same place."""
+        about = (self.path / ABOUT).stat()
+        return self.path, about.st_ino, about.st_mtime_ns
 
     def check_versions(self) -> None:
         """Raise ValueError if the folder was begun with other versions of bnrank or torch: their bits may differ."""
@@ -84,13 +90,17 @@ class SweepFolder:
 
     def refresh(self) -> None:
         """Read the rows that were appended since the last call."""
-        for row in self._reader.read():
-            self.rows[row["key"]] = row
+        for row in self._reader.read():  # of many files, in no order of time
+            key, failed = row["key"], row["status"] == FAILED
+            if failed:
+                self._failed.add((key, row.get("call")))
+            if not failed or key not in self.rows or self.rows[key]["status"] == FAILED:
+                self.rows[key] = row
 
     def is_done(self, key: str, call: str | None) -> bool:
         """Return whether a member has a result; one that failed counts only if it failed in this call."""
         row = self.rows.get(key)
-        return row is not None and (row["status"] != FAILED or call is None or row.get("call") == call)
+        return row is not None and (row["status"] != FAILED or call is None or (key, call) in self._failed)
 
     def add(self, groups: list[Group]) -> None:
         """Add groups to the plan."""

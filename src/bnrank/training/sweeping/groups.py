@@ -175,7 +175,7 @@ def decoded(value: Any) -> Any:
 
 def store_task(folder: Path, task: Task) -> str:
     """Write the training data of a task to a folder, once, and return their digest."""
-    digest = identity.digest(task.loss, task.x, task.y, task.weights)[:20]
+    digest = _digest(task)
     place = folder / TASKS
     place.mkdir(exist_ok=True)
     path = place / f"{digest}{store.SUFFIX}"
@@ -210,9 +210,14 @@ def load_task(folder: Path, digest: str) -> Task:
         settings=about["settings"],
         weights=tensors.get("weights"),
     )
-    if identity.digest(task.loss, task.x, task.y, task.weights)[:20] != digest:
+    if _digest(task) != digest:
         raise StorageError(f"out: {str(path)!r} holds other data than its name says")
     return task
+
+
+def _digest(task: Task) -> str:
+    """Return the digest of all of a task that decides the bits of a network."""
+    return identity.digest(task.loss, task.d_out, task.x, task.y, task.weights)[:20]
 
 
 def first(task: Task, size: int) -> Task:

@@ -29,7 +29,7 @@ from bnrank.training.trainer import with_checkpoints
 SCALARS = ("loss", "cost", "parameter_norm", "gradient_norm", "balance_residual")
 KIND = "group of a sweep"
 RETRIES = 2
-_open: dict[tuple[Path, int, int], tuple[SweepFolder, Writer]] = {}  # by folder, process (after a fork) and thread
+_open: dict[tuple[int, int], tuple[object, SweepFolder, Writer]] = {}  # the last of each process (forks) and thread
 
 
 def work(path: str, text: str, call: str | None, threads: int | None, retries: int, driver: int) -> str:
@@ -58,28 +58,30 @@ def work(path: str, text: str, call: str | None, threads: int | None, retries: i
 
 def drain(folder: SweepFolder, groups: Sequence[Group], call: str | None, retries: int = RETRIES) -> Iterator[str]:
     """Train groups in turn, those of others last, until all are done; yield what `work` returns for each."""
-    writer = _opened(folder.path)[1]
-    while groups:
-        busy = []
-        for group in groups:
-            result = _worked(folder, writer, group, call, retries)
-            if result == "busy":
-                busy.append(group)
-            else:
-                yield result
-        if len(busy) == len(groups):
-            time.sleep(0.5)
-        groups = busy
+    with Writer(folder.path) as writer:
+        while groups:
+            busy = []
+            for group in groups:
+                result = _worked(folder, writer, group, call, retries)
+                if result == "busy":
+                    busy.append(group)
+                else:
+                    yield result
+            if len(busy) == len(groups):
+                time.sleep(0.5)
+            groups = busy
 
 
 def _opened(path: Path) -> tuple[SweepFolder, Writer]:
     """Return the folder, with its rows so far, and the writer of this thread."""
-    key = path, os.getpid(), threading.get_ident()
-    if key not in _open:
-        folder = SweepFolder.open(path)
+    folder = SweepFolder.open(path)
+    key, state = (os.getpid(), threading.get_ident()), folder.state()
+    if key not in _open or _open[key][0] != state:
         folder.check_versions()
-        _open[key] = folder, Writer(path)
-    return _open[key]
+        if key in _open:
+            _open.pop(key)[2].close()
+        _open[key] = state, folder, Writer(path)
+    return _open[key][1:]
 
 
 def _worked(folder: SweepFolder, writer: Writer, group: Group, call: str | None, retries: int) -> str:
