@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from bnrank._core import devices, validation
-from bnrank.networks.functional import example, unwrap
+from bnrank.networks.functional import check_finite, example, unwrap
 from bnrank.training.objectives import LOSSES
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d)
@@ -89,7 +89,8 @@ def lora_ranks(
     x : Tensor or ndarray
         Samples of the new task, (N, ...); integers for networks that embed them.
     y : Tensor or ndarray
-        Targets: (N, ...) in the shape of the outputs, or class indices (N,) or (N, ...).
+        Targets: (N, ...) in the shape of the outputs, -1 and +1 for "logistic"; or class indices from 0, (N,) or
+        (N, ...), without positions to be ignored.
     budget : int
         Number of parameters of all adapters. Uniform rank r costs r times the sum of n_in + n_out.
     loss : str or callable, optional
@@ -117,8 +118,10 @@ def lora_ranks(
     -----
     Gradient and curvature: Martens and Grosse 2015, "Optimizing neural networks with Kronecker-factored approximate
     curvature". A convolution without groups is the linear map of its flattened kernel, as in peft; A and S are those of
-    its patches and positions. Skipped, with the reason in ``skipped``: convolutions with groups, layers whose weights
-    are shared with another module, and layers that the loss does not depend on.
+    its patches and positions. With a function as ``loss``, S is that of the squared error. Skipped, with the reason in
+    ``skipped``: convolutions with groups, subclasses of Linear (such as the projection in ``nn.MultiheadAttention``),
+    layers whose weights are shared with another module or computed, and layers that the loss does not depend on at the
+    given weights.
 
     Examples
     --------
@@ -130,6 +133,7 @@ def lora_ranks(
     (True, True)
     """
     validation.kind(net, "net", nn.Module, "a torch.nn.Module")
+    check_finite(net)
     budget, chunk_size = validation.integer(budget, "budget"), validation.integer(chunk_size, "chunk_size")
     rounds, seed = validation.integer(rounds, "rounds"), validation.seed(seed)
     samples = example(unwrap(net), x).detach()
@@ -143,19 +147,19 @@ def lora_ranks(
     validation.expect(layers, "net", f"{type(own).__name__} with {len(skipped)} unsuitable layers", "linear layers")
     found = _Measured(own, layers, loss, samples, targets, chunk_size)
     used = found.prepare(seed)
-    skipped |= {name: "the loss does not depend on it" for name in layers if name not in used}
+    skipped |= {name: "the loss does not depend on it at these weights" for name in layers if name not in used}
     validation.expect(
         used, "net", "a loss that depends on none of its layers", "linear layers used in the forward pass"
     )
     sizes = {name: sum(layers[name].weight.flatten(1).shape) for name in used}
     least = min(sizes.values())
     validation.expect(budget >= least, "budget", budget, f"at least {least}, one unit of rank of the smallest layer")
-    ranks, gains = _spend(found, sizes, budget, rounds)
+    ranks, gains = _spend(found, sizes, budget, rounds, seed)
     return RankPattern(ranks, gains, sizes, budget, skipped)
 
 
 def _spend(
-    found: _Measured, sizes: dict[str, int], budget: int, rounds: int
+    found: _Measured, sizes: dict[str, int], budget: int, rounds: int, seed: int
 ) -> tuple[dict[str, int], dict[str, np.ndarray]]:
     """Return the ranks, and the gains of the first round."""
     ranks, left = dict.fromkeys(sizes, 0), budget
@@ -163,7 +167,7 @@ def _spend(
     most = {name: min(found.layers[name].weight.flatten(1).shape) for name in sizes}
     for number in range(rounds):
         if number:
-            found.prepare(number)
+            found.prepare((seed + number) % 2**64)
         steps = found.steps()
         first = first or {name: (step[1].square() / 2).cpu().numpy() for name, step in steps.items()}
         share = left - budget * (rounds - 1 - number) // rounds
@@ -172,15 +176,15 @@ def _spend(
             for name, (_, values, _) in steps.items()
             for i, s in enumerate(values)
         )
-        taken = dict.fromkeys(sizes, 0)
+        taken, spent = dict.fromkeys(sizes, 0), 0
         for _, name, i in units:
-            spent = sum(taken[n] * sizes[n] for n in sizes)
             due = spent < share or number == rounds - 1
             room = spent + sizes[name] <= left and ranks[name] + taken[name] < most[name]
             if due and room and taken[name] == i:
                 taken[name] += 1
+                spent += sizes[name]
         ranks = {name: rank + taken[name] for name, rank in ranks.items()}
-        left -= sum(taken[name] * sizes[name] for name in sizes)
+        left -= spent
         if number < rounds - 1 and any(taken.values()):
             found.take({name: (u[:, :k] * s[:k]) @ v[:k] for name, (u, s, v) in steps.items() if (k := taken[name])})
     return ranks, first
@@ -205,11 +209,13 @@ def _layers(net: nn.Module) -> tuple[dict[str, Any], dict[str, str]]:
     layers: dict[str, Any] = {}
     skipped: dict[str, str] = {}
     for name, module in net.named_modules():
-        if type(module) is not nn.Linear and not isinstance(module, CONVOLUTIONS):
+        if not isinstance(module, (nn.Linear, *CONVOLUTIONS)):
             continue
         weight = module.weight
-        if not isinstance(weight, nn.Parameter):
+        if "weight" not in module._parameters:
             skipped[name] = "its weight is computed from other parameters"
+        elif isinstance(module, nn.Linear) and type(module) is not nn.Linear:
+            skipped[name] = f"a {type(module).__name__}, which may compute something else than a Linear"
         elif users[id(weight)] > 1:
             skipped[name] = "its weight is shared with another module"
         elif getattr(module, "groups", 1) != 1:
@@ -260,10 +266,15 @@ class _Measured:
         generator = torch.Generator().manual_seed(seed)
         for x, y in self._chunks():
             with torch.enable_grad():
-                self._drawn(self._outputs(x), y, generator).backward()
+                out = self._outputs(x)
+                validation.expect(out.isfinite().all(), "net", "NaN or infinite outputs on x", "finite ones")
+                validation.expect(
+                    out.requires_grad, "net", "outputs without a gradient", "a forward of PyTorch operations only"
+                )
+                self._drawn(out, y, generator).backward()
         for hook in hooks:
             hook.remove()
-        used = [name for name in self.layers if name in outputs and bool(outputs[name].any())]
+        used = [name for name in self.layers if name in outputs and outputs[name].any() and inputs[name].any()]
         for name in used:
             a, s = inputs[name] / positions[name], outputs[name] / len(self.x)
             self.roots[name] = _inverse_root(s), _inverse_root(a)
@@ -331,8 +342,11 @@ class _Measured:
         if self.loss == "cross_entropy":
             fits = out.ndim >= 2 and y.shape == out.shape[:-1] and not y.is_floating_point()
             validation.expect(fits, "y", f"shape {tuple(y.shape)}", f"class indices of shape {tuple(out.shape[:-1])}")
+            validation.classes(y.flatten(), "y", out.shape[-1])
             return nn.functional.cross_entropy(out.flatten(0, -2), y.flatten())
         validation.expect(y.shape == out.shape, "y", f"shape {tuple(y.shape)}", f"that of outputs, {tuple(out.shape)}")
+        signs = self.loss != "logistic" or bool((y.abs() == 1).all())
+        validation.expect(signs, "y", "other entries than -1 and +1", "-1 and +1 for the logistic loss")
         return LOSSES[self.loss](out.flatten(1), y.to(out.dtype).flatten(1))
 
     def _drawn(self, out: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
