@@ -5,6 +5,7 @@ import json
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -127,6 +128,31 @@ def test_of_many_processes_one_takes_over(tmp_path):
         racer.join()
 
 
+@pytest.mark.parametrize("order", [0, 1])
+def test_a_trained_network_counts_wherever_the_row_of_its_failure_stands(tmp_path, order):
+    place = tmp_path / "rows"
+    rows = [{"key": "a", "status": "failed", "call": "1"}, {"key": "a", "status": "finished", "call": "2"}]
+    for row in rows:
+        with Writer(tmp_path) as writer:
+            writer.append([row])
+        writer.path.rename(place / f"{(row is rows[0]) ^ order}.jsonl")  # files are read in the order of their names
+    folder = SweepFolder(tmp_path)
+    folder.refresh()
+    assert folder.rows["a"]["status"] == "finished"
+
+
+@pytest.mark.parametrize("order", [("1", "2"), ("2", "1")])
+def test_a_failure_in_this_call_counts_whatever_other_calls_say(tmp_path, order):
+    for call in order:
+        with Writer(tmp_path) as writer:
+            writer.append([{"key": "a", "status": "failed", "call": call}])
+    folder = SweepFolder(tmp_path)
+    folder.refresh()
+    assert folder.is_done("a", "1")
+    assert folder.is_done("a", "2")
+    assert not folder.is_done("a", "3")
+
+
 # groups --------------------------------------------------------------------------------------------------------------
 
 
@@ -147,6 +173,16 @@ def test_a_key_depends_on_all_that_decides_the_bits_and_on_nothing_else(tmp_path
     assert Group.from_json(group.to_json()) == group
     assert Group.from_json(group.to_json()).id == group.id
     assert [len(g.members) for g in groups_of(folder, 40)] == [16, 16, 8]
+
+
+def test_the_number_of_classes_decides(tmp_path):
+    labels = torch.arange(40) % 3
+    depths = {"depths": [2], "processes": 1, "out": tmp_path, **QUICK}
+    few, many = (bnrank.Task(TASK.x, labels, loss="cross_entropy", classes=count) for count in (3, 5))
+    first, second = bnrank.sweep(few, **depths), bnrank.sweep(many, **depths)
+    assert second.attrs["ran"] == 1
+    assert second.loss.item() != first.loss.item()
+    same(second, bnrank.sweep(many, **depths | {"out": None}))
 
 
 @pytest.mark.parametrize(
@@ -321,3 +357,25 @@ def test_folders_of_something_else_and_of_other_versions_are_refused(tmp_path):
     (out / "sweep.json").write_text(json.dumps(about | {"torch": "1.0"}))
     with pytest.raises(ValueError, match=rf"was begun with torch 1\.0, and this is torch {torch.__version__[:3]}"):
         bnrank.sweep(TASK, depths=[2], processes=1, out=out, **QUICK)
+
+
+@pytest.mark.parametrize("engine", [None, ThreadPoolExecutor])
+def test_a_folder_that_was_removed_begins_anew_in_the_same_process(tmp_path, engine):
+    settings = {"depths": [2], "seeds": [0, 1], "processes": 1, "out": tmp_path / "out", **QUICK}
+    with contextlib.nullcontext() if engine is None else engine(1) as executor:
+        for _ in range(2):
+            found = bnrank.sweep(TASK, executor=executor, **settings)
+            assert found.attrs["ran"] == 2
+            assert (found.status == "finished").all()
+            shutil.rmtree(tmp_path / "out")
+
+
+def test_sweeps_without_a_folder_leave_no_open_files():
+    def open_files():
+        return len(list(Path("/dev/fd").iterdir()))
+
+    bnrank.sweep(TASK, depths=[2], processes=1, **QUICK)
+    before = open_files()
+    for _ in range(3):
+        bnrank.sweep(TASK, depths=[2], processes=1, **QUICK)
+    assert open_files() == before
