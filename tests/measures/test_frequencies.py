@@ -12,7 +12,7 @@ from torch import nn
 
 import bnrank
 from bnrank import frequencies, spectra
-from bnrank.measures import profiles
+from bnrank.measures.frequencies import profiled
 from bnrank.networks import CircularConvolutional, Window
 from helpers import normal
 from oracles import circular_convolution_matrix, layer_values
@@ -283,7 +283,7 @@ def test_the_profile_of_a_circular_network(tmp_path, monkeypatch):
     ds.to_netcdf(tmp_path / "p.nc", engine="h5netcdf")
     with xr.open_dataset(tmp_path / "p.nc", engine="h5netcdf") as back:
         xr.testing.assert_equal(back, ds)
-    monkeypatch.setattr(profiles, "MAX_FREQUENCY_VALUES", 10)
+    monkeypatch.setattr(profiled, "MAX_FREQUENCY_VALUES", 10)
     small = bnrank.profile(net, x)
     assert "frequency_rank" not in small
     assert bnrank.measures.describe(small) == [

@@ -6,23 +6,24 @@ import math
 import os
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bnrank._core import linalg, remarks, validation
+from bnrank._core import remarks, validation
 from bnrank._core.progress import bar
 from bnrank._core.sampling import evenly_spaced
 from bnrank._core.validation import Data
 from bnrank._version import __version__
-from bnrank.measures import bottlenecks, choices, frequencies, kinks, ntk, tensors, usage
-from bnrank.measures.frequencies.values import weight_convolutions
-from bnrank.measures.jacobian import KINK_RTOL, Jacobian
+from bnrank.measures import bottlenecks, choices, tensors, usage
+from bnrank.measures.frequencies.profiled import with_frequencies
 from bnrank.measures.layerwise import LayerUse, layer_use
-from bnrank.networks.functional import Functional, check_finite, example, is_plain_mlp, unwrap
-from bnrank.networks.inputs import Example, Inputs, Samples
+from bnrank.measures.samplewise import RTOL, SampleMeasures
+from bnrank.networks.functional import Functional, check_finite, example
+from bnrank.networks.inputs import Example, Samples
 from bnrank.networks.reading import Layer, Reading, read
 from bnrank.networks.reasons import Skipped
 
@@ -31,9 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["describe", "profile"]
 
-MAX_JACOBIAN_WORK = 10**11  # samples x d_in x d_out x min(d_in, d_out)
-MAX_NTK_WORK = 2 * 10**10  # samples x d_out x parameters, for modules other than MLP
-MAX_FREQUENCY_VALUES = 2**22  # singular values, 32 MiB
+METHOD = "qr"  # how spectra are combined over blocks of samples
 
 _LONG_NAMES = {
     **tensors.LONG_NAMES,
@@ -65,16 +64,13 @@ def profile(
     y: Data | None = None,
     *,
     what: Sequence[str] | None = None,
-    rtol: float = 1e-6,
     weight_rtol: float = 0.01,
     atol: float = 0.1,
-    near_one: tuple[float, float] = (0.5, 2.0),
     chunk_size: int = 4096,
     max_jacobian_samples: int = 100,
     max_values: int = 4096,
     max_minutes: float | None = None,
     progress: bool = False,
-    method: str = "qr",
     dtype: torch.dtype = torch.float64,
 ) -> xr.Dataset:
     """Return the measures of a network on data, layer by layer and sample by sample; without data those of its weights.
@@ -98,14 +94,10 @@ def profile(
         kernels of large convolutions stand for their operators, and spectra of whole activations, Jacobians and the NTK
         are left out beyond a number of operations. The result lists it; naming a part computes all of it, except that
         Jacobians and the NTK keep their limits.
-    rtol : float
-        Singular values of a Jacobian above ``rtol`` times its largest count as non-zero.
     weight_rtol : float
         Singular values of a weight above ``weight_rtol`` times its largest count for ``weight_relative_rank``.
     atol : float
         Singular values of a weight above ``atol`` count for ``weight_rank`` and the bottleneck.
-    near_one : tuple of float
-        Range of values near 1 for the bottleneck, see :func:`~bnrank.measures.bottlenecks.detect`.
     chunk_size : int
         Samples per forward pass; bounds the memory.
     max_jacobian_samples : int
@@ -116,8 +108,6 @@ def profile(
         Time budget. What is not begun within it is listed as skipped; the cheapest tensors come first.
     progress : bool
         Show a progress bar.
-    method : "qr" or "gram"
-        How spectra are combined over blocks, see :class:`~bnrank.measures.spectra.Accumulator`.
     dtype : torch.dtype
         Precision of forward and backward passes; spectra are computed in float64 in any case.
 
@@ -131,7 +121,8 @@ def profile(
         s_j), ``full_rank`` (number of singular values) and ``subnormals``; of the activations ``units``,
         ``dimension_95`` and ``dimension_99`` (:func:`bnrank.measures.usage.centered_dimension`; channels are units and
         up to 64 positions of an image or sequence are samples) and ``dead_units``. Over (sample, index):
-        ``jacobian_singular_values``. Over sample: ``log_pseudo_determinant``, ``ntk_trace``. Coordinates: ``layer``
+        ``jacobian_singular_values``. Over sample: ``log_pseudo_determinant`` (of singular values above 1e-6 times the
+        largest), ``ntk_trace``. Coordinates: ``layer``
         (1..L), ``layer_name``, ``layer_kind``, ``index`` (from 1), ``sample`` (row of x). NaN is padding, or marks
         undefined and skipped values. Attributes hold tolerances, N and the bottleneck: ``bottleneck_rank``,
         ``bottleneck_start``, ``bottleneck_end`` and ``bottleneck_gap``, absent where undetermined
@@ -183,107 +174,189 @@ def profile(
         expected = "a torch.nn.Module where x is given: tensors alone cannot be run"
         raise TypeError(f"net: got {validation.describe(net)}, expected {expected}")
     choice = choices.Choice.of(what)
-    limit = math.inf if max_minutes is None else 60 * validation.number(max_minutes, "max_minutes", 0.0, strict=True)
+    if max_minutes is not None:
+        max_minutes = validation.number(max_minutes, "max_minutes", 0.0, strict=True)
     x = example(net, x, inputs=True)
-    rtol, weight_rtol = validation.rtol(rtol), validation.rtol(weight_rtol, "weight_rtol")
-    count = validation.integer(max_jacobian_samples, "max_jacobian_samples")
-    max_values = validation.integer(max_values, "max_values")
-    chunk_size = validation.integer(chunk_size, "chunk_size")
+    settings = _Settings(
+        atol=atol,
+        weight_rtol=validation.rtol(weight_rtol, "weight_rtol"),
+        chunk_size=validation.integer(chunk_size, "chunk_size"),
+        samples=evenly_spaced(len(x), validation.integer(max_jacobian_samples, "max_jacobian_samples")),
+        max_values=validation.integer(max_values, "max_values"),
+        max_minutes=max_minutes,
+        progress=progress,
+        dtype=dtype,
+    )
     function, reading = Functional(net, dtype), read(net, x)
     with torch.no_grad():
         d_out = function(x[:2])[0].numel()
     target = None if y is None else _target(y, len(x), d_out)
-    numbers, start = evenly_spaced(len(x), count), time.monotonic()
     check_finite(net)
-    with bar(progress, "weights and activations", 3, counted=False) as tell:
-        tolerances: dict[str, Any] = {"atol": atol, "near_one": near_one}
-        passes: dict[str, Any] = {"method": method, "chunk_size": chunk_size, "dtype": dtype}
-        found = choices.structure(net, x, choice, reading, tolerances, passes)
+    found = _measure(net, x, choice, reading, d_out, settings)
+    lengths = found.lengths
+    length = min(max(lengths), settings.max_values)
+    variables = _variables(found, settings.weight_rtol, length)
+    if target is not None:
+        loss = "mse" if target.is_floating_point() else "cross_entropy"
+        cost = _cost(function, x, target, settings.chunk_size)
+        variables["cost"] = xr.DataArray(cost, attrs={"loss": loss})
+    about = {
+        "title": f"profile of {type(net).__name__}",
+        "samples": len(x),
+        "index_cut": int(max(lengths[:-1], default=0) > settings.max_values),
+        "what": sorted(choice.parts),
+    }
+    coords = {
+        "layer": np.arange(1, len(found.layers) + 1),
+        "layer_name": ("layer", np.array([layer.name for layer in found.layers], dtype=str)),
+        "layer_kind": ("layer", np.array([layer.kind for layer in found.layers], dtype=str)),
+        "index": np.arange(1, length + 1),
+        "sample": settings.samples.numpy(),
+    }
+    dataset = xr.Dataset(variables, coords, about | _attrs(found.structure, settings))
+    dataset = remarks.attach(dataset, "skipped", [*map(vars, found.structure.skipped), *found.samples.skipped])
+    dataset = remarks.attach(dataset, "note", found.notes)
+    return _described(with_frequencies(dataset, reading, found.structure.bottleneck))
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """How a network is measured on data: the arguments of :func:`profile`, checked, and the samples of Jacobians."""
+
+    atol: float
+    weight_rtol: float
+    chunk_size: int
+    samples: Tensor
+    max_values: int
+    max_minutes: float | None
+    progress: bool
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What was measured of a network on data: its layers, how much of their width they use, and single samples."""
+
+    reading: Reading
+    structure: bottlenecks.Structure
+    used: Mapping[str, LayerUse]
+    samples: SampleMeasures
+
+    @property
+    def layers(self) -> tuple[bottlenecks.LayerStructure, ...]:
+        return self.structure.layers
+
+    @property
+    def spectra(self) -> dict[str, list[Tensor | None]]:
+        """Singular values by variable and layer."""
+        return {
+            "weight_singular_values": [layer.singular_values for layer in self.layers],
+            "activation_singular_values": [layer.activation_values for layer in self.layers],
+            "preactivation_singular_values": [layer.preactivation_values for layer in self.layers],
+        }
+
+    @property
+    def lengths(self) -> list[int]:
+        """Numbers of singular values, per layer and variable; last those of a Jacobian."""
+        found = [len(values) for rows in self.spectra.values() for values in rows if values is not None]
+        return [*found, self.samples.jacobian_singular_values.shape[1]]
+
+    @property
+    def notes(self) -> list[dict[str, str]]:
+        notes = [{"name": name, "note": note} for name, note in self.structure.notes.items()]
+        return (
+            notes
+            + [{"name": name, "note": use.note} for name, use in self.used.items() if use.note]
+            + self.samples.notes
+        )
+
+
+def _measure(
+    net: nn.Module, x: Samples, choice: choices.Choice, reading: Reading, d_out: int, settings: _Settings
+) -> _Found:
+    """Measure what is chosen, until the time is over: weights and spectra, units, then single samples."""
+    limit = math.inf if settings.max_minutes is None else 60 * settings.max_minutes
+    start = time.monotonic()
+    some: dict[str, Any] = {"chunk_size": settings.chunk_size, "dtype": settings.dtype}
+    with bar(settings.progress, "weights and activations", 3, counted=False) as tell:
+        structure = choices.structure(net, x, choice, reading, {"atol": settings.atol}, {"method": METHOD, **some})
         used: dict[str, LayerUse] = {}
         late: list[str] = []
         tell(1, "units")
         if "activations" in choice:
             if time.monotonic() - start > limit:
                 late.append("units, dimensions and dead units of the activations")
-            else:
-                used = {} if not reading.layers else layer_use(net, x, reading, chunk_size=chunk_size, dtype=dtype)
+            elif reading.layers:
+                used = layer_use(net, x, reading, **some)
         tell(2, "Jacobians and the NTK")
+        numbers = settings.samples
         each, left = choice.of_samples(net, len(numbers), d_out)
         if each and time.monotonic() - start > limit:
             late.append(" and ".join(each))
             each = []
-        samples = _Samples(net, x[numbers.to(x.device)], d_out, dtype, rtol, numbers.numpy(), each)
-        reasons = [f"{text}: not reached within max_minutes={max_minutes:g}" for text in late] + [left] * bool(left)
-        samples.skipped += [{"name": "", "type": type(net).__name__, "reason": reason} for reason in reasons]
-    layers = found.layers
-    spectral = {
-        "weight_singular_values": [layer.singular_values for layer in layers],
-        "activation_singular_values": [layer.activation_values for layer in layers],
-        "preactivation_singular_values": [layer.preactivation_values for layer in layers],
+        samples = SampleMeasures(net, x[numbers.to(x.device)], d_out, settings.dtype, numbers.numpy(), each)
+    reasons = [f"{text}: not reached within max_minutes={settings.max_minutes:g}" for text in late] + [left] * bool(
+        left
+    )
+    samples.skipped += [{"name": "", "type": type(net).__name__, "reason": reason} for reason in reasons]
+    return _Found(reading, structure, used, samples)
+
+
+def _variables(found: _Found, weight_rtol: float, length: int) -> dict[str, Any]:
+    """Return the variables of a profile over layers and samples, with ``length`` singular values."""
+    layers, weights = found.layers, found.reading.weights
+    variables: dict[str, Any] = {
+        name: (("layer", "index"), _padded(rows, length)) for name, rows in found.spectra.items()
     }
-    lengths = [len(values) for rows in spectral.values() for values in rows if values is not None]
-    length = min(max([*lengths, samples.jacobian_singular_values.shape[1]]), max_values)
-    variables: dict[str, Any] = {name: (("layer", "index"), _padded(rows, length)) for name, rows in spectral.items()}
-    variables["nonlinearity"] = "layer", [layer.nonlinearity for layer in layers]
-    variables["weight_rank"] = "layer", [math.nan if layer.count is None else float(layer.count) for layer in layers]
-    for name, column in tensors.ranks([layer.singular_values for layer in layers], weight_rtol).items():
-        variables[name] = "layer", column
+    columns = {
+        "nonlinearity": [layer.nonlinearity for layer in layers],
+        "weight_rank": [math.nan if layer.count is None else float(layer.count) for layer in layers],
+        **tensors.ranks([layer.singular_values for layer in layers], weight_rtol),
+    }
     unused = LayerUse(0, (math.nan, math.nan), 0)
-    uses = [used.get(layer.name, unused) for layer in layers]
+    uses = [found.used.get(layer.name, unused) for layer in layers]
     for i, share in enumerate(("95", "99")):
-        variables[f"dimension_{share}"] = "layer", [float(use.dimensions[i]) for use in uses]
-    for name in ("units", "dead"):
-        column = [float(getattr(use, name)) if use.units else math.nan for use in uses]
-        variables["dead_units" if name == "dead" else name] = "layer", column
-    variables["subnormals"] = "layer", [float(usage.subnormals(layer.weight)) for layer in reading.weights]
-    variables["parameter_norm"] = "layer", [_squared_norm(layer) for layer in reading.weights]
+        columns[f"dimension_{share}"] = [float(use.dimensions[i]) for use in uses]
+    columns["units"] = [float(use.units) if use.units else math.nan for use in uses]
+    columns["dead_units"] = [float(use.dead) if use.units else math.nan for use in uses]
+    columns["subnormals"] = [float(usage.subnormals(layer.weight)) for layer in weights]
+    columns["parameter_norm"] = [_squared_norm(layer) for layer in weights]
+    variables |= {name: ("layer", column) for name, column in columns.items()}
+    samples = found.samples
     variables["jacobian_singular_values"] = ("sample", "index"), _padded(samples.jacobian_singular_values, length)
     variables["log_pseudo_determinant"] = "sample", samples.log_pseudo_determinant.numpy()
     variables["ntk_trace"] = "sample", samples.ntk_trace.numpy()
-    if target is not None:
-        loss = "mse" if target.is_floating_point() else "cross_entropy"
-        variables["cost"] = xr.DataArray(_cost(function, x, target, chunk_size), attrs={"loss": loss})
-    bottleneck = found.bottleneck
+    return variables
+
+
+def _attrs(structure: bottlenecks.Structure, settings: _Settings) -> dict[str, Any]:
+    """Return the tolerances and settings of a profile, and its bottleneck."""
+    bottleneck, chunk_size = structure.bottleneck, settings.chunk_size
     attrs: dict[str, Any] = {
-        "title": f"profile of {type(net).__name__}",
-        "samples": len(x),
-        "rtol": rtol,
-        "weight_rtol": weight_rtol,
+        "rtol": RTOL,
+        "weight_rtol": settings.weight_rtol,
         "atol": bottleneck.atol,
         "near_one": list(bottleneck.near_one),
         "min_layers": bottleneck.min_layers,
         "chunk_size": chunk_size,
-        "max_values": max_values,
-        "index_cut": int(max(lengths, default=0) > max_values),
-        "jacobian_samples": len(numbers),
-        "method": method,
-        "floor": found.floor,
-        "dtype": str(dtype).removeprefix("torch."),
+        "max_values": settings.max_values,
+        "jacobian_samples": len(settings.samples),
+        "method": METHOD,
+        "floor": structure.floor,
+        "dtype": str(settings.dtype).removeprefix("torch."),
         "bottleneck_reason": bottleneck.reason,
         "bnrank_version": __version__,
-        "what": sorted(choice.parts),
         "how": (
             f"forward passes in eval mode, {chunk_size} samples at a time; spectra in float64, activations and "
-            f"preactivations by {method} over blocks, not centered, values below {found.floor:g} of the largest are "
-            "rounding noise"
+            f"preactivations by {METHOD} over blocks, not centered, values below {structure.floor:g} of the largest "
+            "are rounding noise"
         ),
     }
     for name in ("rank", "start", "end", "gap"):
         value = getattr(bottleneck, name)
         if value is not None and math.isfinite(value):
             attrs[f"bottleneck_{name}"] = value
-    coords = {
-        "layer": np.arange(1, len(layers) + 1),
-        "layer_name": ("layer", np.array([layer.name for layer in layers], dtype=str)),
-        "layer_kind": ("layer", np.array([layer.kind for layer in layers], dtype=str)),
-        "index": np.arange(1, length + 1),
-        "sample": numbers.numpy(),
-    }
-    dataset = xr.Dataset(variables, coords, attrs)
-    dataset = remarks.attach(dataset, "skipped", [*map(vars, found.skipped), *samples.skipped])
-    notes = [{"name": name, "note": note} for name, note in found.notes.items()]
-    notes += [{"name": name, "note": use.note} for name, use in used.items() if use.note]
-    return _described(_with_frequencies(remarks.attach(dataset, "note", [*notes, *samples.notes]), reading, bottleneck))
+    return attrs
 
 
 def describe(profile: xr.Dataset) -> list[str]:
@@ -315,112 +388,6 @@ def describe(profile: xr.Dataset) -> list[str]:
     skipped = [Skipped(**row) for row in remarks.rows(profile, "skipped")]
     notes = remarks.rows(profile, "note")
     return [f"skipped {part}" for part in skipped] + [f"{row['name']}: {row['note']}" for row in notes]
-
-
-class _Samples:
-    """Measures sample by sample, NaN where they are undefined or too expensive, with the reasons."""
-
-    def __init__(
-        self,
-        net: nn.Module,
-        x: Samples,
-        d_out: int,
-        dtype: torch.dtype,
-        rtol: float,
-        numbers: np.ndarray,
-        parts: Sequence[str],
-    ) -> None:
-        self.kind, self.n = type(net).__name__, len(x)
-        self.skipped: list[dict[str, str]] = []
-        self.notes: list[dict[str, str]] = []
-        self.jacobian_singular_values = torch.full((self.n, 1), math.nan, dtype=torch.float64)
-        self.log_pseudo_determinant = self.jacobian_singular_values[:, 0]
-        self.ntk_trace = self.jacobian_singular_values[:, 0]
-        d_in, closed, traced = x[0].numel(), is_plain_mlp(unwrap(net)), False
-        name = "jacobian_singular_values"
-        if isinstance(x, Inputs):
-            told = "x is several tensors, or (time, N, ...)"
-            advice = {"jacobian": "f is differentiated in one tensor (N, ...)", "ntk": "wrap net in a module of one"}
-            measures = {"jacobian": name, "ntk": "ntk_trace"}
-            for part in parts:
-                self._skip(f"{measures[part]}: {told}; {advice[part]}")
-            return
-        if "jacobian" not in parts:
-            pass
-        elif not x.is_floating_point():
-            self._skip(f"{name}: x has integers, so f cannot be differentiated in x")
-        elif self._affordable(name, self.n * d_in * d_out * min(d_in, d_out), MAX_JACOBIAN_WORK):
-            try:
-                jacobian = Jacobian(net, x, dtype=dtype, kink_rtol=None)
-                if closed and "ntk" in parts:  # first, since one pass computes both
-                    self.ntk_trace, traced = jacobian.ntk_trace.cpu(), True
-                self.jacobian_singular_values = jacobian.singular_values.cpu()
-                self.log_pseudo_determinant = linalg.log_pseudo_determinant(self.jacobian_singular_values, rtol=rtol)
-                note = kinks.describe(jacobian.near_kinks().cpu(), KINK_RTOL, numbers)
-                self.notes += [{"name": name, "note": note}] if note else []
-            except ValueError as error:  # not differentiable, or samples not independent
-                self._skip(f"{name}: {error}")
-        parameters = sum(p.numel() for p in net.parameters())
-        if (
-            "ntk" in parts
-            and not traced
-            and (closed or self._affordable("ntk_trace", self.n * d_out * parameters, MAX_NTK_WORK))
-        ):
-            try:
-                self.ntk_trace = ntk.trace(net, x, dtype=dtype).cpu()
-            except ValueError as error:
-                self._skip(f"ntk_trace: {error}")
-
-    def _skip(self, reason: str) -> None:
-        self.skipped.append({"name": "", "type": self.kind, "reason": reason})
-
-    def _affordable(self, what: str, work: int, limit: int) -> bool:
-        if work > limit:
-            most = limit // (work // self.n)
-            hint = f"max_jacobian_samples={most} stays below it" if most else "one sample exceeds it"
-            self._skip(f"{what}: {self.n} samples are {work:.1e} operations, the limit is {limit:.0e}; {hint}")
-        return work <= limit
-
-
-def _with_frequencies(dataset: xr.Dataset, reading: Reading, bottleneck: bottlenecks.Bottleneck) -> xr.Dataset:
-    """Return a profile with the variables over frequencies, if a layer is a circular convolution."""
-    convolutions = [layer for layer in reading.layers if layer.is_convolution]
-    if not any(map(_is_circular, convolutions)):
-        return dataset
-    shapes = [(len(layer.weight), *(layer.input_shape or (0,))) for layer in convolutions]
-    count = sum(min(c_out, c_in) * math.prod(size) for c_out, c_in, *size in shapes)
-    if count > MAX_FREQUENCY_VALUES:
-        reason = f"frequency_singular_values: {count} numbers, the limit is {MAX_FREQUENCY_VALUES}"
-        row = {"name": "", "type": dataset.attrs["title"].split()[-1]}
-        row["reason"] = f"{reason}; bnrank.frequencies.weight_singular_values returns them"
-        return remarks.attach(dataset, "skipped", [row])
-    found, rows = weight_convolutions(reading)
-    values = found.assemble(rows, "singular values of W_l")
-    ranks = frequencies.rank(values, bottleneck.atol)
-    names = {layer.name for layer in convolutions}
-    notes = [{"name": s.name, "note": s.reason} for s in found.skipped if s.name in names]
-    start, end = bottleneck.start, bottleneck.end
-    channels, missing = {}, bottleneck.reason
-    if start is not None and end is not None and values.sel(layer=slice(start, end)).size:
-        kept = frequencies.kept(values, start, end, atol=bottleneck.atol)
-        channels = {f.frequency: f.channels for f in kept.frequencies}
-    elif not missing:
-        missing = "the bottleneck has no convolution with frequencies"
-    for name, variable in (("frequency_singular_values", values), ("frequency_rank", ranks)):
-        dataset[name] = variable.drop_vars("layer_name").reindex(layer=dataset["layer"].values)
-        dataset[name].attrs = {key: variable.attrs[key] for key in ("long_name", "units")}
-    dataset["kept_channels"] = "frequency", [channels.get(name, 0) for name in values["frequency"].values]
-    attrs = {"image_size": values.attrs["image_size"], **({"kept_reason": missing} if missing else {})}
-    return remarks.attach(dataset, "note", notes).assign_attrs(attrs)
-
-
-def _is_circular(layer: Layer) -> bool:
-    """Return whether a convolution commutes with translations of the torus."""
-    if layer.input_shape is None or layer.output_shape is None:
-        return False
-    conv: Any = layer.module
-    same = layer.input_shape[1:] == layer.output_shape[1:]
-    return conv.padding_mode == "circular" and all(s == 1 for s in conv.stride) and same
 
 
 def _described(dataset: xr.Dataset) -> xr.Dataset:
