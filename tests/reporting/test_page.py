@@ -15,7 +15,7 @@ import xarray as xr
 
 import bnrank
 from bnrank import measures
-from bnrank.reporting import Section, plots, report
+from bnrank.reporting import Section, plots, report, tables
 from bnrank.reporting.charts import measured as charts
 from bnrank.reporting.packing import packed, plotly_js, unpacked
 from bnrank.reporting.sections import CURVES, SPECTRA, flatten_settings
@@ -291,6 +291,32 @@ def test_what_the_measures_return_is_understood(tmp_path):
     bands = [ax.patches[0] for ax in plots.bottleneck_spectra(measured)]  # polygons or rectangles, as matplotlib has it
     outlines = [band.get_patch_transform().transform_path(band.get_path()) for band in bands]
     assert [outline.get_extents().width for outline in outlines] == [4, 4, 4]
+
+
+def test_a_profile_leads_with_its_bottleneck_and_the_dimensions_that_its_layers_use(tmp_path):
+    torch.manual_seed(0)
+    x = torch.randn(300, 2) @ torch.eye(2, 8)
+    net = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(3)))
+    for layer in net:
+        torch.nn.init.orthogonal_(layer.weight, gain=0.4)  # too small for a bottleneck
+    linear = "layers use 2 of 8 dimensions at 95 percent of variance."
+    assert f"No bottleneck: {linear}" in Page(report(bnrank.profile(net, x), tmp_path / "a.html")).text
+    with torch.no_grad():
+        for layer in net:
+            layer.weight.copy_(torch.diag(torch.tensor([1.0, 1.0, 1.0, 0, 0, 0, 0, 0])))
+    passing = bnrank.profile(net, x)
+    assert f"Bottleneck of rank 3 from layer 1 to layer 3: {linear}" in Page(report(passing, tmp_path / "b.html")).text
+    only = bnrank.profile(net, x, what="activations")  # a bottleneck is sought in the weights, not measured here
+    assert f" {linear.capitalize()}" in Page(report(only, tmp_path / "c.html")).text
+    assert tables.headline(bnrank.profile(net, x, what="weights")) == "Bottleneck of rank 3 from layer 1 to layer 3."
+    net = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.Linear(4, 8))
+    with torch.no_grad():
+        net[0].weight.copy_(0.4 * torch.eye(4, 8))
+        net[1].weight.copy_(0.4 * torch.eye(8, 4))
+    page = Page(report({"one": bnrank.profile(net, x), "two": passing}, tmp_path / "d.html"))
+    mixed = "layers use 2 dimensions at 95 percent of variance, 25 to 50 percent of their units."
+    assert f"one No bottleneck: {mixed}" in page.text
+    assert tables.headline(bnrank.profile(net, x[:1])) == "No bottleneck."
 
 
 def test_the_map_of_all_layers_shows_powers_of_ten_of_each_layers_largest():

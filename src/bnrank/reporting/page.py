@@ -220,7 +220,7 @@ def _verdict_table(rows: Sequence[Mapping[str, Any]], caption: str) -> Table:
 
 
 def _facts(profiles: Mapping[str, xr.Dataset]) -> list[Block]:
-    """Return the bottleneck of each profile, its norm, and medians over the sample; of weights, what is covered."""
+    """Return the bottleneck of each profile in a sentence and a table, norms, medians; of weights, what is covered."""
     weights = {label: describe(dataset) for label, dataset in profiles.items() if "tensors" in dataset.attrs}
     covered: list[Block] = []
     for label, lines in weights.items():
@@ -232,6 +232,8 @@ def _facts(profiles: Mapping[str, xr.Dataset]) -> list[Block]:
     for label, dataset in profiles.items():
         if label in weights:
             continue
+        if said := tables.headline(dataset):
+            covered.append(Text(f"{label}: {said}" if len(profiles) > 1 else said, "headline"))
         row: dict[str, object] = {"profile": label, "layers": dataset.sizes["layer"]}
         found = bottleneck(dataset)
         row |= {heading: found[name] for name, heading in headings.items() if found[name] is not None}

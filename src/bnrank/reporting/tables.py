@@ -15,6 +15,7 @@ __all__ = [
     "about_rows",
     "applicability",
     "claim_rows",
+    "headline",
     "layer_rows",
     "member_rows",
     "noted_rows",
@@ -63,6 +64,51 @@ def layer_rows(profile: xr.Dataset) -> list[dict[str, object]]:
             numbers = [int(value) if variable in COUNTS and math.isfinite(value) else float(value) for value in values]
             columns[heading] = [None if math.isnan(value) else value for value in numbers]
     return [dict(zip(columns, line, strict=True)) for line in zip(*columns.values(), strict=True)]
+
+
+def headline(profile: xr.Dataset) -> str:
+    """Return the bottleneck of a profile and how many dimensions its layers use, in a sentence; "" if neither is known.
+
+    The dimensions are those of the centered activations at 95 percent of their variance.
+
+    Examples
+    --------
+    >>> found = {"dimension_95": ("layer", [12.0, 41.0]), "units": ("layer", [200.0, 200.0])}
+    >>> headline(xr.Dataset(found, attrs={"bottleneck_reason": "no layer has a clear gap"}))
+    'No bottleneck: layers use 12 to 41 of 200 dimensions at 95 percent of variance.'
+    """
+    rank, parts = profile.attrs.get("bottleneck_rank"), []
+    if rank is not None:
+        start, end = (int(profile.attrs[f"bottleneck_{name}"]) for name in ("start", "end"))
+        where = f"in layer {start}" if start == end else f"from layer {start} to layer {end}"
+        parts.append(f"Bottleneck of rank {int(rank)} {where}")
+    elif profile.attrs.get("bottleneck_reason") and not _is_unmeasured(profile):
+        parts.append("No bottleneck")
+    if {"dimension_95", "units"} <= set(profile):
+        used, units = profile["dimension_95"].values, profile["units"].values
+        known = np.isfinite(used) & np.isfinite(units)
+        if known.any():
+            parts.append(_use(used[known], units[known]))
+    text = ": ".join(parts)
+    return f"{text[0].upper()}{text[1:]}." if text else ""
+
+
+def _is_unmeasured(profile: xr.Dataset) -> bool:
+    """Return whether the singular values of weights, in which a bottleneck is sought, were left out."""
+    values = profile.get("weight_singular_values")
+    return values is not None and not bool(np.isfinite(values.values).any())
+
+
+def _use(used: np.ndarray, units: np.ndarray) -> str:
+    """Return how many dimensions layers use: of their width, or of their widths in percent where these differ."""
+    low, high = int(used.min()), int(used.max())
+    text = f"{'layers use' if len(used) > 1 else 'one layer uses'} {low}{f' to {high}' if high > low else ''}"
+    if units.min() == units.max():
+        return f"{text} of {int(units[0])} dimensions at 95 percent of variance"
+    shares = [f"{100 * share:.0f}" for share in ((used / units).min(), (used / units).max())]
+    percent = " to ".join(dict.fromkeys(shares))
+    dimensions = "dimension" if low == high == 1 else "dimensions"
+    return f"{text} {dimensions} at 95 percent of variance, {percent} percent of their units"
 
 
 def member_rows(history: xr.Dataset) -> list[dict[str, object]]:
