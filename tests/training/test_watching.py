@@ -202,6 +202,27 @@ def test_zeros_one_sample_and_networks_of_one_unit():
     assert np.isnan(found.history["dimension_95"].values[1]).all()
 
 
+def test_units_of_one_sample_are_not_called_dead():
+    net = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 2))
+    with bnrank.watch(net, every=1) as watch:
+        net(torch.ones(1, 6))
+        watch.step()
+        net(torch.tensor([[1.0, 2, 3, 4, 5, 6], [1, 0, 0, 0, 0, 0]]))
+        watch.step()
+    assert np.isnan(watch.history["dead_units"].values[0]).all()
+    assert watch.history["dead_units"].values[1, 0] == 1
+
+
+def test_units_of_the_output_of_a_line_are_channels():
+    lines = nn.Sequential(nn.Conv1d(3, 8, 3), nn.ReLU(), nn.Conv1d(8, 5, 3))
+    recurrent = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 5))
+    for net, x in ((lines, torch.randn(8, 3, 20)), (recurrent, torch.randn(8, 16, 3))):
+        watch = bnrank.watch(net, every=1, x=x)
+        watch.step()
+        assert watch.history["units"].sel(layer="output").item() == 5
+        assert watch.history["rows"].sel(layer="output").item() == 8 * 16
+
+
 def test_the_dimension_of_a_bottleneck_is_seen_while_it_forms():
     torch.manual_seed(0)
     x = torch.randn(200, 10)

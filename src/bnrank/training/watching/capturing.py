@@ -58,6 +58,8 @@ class Capture:
         for part in parts:
             if part.enters and not isinstance(part.module, torch.jit.ScriptModule):
                 self._parts.setdefault(part.module, []).append(part)
+        last: Any = parts[-1] if parts else None  # where it is a Conv1d, outputs are (N, channels, places)
+        self._line_channels = last.module.out_channels if last is not None and last.spatial == 1 else -1
         self._handles: list[Any] = []
         self._drawn: dict[tuple[int, int], Tensor] = {}
 
@@ -92,7 +94,8 @@ class Capture:
     def _left(self, module: nn.Module, args: Any, output: Any) -> None:
         if self._wanted(OUTPUT, module):
             found = _first_tensor(output)
-            images = found is not None and found.ndim in (4, 5) and not isinstance(output, Mapping)
+            lines = found is not None and found.ndim == 3 and found.shape[1] == self._line_channels
+            images = found is not None and (found.ndim in (4, 5) or lines) and not isinstance(output, Mapping)
             self._keep(OUTPUT, found, 1 if images else -1, module.training)
 
     def _wanted(self, name: str, module: nn.Module) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import warnings
 from collections.abc import Sequence
@@ -258,7 +259,8 @@ class Watch(Record):
         for name, seen in self._capture.seen.items():
             found = quantities.of_rows(seen.rows)
             rows[name] |= found | {"units": float(seen.units), "rows": float(len(seen.rows))}
-            rows[name]["dead_units"] = float(seen.constant)
+            # of a single row, every unit has one value
+            rows[name]["dead_units"] = float(seen.constant) if len(seen.rows) > 1 else math.nan
         self._capture.disarm()
         for failure in self._capture.failures:
             self._remark(f"activations not measured, {failure}")
