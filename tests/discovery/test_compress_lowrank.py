@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import bnrank
-from bnrank.discovery.compression import budget, compress, parameters, widths
+from bnrank.discovery.compression import budget, compress, judging, parameters, widths
 from bnrank.discovery.compression.fits import fit, gram_fit
 from bnrank.discovery.compression.judging import Judge
 from bnrank.discovery.compression.lowrank import Factoring, places
@@ -277,3 +277,84 @@ def test_pairs_are_those_of_which_nothing_else_reads_the_units():
 
     net, x = Twice().double(), normal(8, 6)
     assert [pair.layer for pair in widths.pairs(net, ["a", "b", "c"], x)] == ["b"]
+
+
+class Block(nn.Module):
+    """A residual block of rank 3."""
+
+    def __init__(self, seed):
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            self.a, self.b = nn.Linear(12, 24), nn.Linear(24, 12)
+            with torch.no_grad():
+                self.a.weight.copy_(torch.randn(24, 3) @ torch.randn(3, 12) / 12)
+
+    def forward(self, x):
+        return x + self.b(self.a(x).tanh())
+
+
+@pytest.mark.parametrize("head", [[], [nn.Linear(12, 3)]])
+def test_layers_inside_the_blocks_of_a_sequential_are_compressed_and_not_called_skipped(head, tmp_path):
+    net, x = nn.Sequential(Block(0), Block(1), *head).double(), normal(120, 12)
+    found = compress(net, x, tol=0.02, **QUICK)
+    assert found.certificate.parameters < 0.75 * found.certificate.parameters_before
+    assert change(found.network, net, normal(100, 12, seed=5)) < 0.02
+    assert found.skipped == ()
+    loaded = bnrank.load(found.save(tmp_path / "small.safetensors", tag="blocks"), net)
+    with torch.no_grad():
+        assert torch.equal(loaded(x), found.network(x))
+
+
+def test_a_network_that_rounding_takes_beyond_the_tolerance_is_returned_as_it_is():
+    net, x = Block(0).bfloat16().double(), normal(120, 12).bfloat16().double()
+    net.a.weight.data *= 5
+    exact = compress(net, x, tol=1e-3, **QUICK)
+    assert exact.changed
+    assert exact.certificate.met
+    rounded = compress(net.bfloat16(), x, tol=1e-3, **QUICK)
+    assert rounded.network is net
+    assert not rounded.changed
+    assert not rounded.plan
+    assert rounded.certificate.met
+    assert "in torch.bfloat16 the reduced network changes the output by" in rounded.reason
+
+
+@pytest.mark.parametrize("blocks", [False, True])
+def test_the_time_before_the_search_counts_and_what_was_not_tried_is_not_judged(blocks, monkeypatch):
+    net, x = (nn.Sequential(Block(0), Block(1)).double(), normal(60, 12)) if blocks else net_of("chain", 0)
+    clock = [0.0]
+    monkeypatch.setattr(budget, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    measured = judging.split
+
+    def slow(*arguments):
+        clock[0] += 61
+        return measured(*arguments)
+
+    monkeypatch.setattr(judging, "split", slow)
+    found = compress(net, x, tol=0.1, max_minutes=1, **QUICK)
+    assert found.network is net
+    assert found.reason == "max_minutes=1 was over before everything was tried"
+
+
+class Tokens(nn.Module):
+    """A layer of rank 2 for every token, and a wide one of full rank, with fewer samples than units."""
+
+    def __init__(self):
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            self.embed, self.each = nn.Embedding(60, 12), nn.Linear(12, 12)
+            self.wide, self.head = nn.Linear(48, 160), nn.Linear(160, 3)
+            with torch.no_grad():
+                self.each.weight.copy_(torch.randn(12, 2) @ torch.randn(2, 12) / 4)
+
+    def forward(self, x):
+        return self.head(self.wide(self.each(self.embed(x)).sin().flatten(1)).relu())
+
+
+def test_a_layer_with_fewer_samples_than_units_does_not_keep_others_from_being_factored():
+    net, x = Tokens().double(), torch.randint(0, 60, (60, 4), generator=torch.Generator().manual_seed(0))
+    found = compress(net, x, tol=0.02, **QUICK)
+    assert [step.what for step in found.steps] == ["each to rank 2"]
+    assert found.certificate.met

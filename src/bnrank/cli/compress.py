@@ -30,7 +30,10 @@ def compress_command(
     tune: Annotated[int, typer.Option(help="Fine-tuning steps (distillation).")] = 0,
     seed: Annotated[int, typer.Option(help="Random seed of the held-out split.")] = 0,
     max_minutes: Annotated[
-        float | None, typer.Option(help="After this time, return the best outcome so far. Default: no limit.")
+        float | None,
+        typer.Option(
+            help="After this time, begin no further trial and take the best outcome so far. Default: no limit."
+        ),
     ] = None,
     save: Annotated[Path, typer.Option(help="The .safetensors file of the smaller network.")] = Path(
         "compressed.safetensors"

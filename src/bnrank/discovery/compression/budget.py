@@ -21,10 +21,12 @@ class Budget:
         From now on; default: no limit.
     bar : rich.progress.Progress, optional
         Shows the number of trials.
+    start : float, optional
+        When the time began, see :func:`now`; default: now.
     """
 
-    def __init__(self, seconds: float | None = None, bar: Progress | None = None) -> None:
-        self._end = None if seconds is None else time.monotonic() + seconds
+    def __init__(self, seconds: float | None = None, bar: Progress | None = None, start: float | None = None) -> None:
+        self._end = None if seconds is None else (now() if start is None else start) + seconds
         self._bar = bar
         self._task = None if bar is None else bar.add_task("compressing", total=None)
         self.stopped = False
@@ -43,6 +45,11 @@ class Budget:
             self._bar.update(self._task, advance=1, description=f"compressing: {text}")
 
 
+def now() -> float:
+    """Return the time in seconds, on a clock that never goes back."""
+    return time.monotonic()
+
+
 _CURRENT: ContextVar[Budget | None] = ContextVar("budget", default=None)
 
 
@@ -52,16 +59,14 @@ def current() -> Budget:
 
 
 @contextlib.contextmanager
-def budget(max_minutes: float | None, progress: bool) -> Iterator[Budget]:
-    """Set the budget of the search inside; a bar on a terminal if ``progress``."""
-    if max_minutes is not None:
-        max_minutes = validation.number(max_minutes, "max_minutes", 0.0, strict=True)
+def budget(max_minutes: float | None, progress: bool, start: float) -> Iterator[Budget]:
+    """Set the budget of the search inside, which began at ``start``; a bar on a terminal if ``progress``."""
     console = Console(stderr=True)
     with contextlib.ExitStack() as stack:
         bar = None
         if validation.flag(progress, "progress") and console.is_terminal and sys.stderr.isatty():
             columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed} tried")
             bar = stack.enter_context(Progress(*columns, TimeElapsedColumn(), console=console, transient=True))
-        made = Budget(None if max_minutes is None else 60 * max_minutes, bar)
+        made = Budget(None if max_minutes is None else 60 * max_minutes, bar, start)
         stack.callback(_CURRENT.reset, _CURRENT.set(made))
         yield made

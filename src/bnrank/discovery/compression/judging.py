@@ -338,6 +338,11 @@ def check_gradient(out: Tensor) -> None:
         )
 
 
+def relative(before: Tensor, after: Tensor) -> float:
+    """Return the change of outputs relative to their spread, or to their size where they are constant."""
+    return math.sqrt(float((after - before).flatten(1).square().sum(1).mean())) / _spread(before)
+
+
 def _spread(outputs: Tensor) -> float:
     """Return the root mean square distance of outputs from their mean; their size where they are constant."""
     outputs = outputs.flatten(1)

@@ -16,6 +16,7 @@ from bnrank.networks import Skipped
 
 MAX_ROWS = 8192  # (samples and positions) of one fit
 MAX_VALUES = 2**20  # of the stored outputs of one layer
+ROWS = 2  # rows per unit of a layer, from which on its rank on the samples tells about others
 DRAWS = 8  # random directions of the output per sample, where there are more outputs
 
 Choice = dict[str, Parts]
@@ -164,6 +165,13 @@ class Factoring:
         with swapped(self.net, choice):
             return self.judge((self.net,))
 
+    def determined(self) -> list[str]:
+        """Return the layers with more rows than units by a factor of at least ``ROWS``.
+
+        With fewer rows than units any layer has low rank on the samples of the fits, and not on others.
+        """
+        return [name for name in self.names if name in self.rows and _determined(self.rows[name])]
+
     def chosen(self, name: str, layer: Any, out: Tensor, scale: float) -> tuple[Parts, int] | None:
         """Return the factors of a layer with present output ``out``, and the rank; None to keep the layer."""
         metric = self.metrics.get(name)
@@ -227,6 +235,10 @@ def _gradients(out: Tensor, leaves: Mapping[str, Tensor], generator: torch.Gener
             along = (out * direction).sum() / (1 if n <= DRAWS else math.sqrt(DRAWS))
         found = torch.autograd.grad(along, list(leaves.values()), retain_graph=True, allow_unused=True)
         yield from ((name, gradient) for name, gradient in zip(leaves, found, strict=True) if gradient is not None)
+
+
+def _determined(rows: Tensor) -> bool:
+    return len(rows) >= ROWS * rows.shape[1]
 
 
 def step_of(rows: int, columns: int) -> int:

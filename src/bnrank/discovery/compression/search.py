@@ -1,6 +1,7 @@
 """`compress`: a trained module reduced to its bottleneck, and the result in memory and on disk."""
 
 import copy
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
@@ -23,6 +24,7 @@ from bnrank.discovery.compression.wholes import TUNED, factored, merged, put, sp
 from bnrank.networks import Segment, Skipped
 from bnrank.networks.functional import Functional, check_finite, unwrap
 
+NONE = "no linear or convolutional layer that could be replaced"
 BLOCKS = 4  # of samples up to which points on lines are added, where a whole module has to be run
 SHARES = (0.0, 0.6, 1.0)  # of the tolerance for the segments of a larger module, before its layers are factored
 MARGIN = 0.85  # fraction of the tolerance used: new samples differ more than those of the search
@@ -106,8 +108,9 @@ def compress(
     seed : int
         Random seed of the split.
     max_minutes : float, optional
-        After this time the search tries nothing more and returns the best outcome so far, with a remark in ``reason``.
-        Reading the module and measuring the certificate are not limited.
+        This long after the call the search begins no further trial and takes the best outcome so far, with a remark in
+        ``reason``; the module itself, if there is none yet. Reading the module and the first measurement count, but are
+        not cut short, nor is the trial under way. The certificate comes after.
     progress : bool
         Whether to show what is tried, on a terminal.
 
@@ -116,7 +119,7 @@ def compress(
     Compressed
         ``network``, ``certificate``, ``steps``, ``skipped``, ``reason``. A module that cannot be reduced is returned
         unchanged, with the reason. Latencies in the certificate are measured with subnormal weights set to 0 on both
-        sides; their share and what they cost is stated apart, and the network returned has none.
+        sides; their share and what they cost is stated apart, and a network that was reduced has none.
 
     Raises
     ------
@@ -141,6 +144,8 @@ def compress(
     >>> found.certificate.met, found.certificate.parameters < found.certificate.parameters_before / 5
     (True, True)
     """
+    start = budget.now()
+    max_minutes = validation.optional(validation.number, max_minutes, "max_minutes", 0.0, strict=True)
     original = unwrap(net)
     x = judging.read_samples(original, x, "x", judging.MIN_SAMPLES)
     tol = validation.number(tol, "tol", 0.0, strict=True)
@@ -163,32 +168,42 @@ def compress(
     with torch.no_grad():
         found, skipped = segments(work, deciding[:2])
     one = len(found) == 1 and not found[0].name
+    layers = sum(map(is_linear, work.modules()))
+    others = layers > sum(map(is_linear, found[0].parts)) if one else layers > 0
     several = [segment for segment in found if one or sum(map(is_linear, segment.parts)) > 1]
     limit = judging.affordable(work, several, deciding, limit)
     chunk_size = limit
-    if not one:
+    if others:
         limit, chunk_size = judging.affordable_whole(work, deciding, limit)
     deciding = deciding[:limit]
     real, selecting = len(deciding), max(1, round(SELECTING * len(deciding)))
-    enough = min(judging.ENRICH, limit if one else min(limit, BLOCKS * chunk_size))
+    enough = min(judging.ENRICH, min(limit, BLOCKS * chunk_size) if others else limit)
     deciding = judging.enriched(deciding, real - selecting, enough, seed)
     search = _Search(deciding, function(deciding).detach(), len(deciding) - selecting, real, tune)
-    with budget.budget(max_minutes, progress) as time_left:
-        if one:
-            search = _smallest(search, work, found, MARGIN * tol)
-        elif found:
-            search = _whole(search, work, several, MARGIN * tol, attentions, chunk_size)
+    with budget.budget(max_minutes, progress, start) as time_left:
+        outcomes = [_smallest(search, work, found, MARGIN * tol)] if one else []
+        if others and not (outcomes and time_left.over):
+            named = [segment for segment in several if segment.name]
+            outcomes.append(_whole(search, work, named, MARGIN * tol, attentions, chunk_size))
+    skipped = [part for part in skipped if not _tried(part.name, work, outcomes)]
+    search = min(outcomes or [search], key=lambda one: parameters(finished(original, one.new)) if one.new else math.inf)
     if time_left.stopped:
         search.reasons.append(f"max_minutes={max_minutes:g} was over before everything was tried")
+    network = finished(original, search.new) if search.new else net
+    if search.new:
+        rounded = judging.relative(search.reference[-real:], Functional(network)(deciding[-real:]).detach())
+        if not rounded <= tol:
+            own = next(p.dtype for p in network.parameters() if p.is_floating_point())
+            why = f"in {own} the reduced network changes the output by {100 * rounded:.3g} percent on these samples"
+            search, network = replace(search, new={}, steps=[], reasons=[f"{why}, more than tol"]), net
     new = search.new
-    network = finished(original, new) if new else net
-    whole = (found[0].parts, new.get("", found[0].parts)) if one else None
+    whole = (found[0].parts, new.get("", found[0].parts)) if one and ("" in new or not new) else None
     return Compressed(
         network=network,
         certificate=certified((original, network), parted, tol, reference, whole, timing),
         steps=tuple(search.steps),
-        skipped=(*skipped, *search.skipped),
-        reason="; ".join(search.reasons) if found else "no linear or convolutional layer that could be replaced",
+        skipped=(*skipped, *(part for part in search.skipped if part.name not in {one.name for one in skipped})),
+        reason="; ".join(search.reasons) if outcomes else NONE,
         plan={name: storage.describe(parts) for name, parts in new.items()},
         identity=identity.describe(unwrap(net), "net", values=False),
     )
@@ -210,6 +225,10 @@ class _Search:
         Iterations.
     new : dict
         From names of segments to their replacements.
+    steps, reasons, skipped : list
+        What was done, why no more, and what cannot be replaced.
+    tried : set of str
+        Layers that were measured one by one, to be factored.
     """
 
     x: Tensor
@@ -221,6 +240,7 @@ class _Search:
     steps: list[Step] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
+    tried: set[str] = field(default_factory=set)
 
     def cut(self, work: nn.Module, found: list[Segment], tol: float) -> None:
         """Reduce the segments of a module, in place.
@@ -286,13 +306,14 @@ def _whole(
     outcomes: list[tuple[int, float, _Search]] = []
     whole = parameters(work), multiply_adds(work, search.x), sum(map(is_linear, work.modules()))
     names, skipped = places(work, search.x)
+    tried = set(names)
     shares = [(share, search.tune) for share in (SHARES if several else (0.0,))]
     if search.tune and several:  # with tuning, a segment uses up more of the tolerance, which leaves less for the next
         shares.append((1.0, 0))
     for share, tune in shares:
         if outcomes and budget.current().over:
             break
-        own = _Search(search.x, search.reference, search.fitted, search.real, tune)
+        own = _Search(search.x, search.reference, search.fitted, search.real, tune, tried=tried)
         net = copy.deepcopy(work)
         if share:
             own.cut(net, several, share * tol)
@@ -306,10 +327,21 @@ def _whole(
         own.steps += found.steps
         own.new = merged(net, own.new, found.choice, attentions)
         own.skipped += skipped
-        if not own.reasons and not own.steps:
-            own.reasons = ["no layer has low rank on the data within the tolerance"]
+        if not own.reasons and not own.steps and not budget.current().stopped:
+            own.reasons = ["no layer has low rank on the data within the tolerance" if names else NONE]
         outcomes.append((found.size, found.change, own))
     return min(outcomes, key=lambda one: one[:2])[2]
+
+
+def _tried(name: str, work: nn.Module, outcomes: Sequence[_Search]) -> bool:
+    """Return whether a submodule has parameters, all of them those of layers that were tried."""
+    layers = [work.get_submodule(layer) for own in outcomes for layer in own.tried]
+    known = {id(p) for layer in layers for p in layer.parameters()}
+    try:
+        own = {id(p) for p in work.get_submodule(name).parameters()}
+    except AttributeError:  # not a submodule
+        return False
+    return bool(own) and own <= known
 
 
 def _flat(value: Tensor) -> Tensor:

@@ -230,7 +230,7 @@ def cut_down(judge: Judge, parts: Parts, name: str, tol: float) -> Cut:
         outcomes += [cut, *_narrowed_and_factored(judge, cut, name, tol, whole, ranked_then)]
     best = fewest(outcomes)
     reason = ""
-    if all(step.kind != "collapse" for step in best.steps):
+    if all(step.kind != "collapse" for step in best.steps) and not budget.current().stopped:
         reason = _reason(parts, bool(collapsed), search, tol)
         if all(step.kind != "narrow" for step in best.steps):
             reason += _all_kept(slim, ranked, judge.scale, tol)

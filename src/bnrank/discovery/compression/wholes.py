@@ -83,7 +83,12 @@ def factored(
     if not names:
         return outcomes[0]
     factoring = Factoring(judge, net, names, whole, chunk_size)
-    outcomes += _outcomes(factoring, tol, tune, (False, True), outcomes[0])
+    found = _outcomes(factoring, tol, tune, (False, True), outcomes[0])
+    determined = factoring.determined()
+    if not found and len(determined) < len(factoring.names):  # one layer that fits only the samples spoils every choice
+        factoring.names = determined
+        found = _outcomes(factoring, tol, tune, (False, True), outcomes[0])
+    outcomes += found
     narrowing = Narrowing(factoring, pairs(net, names, judge.x)) if not budget.current().over else None
     for part in NARROW if narrowing is not None and narrowing.pairs else ():
         got = most(lambda made: factoring.change(made[0]), narrowing.at, part * tol)  # type: ignore[union-attr]
