@@ -19,11 +19,13 @@ VALID = {
     "discover": ["data.npz", "--ridges", 0.1, "--depth", 2, "--width", 3, "--steps", 5, "--members", 1, "--quiet"],
     "compress": ["model.safetensors", "data.npz"],
     "reproduce": ["F12", "--quiet"],
+    "watch": ["checkpoints"],
 }
 BAD = {  # by option; the others by their kind
     "MODEL": ["", "none.safetensors", "folder", "empty.safetensors", "bytes.safetensors", "net.py", "net.py:none"],
     "DATA": ["", "none.npz", "folder", "empty.npz", "empty.csv", "bytes.npz", "bytes.csv", "ragged.csv", "low rank"],
     "FIGURE": ["", "F99"],
+    "FOLDER": ["", "none", "folder", "data.npz", "pipe"],
     "--out": ["data.npz/x", "a" * 300],
     "--keep": ["data.npz", "data.npz/x", "a" * 300],
     "--save": ["", "folder", "none/net.safetensors", "net.pt"],
@@ -48,7 +50,7 @@ BAD = {  # by option; the others by their kind
     "--tol": ["-1", "nan", "inf"],
     "--max-minutes": ["0", "-1", "nan"],
 }
-OUT = {verb: ["folder", "pipe"] for verb in ("profile", "check", "discover", "compress")}  # pages, not folders
+OUT = {verb: ["folder", "pipe"] for verb in ("profile", "check", "discover", "compress", "watch")}  # pages, not folders
 TEXTS = {
     "--optimizer": ["", "adm"],
     "--targets": ["z"],
@@ -79,6 +81,9 @@ def own(tmp_path):
     (tmp_path / "ragged.csv").write_text("a,b\n1,2\n3\n")
     (tmp_path / "net.py").write_text("from torch import nn\n\ndef build():\n    return nn.Linear(6, 3)\n")
     (tmp_path / "folder").mkdir()
+    (tmp_path / "checkpoints").mkdir()
+    for step in (1, 2):
+        save_file({"0.weight": torch.randn(3, 6)}, tmp_path / "checkpoints" / f"step-{step}.safetensors")
     os.mkfifo(tmp_path / "pipe")
     return tmp_path
 

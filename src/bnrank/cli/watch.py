@@ -13,7 +13,7 @@ from bnrank.training.watching.checkpoints import read_checkpoints
 
 def watch_command(
     folder: Annotated[
-        Path,
+        str,
         typer.Argument(metavar="FOLDER", help="Checkpoints: .safetensors, .pt, .pth, .bin or .ckpt, numbered by step."),
         Names(folder="FOLDER"),
     ],

@@ -301,7 +301,10 @@ def _unknown(part: nn.Module, layer: Layer) -> str:
 
 
 def _key(tensor: Tensor) -> Key:
-    return tensor.untyped_storage().data_ptr(), tensor._version
+    try:
+        return tensor.untyped_storage().data_ptr(), tensor._version
+    except (RuntimeError, NotImplementedError):  # a tensor without memory of its own: a fake one, or of functorch
+        return id(tensor), tensor._version
 
 
 def _is_faithful(part: nn.Module, weight: Weight, values: Values) -> bool:
