@@ -2,6 +2,7 @@
 
 NAN = {
     **{f"Verdict.{side}": "of a verdict that is not applicable" for side in ("left", "right", "slack")},
+    "Dataset.bottleneck_rank": "of a network of a sweep without a bottleneck, as sweep says",
     "Dataset.balance_residual": "of a network that is no chain of layers with activations, as Run.history says",
     "Dataset.gradient_norm": "of mini-batches, in all rows but the last, as train says",
     "Dataset.nonlinearity": "of a layer without an activation after it",

@@ -311,6 +311,7 @@ OWN: dict[str, Values] = {
     "bnrank.Task": {"x": lambda: normal(6, 3), "y": lambda: normal(6, 2)},
     "bnrank.check": {"only": lambda: ["T4", "T14"]},
     "bnrank.load": {"path": weights_file},
+    "bnrank.profile": {"x": lambda: normal(6, 3)},
     "bnrank.report": {"source": verdicts, "path": lambda: new("page.html")},
     "bnrank.save": {"result": mlp},
     "bnrank.flow": {"t_end": lambda: 0.05, "limits": lambda: training.Limits(max_evaluations=200)},
