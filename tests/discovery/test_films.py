@@ -182,7 +182,7 @@ def test_one_film_is_cut_into_blocks_and_slow_motion_into_wider_windows() -> Non
 def test_networks_that_predict_too_little_leave_the_dimension_undetermined() -> None:
     t = np.arange(300)
     films = _bumps(0.5 * np.cos(0.31 * t), 0.5 * np.cos(0.3464 * t))
-    found = StateVariables(**QUICK | {"steps": 40, "n_networks": 1, "n_coordinates": 1}).fit(films)
+    found = StateVariables(**QUICK | {"steps": 120, "n_networks": 1, "n_coordinates": 1}).fit(films)
     assert found.undetermined_
     assert "of the next frames is unexplained" in found.reason_
 
