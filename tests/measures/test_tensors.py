@@ -333,7 +333,7 @@ def test_files_that_are_refused_say_why_and_run_nothing(tmp_path):
     (tmp_path / "data.csv").write_text("1\n")
     for name, message in (
         ("evil.pt", "holds more than tensors"),
-        ("module.pt", r"more than tensors .*Linear.*torch.save\(model.state_dict"),
+        ("module.pt", r"more than tensors \(torch\.nn\.modules\.linear\.Linear\)\. .*torch.save\(model.state_dict"),
         ("cut.safetensors", "damaged"),
         ("junk.pt", "no file of torch.save"),
         ("number.pt", r"holds 3 \(int\), expected a state dict"),

@@ -6,6 +6,7 @@ import contextlib
 import io
 import math
 import pickle
+import re
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -98,7 +99,9 @@ def _pickled(path: Path, name: str, start: bytes) -> list[Entry]:
     except pickle.UnpicklingError as error:
         first = str(error).split("\n")[0].split("WeightsUnpickler error: ")[-1]
         line = next((x.strip() for x in str(error).splitlines() if "Unsupported" in x or "GLOBAL" in x), first)
-        raise ValueError(f"{name}: {path} holds more than tensors ({line[:160].strip()}). {advice}") from error
+        refused = re.search(r"GLOBAL ([\w.]+)", line)
+        what = refused[1] if refused else line[:160].strip()
+        raise ValueError(f"{name}: {path} holds more than tensors ({what}). {advice}") from error
     except (RuntimeError, OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise sources.DamagedError(f"{name}: {path} is damaged or no file of torch.save: {str(error)[:200]}") from error
     if isinstance(loaded, Tensor):
