@@ -1,6 +1,7 @@
 """Sweeps whose workers and drivers are killed: nothing is lost, nothing is trained twice, and no bit changes."""
 
 import contextlib
+import errno
 import json
 import multiprocessing
 import os
@@ -13,6 +14,7 @@ import textwrap
 import time
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,7 +22,7 @@ import torch
 import xarray as xr
 
 import bnrank
-from bnrank.training.sweeping import leases
+from bnrank.training.sweeping import driver, leases
 from bnrank.training.sweeping.folder import SweepFolder, planned
 from bnrank.training.sweeping.groups import Group, decoded, encoded, grouped, store_task
 from bnrank.training.sweeping.rows import Reader, Writer
@@ -106,6 +108,64 @@ def test_a_lease_is_touched_while_it_is_held(tmp_path):
             time.sleep(0.01)
         assert lease.path.stat().st_mtime > 1
     assert not lease.path.exists()
+
+
+def dead(lease):
+    """Make the holder of a lease one that is gone."""
+    held = json.loads(lease.path.read_text())
+    lease.path.write_text(json.dumps(held | {"started": "1"}))
+
+
+@pytest.mark.parametrize("faster", [True, False])
+def test_a_slow_process_takes_no_lease_from_one_that_took_over(tmp_path, monkeypatch, faster):
+    dead(leases.take(tmp_path, "g"))
+    expired, found = leases._expired, []
+
+    def slowly(*args):  # another process takes over after this one has read the dead one's lease
+        monkeypatch.setattr(leases, "_expired", expired)
+        if faster:
+            found.append(leases.take(tmp_path, "g"))
+        return True
+
+    def seen(method):  # and a third comes whenever no lease is there
+        def moved(self, *args, **options):
+            result = method(self, *args, **options)
+            if self.name == "g":
+                found.append(leases.take(tmp_path, "g"))
+            return result
+
+        return moved
+
+    monkeypatch.setattr(leases, "_expired", slowly)
+    monkeypatch.setattr(Path, "rename", seen(Path.rename))
+    monkeypatch.setattr(Path, "unlink", seen(Path.unlink))
+    found.append(leases.take(tmp_path, "g"))
+    assert sum(lease is not None for lease in found) == 1
+
+
+def test_a_holder_that_was_taken_over_leaves_the_lease_to_the_other(tmp_path):
+    first = leases.take(tmp_path, "g")
+    dead(first)
+    second = leases.take(tmp_path, "g")
+    first.release()
+    assert second.is_own()
+    second.release()
+    assert not second.path.exists()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]"])
+def test_a_damaged_lease_expires(tmp_path, text):
+    lease = leases.take(tmp_path, "g")
+    lease.path.write_text(text)  # as after a power failure
+    assert leases.take(tmp_path, "g") is None
+    os.utime(lease.path, (1, 1))
+    assert leases.take(tmp_path, "g") is not None
+
+
+def test_a_lease_that_this_process_forgot_is_taken_over(tmp_path):
+    lease = leases.take(tmp_path, "g")
+    leases._held.discard(lease.id)  # as after Ctrl-C before it was touched first
+    assert leases.take(tmp_path, "g") is not None
 
 
 def _race(folder, start, results):
@@ -276,7 +336,7 @@ DRIVER = """
 def test_a_killed_driver_and_killed_processes_of_the_pool_lose_nothing(tmp_path):
     script, out = tmp_path / "script.py", tmp_path / "out"
     script.write_text(textwrap.dedent(DRIVER))
-    driver = subprocess.Popen([sys.executable, str(script), str(out)])
+    sweeping = subprocess.Popen([sys.executable, str(script), str(out)])
     until = time.monotonic() + 120
     killed = set()
     while len(killed) < 2 and time.monotonic() < until:  # two workers, while they train
@@ -285,13 +345,14 @@ def test_a_killed_driver_and_killed_processes_of_the_pool_lose_nothing(tmp_path)
             with contextlib.suppress(OSError, ValueError):
                 holder = json.loads(path.read_text())["process"]
                 if holder not in killed and len(killed) < 2:
+                    assert os.getpgid(holder) != os.getpgid(sweeping.pid)  # the terminal's Ctrl-C is not for it
                     os.kill(holder, signal.SIGKILL)
                     killed.add(holder)
     assert len(killed) == 2
     while not Reader(out).read() and time.monotonic() < until:
         time.sleep(0.02)
-    driver.kill()
-    driver.wait()
+    sweeping.kill()
+    sweeping.wait()
     settings = {"depths": [3], "seeds": range(32), "steps": 300, "record": 150, "progress": False}
     settings |= {"checkpoint_every": 20, "grid": {"width": [8]}, "processes": 1}
     found = bnrank.sweep(TASK, out=out, **settings)
@@ -330,6 +391,95 @@ def test_what_waits_for_the_lease_of_another_process_is_trained_once(tmp_path):
     lease.release()
     assert work(*arguments) == "trained"
     assert work(*arguments) == "stored"
+
+
+def test_networks_of_dead_workers_are_waiting_and_of_live_ones_running(tmp_path):
+    folder = SweepFolder.create(tmp_path)
+    group, other = planned(folder, groups_of(folder, 20))
+    assert list(drain(folder, [other], None)) == ["trained"]
+    lease = leases.take(folder.path, group.id)
+    assert bnrank.Sweep.open(tmp_path).counts == {"running": 16, "finished": 4}
+    assert np.isfinite(bnrank.Sweep.open(tmp_path).seconds_left)
+    dead(lease)
+    assert bnrank.Sweep.open(tmp_path).counts == {"waiting": 16, "finished": 4}
+    assert bnrank.Sweep.open(tmp_path).seconds_left == float("inf")
+    assert bnrank.Sweep.open(tmp_path).path == tmp_path
+
+
+def test_a_worker_that_was_taken_over_leaves_the_checkpoints_to_the_other(tmp_path, monkeypatch):
+    from bnrank.training.sweeping import work as module
+
+    folder = SweepFolder.create(tmp_path)
+    (group,) = planned(folder, groups_of(folder, 2))
+    trained = module.with_checkpoints
+
+    def slept(*args, **options):
+        dead(leases.Lease(tmp_path / "leases" / group.id, 1, ""))
+        assert leases.take(tmp_path, group.id) is not None
+        return trained(*args, **options)
+
+    monkeypatch.setattr(module, "with_checkpoints", slept)
+    assert list(drain(folder, [group], None)) == ["trained"]
+    assert leases.holder(tmp_path, group.id) is not None
+    assert (tmp_path / "work" / group.id).is_dir()
+
+
+def test_a_full_disk_is_no_failure_of_a_network(tmp_path, monkeypatch):
+    def full(self, group):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(SweepFolder, "checkpoints", full)
+    with pytest.raises(ValueError, match=r"out: cannot write to .*No space left"):
+        bnrank.sweep(TASK, depths=[2], processes=1, out=tmp_path, **QUICK)
+    assert Reader(tmp_path).read() == []
+
+
+class Failing(Executor):
+    """An executor whose first calls fail, and that counts its calls."""
+
+    def __init__(self, failures):
+        self.failures, self.calls = failures, 0
+
+    def submit(self, function, /, *args, **kwargs):
+        future, self.calls = Future(), self.calls + 1
+        if self.calls <= self.failures:
+            future.set_exception(KeyError("an error of the engine"))
+        else:
+            future.set_result(function(*args, **kwargs))
+        return future
+
+
+def test_all_members_of_a_group_may_end_their_processes(tmp_path, monkeypatch):
+    monkeypatch.setattr(driver, "POLL", 0.0)
+    executor = Failing(3 + 3 * 16)  # as if the group died three times, and then each of its members
+    found = bnrank.sweep(TASK, depths=[2], seeds=range(16), executor=executor, out=tmp_path, **QUICK)
+    assert (found.status == "finished").all()
+
+
+def test_a_busy_group_is_submitted_once_a_poll(tmp_path, monkeypatch):
+    folder = SweepFolder.create(tmp_path)
+    first, second = planned(folder, groups_of(folder, 20))
+    lease, slept = leases.take(folder.path, first.id), []
+    future = Future()  # of the second group, at work elsewhere
+
+    def submit(function, path, text, *rest):
+        if Group.from_json(text).id == second.id and not future.done():
+            return future
+        done = Future()
+        done.set_result(function(path, text, *rest))
+        return done
+
+    def sleep(seconds):
+        slept.append(seconds)
+        if len(slept) == 3:
+            lease.release()
+            future.set_result("whatever")
+
+    monkeypatch.setattr(driver.time, "sleep", sleep)
+    executor = SimpleNamespace(submit=submit)
+    driver._on_executor(folder, [first, second], "call", executor, folder.refresh)
+    assert len(slept) >= 3
+    assert all(folder.is_done(member.key, "call") for member in first.members + second.members)
 
 
 class Refusing(ThreadPoolExecutor):

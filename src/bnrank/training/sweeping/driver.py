@@ -109,6 +109,8 @@ def _in_processes(folder: SweepFolder, groups: list[Group], call: str, count: in
 def _process(path: str, texts: list[str], call: str, threads: int, driver: connection.Connection) -> None:
     """Drain groups in a process of its own."""
     end_with_parent()
+    if hasattr(os, "setpgrp"):
+        os.setpgrp()  # Ctrl-C in a terminal reaches the driver only: a second one would cut the checkpoint short
     torch.set_num_threads(threads)
     driver.send("ready")
     try:
@@ -175,12 +177,14 @@ def _on_executor(folder: SweepFolder, groups: list[Group], call: str, executor: 
                 if isinstance(failed, StorageError):
                     raise failed
                 errors[group.id] += failed is not None
-                if failed is not None and errors[group.id] > 2 * (RETRIES + len(group.members) + 1):
+                if failed is not None and errors[group.id] > (RETRIES + 1) * (
+                    len(group.members) + 1
+                ):  # of the group, then each alone
                     _fail(folder, [group], call, failed)
                     continue
                 waiting.append(group)
-            if waiting and not futures:
-                time.sleep(POLL)  # others are at work on these
+            if waiting:
+                time.sleep(POLL)  # others are at work on these, or they broke their process
     finally:
         for future in futures:
             future.cancel()

@@ -2,7 +2,8 @@
 
 A lease is a file that names its process. It is created by a hard link, which fails if the file exists, on network file
 systems, too; the holder touches it every few seconds. It has expired if its process is gone (on this machine) or if it
-was not touched for long (on any). Whoever renames an expired lease away first takes over.
+was not touched for long (on any). It is taken over under a lock, so that one process does; where the file system has
+no locks, two can, which costs time but no result.
 """
 
 import contextlib
@@ -10,16 +11,21 @@ import json
 import os
 import socket
 import threading
+import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bnrank._core import locks
+
 FOLDER = "leases"
 EXPIRES = 120.0  # seconds without a touch
 PROCESSES = Path("/proc")
 TOUCHED = 10.0  # seconds between touches
+LOCK = ".lock"
+_held: set[str] = set()  # ids of the leases of this process
 
 
 @dataclass(frozen=True)
@@ -32,14 +38,23 @@ class Lease:
         Its file.
     attempt : int
         1 for the first holder, 2 for the one who took over from it, and so on.
+    id : str
+        Of this lease.
     """
 
     path: Path
     attempt: int
+    id: str
+
+    def is_own(self) -> bool:
+        """Return whether no other process has taken over: one on another machine does if this one slept for long."""
+        return (_read(self.path) or {}).get("id") == self.id
 
     def release(self) -> None:
         """Give the lease back."""
-        self.path.unlink(missing_ok=True)
+        _held.discard(self.id)
+        if self.is_own():
+            self.path.unlink(missing_ok=True)
 
 
 def take(folder: Path, name: str, expires: float = EXPIRES) -> Lease | None:
@@ -56,27 +71,23 @@ def take(folder: Path, name: str, expires: float = EXPIRES) -> Lease | None:
     """
     place = folder / FOLDER
     place.mkdir(exist_ok=True)
-    path, attempt = place / name, 1
-    if (held := _read(path)) is not None:
-        if not _expired(path, held, expires):
+    path = place / name
+    if (held := _read(path)) is None:
+        return _create(path, 1)
+    if not _expired(path, held, expires):
+        return None
+    with locks.alone(place / LOCK, f"out: {str(place)!r}", wait=True):
+        if _read(path) != held:  # another process was faster
             return None
-        away = place / f".{name}.{uuid.uuid4().hex}"
-        try:
-            path.rename(away)
-        except FileNotFoundError:
-            return None  # another process was faster
-        if _read(away) != held:  # it was taken over in the meantime: put that back
-            with contextlib.suppress(OSError):
-                away.rename(path)
-            return None
-        away.unlink(missing_ok=True)
-        attempt = held.get("attempt", 1) + 1
-    return Lease(path, attempt) if _create(path, attempt) else None
+        path.unlink(missing_ok=True)
+        return _create(path, held.get("attempt", 1) + 1)
 
 
 def holder(folder: Path, name: str) -> dict[str, Any] | None:
-    """Return who holds a lease: process, host, start of the process, attempt; None if nobody does."""
-    return _read(folder / FOLDER / name)
+    """Return who holds a lease: process, host, start of the process, attempt; None if no live process does."""
+    path = folder / FOLDER / name
+    held = _read(path)
+    return None if held is None or _expired(path, held, EXPIRES) else held
 
 
 @contextlib.contextmanager
@@ -87,7 +98,8 @@ def touching(lease: Lease, every: float = TOUCHED) -> Iterator[None]:
     def touch() -> None:
         while not ended.wait(every):
             with contextlib.suppress(OSError):
-                os.utime(lease.path)
+                if lease.is_own():
+                    os.utime(lease.path)
 
     thread = threading.Thread(target=touch, name="touch a lease", daemon=True)
     thread.start()
@@ -99,38 +111,50 @@ def touching(lease: Lease, every: float = TOUCHED) -> Iterator[None]:
         lease.release()
 
 
-def _create(path: Path, attempt: int) -> bool:
+def _create(path: Path, attempt: int) -> Lease | None:
     own = {"process": os.getpid(), "host": socket.gethostname(), "started": _started(os.getpid()), "attempt": attempt}
-    own["id"] = uuid.uuid4().hex
-    scratch = path.with_name(f".{path.name}.{own['id']}")
-    scratch.write_text(json.dumps(own))
+    lease = Lease(path, attempt, uuid.uuid4().hex)
+    scratch = path.with_name(f".{path.name}.{lease.id}")
+    _held.add(lease.id)
     try:
+        scratch.write_text(json.dumps(own | {"id": lease.id}))
         os.link(scratch, path)
-    except FileExistsError:
-        return False
+    except BaseException as error:
+        _held.discard(lease.id)
+        if isinstance(error, FileExistsError):
+            return None
+        raise
     finally:
-        scratch.unlink()
-    return True
+        scratch.unlink(missing_ok=True)
+    return lease
 
 
 def _read(path: Path) -> dict[str, Any] | None:
+    """Return who a lease names; None if it does not exist, nobody if it is damaged, which expires with its touches."""
     try:
         return dict(json.loads(path.read_text()))
-    except (FileNotFoundError, ValueError):
+    except FileNotFoundError:
         return None
+    except (ValueError, TypeError):
+        return {}
 
 
 def _expired(path: Path, held: dict[str, Any], expires: float) -> bool:
     if held.get("host") == socket.gethostname():
+        if held.get("process") == os.getpid() and held.get("id") not in _held:
+            return True  # of a call that was interrupted before it could give the lease back
         return _started(held.get("process", 0)) != held.get("started")
     clock = path.with_name(f".clock.{uuid.uuid4().hex}")  # the time of the file system, not of this machine
     try:
-        clock.touch()
-        return clock.stat().st_mtime - path.stat().st_mtime > expires
+        with contextlib.suppress(OSError):
+            clock.touch()
+        now = clock.stat().st_mtime if clock.exists() else time.time()  # of a folder that is only read
+        return now - path.stat().st_mtime > expires
     except FileNotFoundError:
         return False
     finally:
-        clock.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            clock.unlink(missing_ok=True)
 
 
 def _started(process: int) -> str:

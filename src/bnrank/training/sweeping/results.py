@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bnrank._core import store, validation
@@ -28,8 +29,6 @@ class Sweep(Printed):
 
     Attributes
     ----------
-    path : Path
-        The folder.
     rows : list of dict
         One per network of all sweeps in the folder, in the order in which they were planned: place in the grid,
         ``status`` ("waiting", "running", or as in `Run`, or "failed"), ``error``, the last recorded ``loss``, ``cost``,
@@ -77,6 +76,11 @@ class Sweep(Printed):
         return cls(folder, list(rows.values()))
 
     @property
+    def path(self) -> Path:
+        """The folder."""
+        return self.folder.path
+
+    @property
     def counts(self) -> dict[str, int]:
         """Number of networks by status."""
         return dict(Counter(row["status"] for row in self.rows))
@@ -88,7 +92,7 @@ class Sweep(Printed):
         NaN if nothing is known yet; infinite if nobody is at work on what is left.
         """
         done = [row for row in self.rows if "seconds" in row]
-        at_work = {leases.holder(self.folder.path, path.name) and path.name for path in self._leases()}
+        at_work = [entry.name for entry in self._leases() if leases.holder(self.folder.path, entry.name) is not None]
         left = sum(row["status"] in (WAITING, RUNNING) for row in self.rows)
         if not left:
             return 0.0

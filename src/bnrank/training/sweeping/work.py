@@ -108,7 +108,7 @@ def _part(folder: SweepFolder, writer: Writer, group: Group, call: str | None, r
             return "split"
         if lease.attempt > retries + 1:
             return _isolated(folder, writer, group, lease.attempt - 1, call)
-        return _trained(folder, writer, group, call)
+        return _trained(folder, writer, group, call, lease)
 
 
 def _isolated(folder: SweepFolder, writer: Writer, group: Group, died: int, call: str | None) -> str:
@@ -125,11 +125,11 @@ def _isolated(folder: SweepFolder, writer: Writer, group: Group, died: int, call
     return "trained"
 
 
-def _trained(folder: SweepFolder, writer: Writer, group: Group, call: str | None) -> str:
-    began = time.perf_counter()
+def _trained(folder: SweepFolder, writer: Writer, group: Group, call: str | None, lease: leases.Lease) -> str:
+    place = folder.checkpoints(group)  # a full disk is no failure of a network
     try:
-        run = _run(folder, group)
-        rows = _rows(group, run, time.perf_counter() - began, call)
+        run = _run(folder, group, place)
+        rows = _rows(group, run, call)
     except StorageError:
         raise
     except Exception as error:
@@ -147,19 +147,19 @@ def _trained(folder: SweepFolder, writer: Writer, group: Group, call: str | None
     tensors, about = pack(run)
     store.save(folder.path / ARRAYS / name, tensors, about | {"group": group.id}, KIND)
     writer.append([row | {"arrays": name, "member": i} for i, row in enumerate(rows)])
-    folder.discard_checkpoints(group)
+    if lease.is_own():  # otherwise they are of the process that took over
+        folder.discard_checkpoints(group)
     return "trained"
 
 
-def _run(folder: SweepFolder, group: Group) -> Run:
+def _run(folder: SweepFolder, group: Group, place: Path) -> Run:
     task = first(load_task(folder.path, group.task), group.size)
     options = {name: decoded(value) for name, value in group.options.items()}
     ridge, seed = [member.ridge for member in group.members], [member.seed for member in group.members]
-    place = folder.checkpoints(group)
     return with_checkpoints(group.net(task), task, place, group.checkpoint_every, ridge=ridge, seed=seed, **options)
 
 
-def _rows(group: Group, run: Run, seconds: float, call: str | None) -> list[dict[str, Any]]:
+def _rows(group: Group, run: Run, call: str | None) -> list[dict[str, Any]]:
     summary, spectra = run.summary, run.history["weight_singular_values"].values
     known = np.isfinite(spectra).any(axis=(2, 3))
     rows = []
@@ -172,7 +172,7 @@ def _rows(group: Group, run: Run, seconds: float, call: str | None) -> list[dict
         found = bottlenecks.detect(last) if known[i].any() else None
         row["bottleneck_rank"] = None if found is None else found.rank
         row["weight_singular_values"] = [[float(v) for v in line[np.isfinite(line)]] for line in last]
-        rows.append(row | {"seconds": seconds, "company": len(group.members), "worker": _worker()})
+        rows.append(row | {"seconds": run.seconds, "company": len(group.members), "worker": _worker()})
     return rows
 
 
