@@ -482,6 +482,20 @@ def test_a_busy_group_is_submitted_once_a_poll(tmp_path, monkeypatch):
     assert all(folder.is_done(member.key, "call") for member in first.members + second.members)
 
 
+def test_what_a_worker_left_that_was_killed_after_its_rows_is_removed(tmp_path):
+    folder = SweepFolder.create(tmp_path)
+    groups = planned(folder, groups_of(folder, 20))
+    assert list(drain(folder, groups, None)) == ["trained"] * 2
+    for group in groups:
+        folder.checkpoints(group)
+        lease = leases.take(tmp_path, group.id)
+    dead(leases.Lease(tmp_path / "leases" / groups[0].id, 1, ""))
+    assert driver.run_all(folder, groups, None, 1, False) == 0
+    assert [path.name for path in (tmp_path / "leases").iterdir()] == [groups[1].id]  # that of a live process stays
+    assert [path.name for path in (tmp_path / "work").iterdir()] == [groups[1].id]
+    lease.release()
+
+
 class Refusing(ThreadPoolExecutor):
     def submit(self, *args, **kwargs):
         raise RuntimeError("the cluster is gone")

@@ -22,6 +22,7 @@ import torch
 from bnrank._core.locks import StorageError
 from bnrank._core.processes import end_with_parent
 from bnrank._core.progress import bar
+from bnrank.training.sweeping import leases
 from bnrank.training.sweeping.folder import FAILED, SweepFolder
 from bnrank.training.sweeping.groups import Group
 from bnrank.training.sweeping.rows import Writer
@@ -59,11 +60,24 @@ def run_all(folder: SweepFolder, groups: Sequence[Group], executor: Any, process
                 for _ in drain(folder, waiting, call):
                     tell()
         tell()
+    _tidy(folder, groups)
     return sum(row.get("call") == call for row in map(folder.rows.get, keys) if row is not None)
 
 
 def _is_done(folder: SweepFolder, group: Group, call: str) -> bool:
     return all(folder.is_done(member.key, call) for member in group.members)
+
+
+def _tidy(folder: SweepFolder, groups: Sequence[Group]) -> None:
+    """Remove what workers left that were killed after their rows were written."""
+    place = folder.path / leases.FOLDER
+    left = {path.name for path in place.iterdir()} if place.is_dir() else set()
+    for part in (part for group in groups for part in (group, *folder.parts(group))):
+        if part.id in left and all(folder.is_done(member.key, None) for member in part.members):
+            lease = leases.take(folder.path, part.id)
+            if lease is not None:
+                folder.discard_checkpoints(part)
+                lease.release()
 
 
 # processes of its own ------------------------------------------------------------------------------------------------
