@@ -289,19 +289,21 @@ class Killing(Executor):
     """An executor of processes, some of which are killed: the caller hears nothing of what they did."""
 
     def __init__(self, kills, seed):
-        self.kills, self.random, self.killed = kills, random.Random(seed), 0
+        self.kills, self.random, self.killed, self.whole = kills, random.Random(seed), 0, 0.0
         self.context = multiprocessing.get_context("fork")
 
     def submit(self, function, /, *args, **kwargs):
         future = Future()
         process = self.context.Process(target=function, args=args, kwargs=kwargs)
+        began = time.monotonic()
         process.start()
-        if self.killed < self.kills:
-            process.join(self.random.uniform(0.0, 0.3))
+        if self.whole and self.killed < self.kills:
+            process.join(self.random.uniform(0.0, self.whole))
             if process.exitcode is None:
                 os.kill(process.pid, signal.SIGKILL)
                 self.killed += 1
         process.join()
+        self.whole = self.whole or time.monotonic() - began  # of the first, which lives
         if process.exitcode == 0:
             future.set_result("whatever")
         else:
@@ -314,7 +316,7 @@ def test_300_networks_survive_killed_workers_bit_by_bit(tmp_path):
     expected = bnrank.sweep(TASK, processes=1, **settings)
     executor = Killing(12, seed=0)
     found = bnrank.sweep(TASK, executor=executor, out=tmp_path, **settings)
-    assert executor.killed >= 5
+    assert executor.killed >= 3  # of 18 groups, each killed while it was trained if the machine is not slower then
     assert (found.status == "finished").all()
     assert found.attrs["ran"] == 300
     same(found, expected)
