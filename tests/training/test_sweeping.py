@@ -23,6 +23,7 @@ import xarray as xr
 
 import bnrank
 from bnrank.training.sweeping import driver, leases
+from bnrank.training.sweeping.driver import _tell
 from bnrank.training.sweeping.folder import SweepFolder, planned
 from bnrank.training.sweeping.groups import Group, decoded, encoded, grouped, store_task
 from bnrank.training.sweeping.rows import Reader, Writer
@@ -545,3 +546,20 @@ def test_sweeps_without_a_folder_leave_no_open_files():
     for _ in range(3):
         bnrank.sweep(TASK, depths=[2], processes=1, **QUICK)
     assert open_files() == before
+
+
+class UnreadableError(ValueError):
+    """An error that can be pickled, but not read again."""
+
+    def __init__(self, first, second):
+        super().__init__(f"{first} and {second}")
+
+
+@pytest.mark.parametrize("error", [ValueError("plain"), UnreadableError("one", "two")])
+def test_errors_of_workers_reach_the_driver_even_if_they_cannot_be_pickled(error):
+    ours, theirs = multiprocessing.Pipe(duplex=False)
+    _tell(theirs, error)
+    assert ours.poll(5)
+    found = ours.recv()
+    assert isinstance(found, ValueError | RuntimeError)
+    assert str(error) in str(found)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import signal
 import time
 import uuid
@@ -133,8 +134,17 @@ def _process(path: str, texts: list[str], call: str, threads: int, driver: conne
     except KeyboardInterrupt:
         os._exit(1)
     except Exception as error:
-        driver.send(error)
+        _tell(driver, error)
         raise SystemExit(1) from None
+
+
+def _tell(driver: connection.Connection, error: Exception) -> None:
+    """Send an error to the driver, as text if it cannot be pickled and read again."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        error = RuntimeError(f"{type(error).__name__}: {error}")
+    driver.send(error)
 
 
 def _received(ours: connection.Connection) -> list[Any]:
