@@ -499,6 +499,25 @@ def test_what_a_worker_left_that_was_killed_after_its_rows_is_removed(tmp_path):
     lease.release()
 
 
+class Client:
+    """What a client of Dask offers."""
+
+    def __init__(self, executor):
+        self.executor = executor
+
+    def get_executor(self, *, pure):
+        assert not pure  # the same call again is another attempt
+        return self.executor
+
+
+def test_a_client_with_an_executor_is_taken_and_anything_else_refused():
+    with ThreadPoolExecutor(1) as executor:
+        found = bnrank.sweep(TASK, depths=[2], seeds=[0, 1], executor=Client(executor), **QUICK)
+    same(found, bnrank.sweep(TASK, depths=[2], seeds=[0, 1], processes=1, **QUICK))
+    with pytest.raises(TypeError, match=r"executor: got 3 .*expected a concurrent\.futures\.Executor or a dask"):
+        bnrank.sweep(TASK, depths=[2], executor=3, **QUICK)
+
+
 class Refusing(ThreadPoolExecutor):
     def submit(self, *args, **kwargs):
         raise RuntimeError("the cluster is gone")

@@ -78,7 +78,7 @@ def lora_ranks(
     from the network's own prediction. With the Kronecker-factored curvature of A and S, the best update of rank r of
     one layer decreases the loss by (s_1^2 + ... + s_r^2) / 2, with s_i the singular values of S^{-1/2} G A^{-1/2}. The
     budget is spent in ``rounds``: each spends an equal share on the largest s_i^2 / 2 per parameter, takes these
-    updates on a copy of the network, at the best of seven scales, and computes G, A and S anew, so that two layers are
+    updates on a copy of the network, at the best of seven scales, and computes G, A and S again, so that two layers are
     not both paid for the same decrease of the loss.
 
     Parameters

@@ -71,7 +71,7 @@ def symmetries(
     known. If no such field is found, scalings of positive columns are searched as translations of their logarithms.
 
     If the error of f is known, samples are also moved by one standard deviation along random combinations of the
-    detected fields (along ignored directions, coordinates are shuffled among the samples), and f may change by at most
+    detected fields (along ignored directions, coordinates are shuffled among samples within the data), and f may change by at most
     1.5 times its error. s itself may be larger, since the error of a piecewise linear network has larger derivatives
     than values.
 
