@@ -71,9 +71,9 @@ def symmetries(
     known. If no such field is found, scalings of positive columns are searched as translations of their logarithms.
 
     If the error of f is known, samples are also moved by one standard deviation along random combinations of the
-    detected fields (along ignored directions, coordinates are shuffled among samples within the data), and f may change by at most
-    1.5 times its error. s itself may be larger, since the error of a piecewise linear network has larger derivatives
-    than values.
+    detected fields (along ignored directions, coordinates are shuffled among samples), within the data, and f may
+    change by at most 1.5 times its error. s itself may be larger, since the error of a piecewise linear network has
+    larger derivatives than values.
 
     The result is "none" only where every field is excluded: if s > 0.2 for all fields in all resamples, and, where the
     error of f is known, moving samples along the fields with the smallest s changes f by more than 1.5 times its error
