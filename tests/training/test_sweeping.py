@@ -29,6 +29,8 @@ from bnrank.training.sweeping.groups import Group, decoded, encoded, grouped, st
 from bnrank.training.sweeping.rows import Reader, Writer
 from bnrank.training.sweeping.work import drain, work
 
+from .common import dead
+
 TASK = bnrank.tasks.low_rank_map(n=40, d_in=5, d_out=4, latent=3, rank=2, seed=1)
 QUICK = {"steps": 6, "progress": False, "record": 3, "grid": {"width": [4]}}
 
@@ -37,181 +39,6 @@ def same(found, expected):
     """Equality bit by bit, apart from who trained a network and when."""
     drop = ["seconds", "worker"]
     xr.testing.assert_equal(found.drop_vars(drop).drop_attrs(), expected.drop_vars(drop).drop_attrs())
-
-
-# rows and leases -----------------------------------------------------------------------------------------------------
-
-
-def test_rows_of_many_writers_are_read_once_and_exactly(tmp_path):
-    rng = np.random.default_rng(0)
-    written, reader = [], Reader(tmp_path)
-    assert reader.read() == []
-    for _ in range(3):
-        with Writer(tmp_path) as writer:
-            for _ in range(3):
-                rows = [{"key": str(rng.integers(10**9)), "loss": float(rng.normal()), "text": "ü\n"} for _ in range(4)]
-                writer.append(rows)
-                written += rows
-        found = reader.read()
-        assert sorted(map(json.dumps, found)) == sorted(map(json.dumps, written[-12:]))
-    assert reader.read() == []
-    assert sorted(map(json.dumps, Reader(tmp_path).read())) == sorted(map(json.dumps, written))
-
-
-def test_a_half_written_or_damaged_row_is_not_read_and_the_others_are(tmp_path):
-    with Writer(tmp_path) as writer:
-        writer.append([{"key": "a"}, {"key": "b"}])
-    whole = writer.path.read_bytes()
-    for cut in range(len(whole)):
-        writer.path.write_bytes(whole[:cut])
-        found = [row["key"] for row in Reader(tmp_path).read()]
-        assert found == ["a", "b"][: whole[:cut].count(b"\n")]
-    reader = Reader(tmp_path)
-    writer.path.write_bytes(whole[:-3])
-    assert [row["key"] for row in reader.read()] == ["a"]
-    writer.path.write_bytes(whole)  # its end arrives
-    assert [row["key"] for row in reader.read()] == ["b"]
-    writer.path.write_bytes(whole.replace(b'"a"', b'"c"'))
-    assert [row["key"] for row in Reader(tmp_path).read()] == ["b"]
-
-
-def test_a_lease_is_taken_by_one_and_taken_over_when_its_process_is_gone(tmp_path):
-    lease = leases.take(tmp_path, "g")
-    assert leases.take(tmp_path, "g") is None
-    held = leases.holder(tmp_path, "g")
-    assert held["process"] == os.getpid()
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
-    lease.path.write_text(json.dumps(held | {"process": gone.pid}))
-    again = leases.take(tmp_path, "g")
-    assert again.attempt == 2
-    lease.path.write_text(json.dumps(held | {"started": "1"}))  # another process with the number of a dead one
-    assert leases.take(tmp_path, "g").attempt == 2
-    assert [path.name for path in lease.path.parent.iterdir()] == ["g"]
-
-
-def test_a_lease_of_another_machine_expires_without_touches(tmp_path):
-    lease = leases.take(tmp_path, "g")
-    held = leases.holder(tmp_path, "g")
-    lease.path.write_text(json.dumps(held | {"host": "elsewhere"}))
-    assert leases.take(tmp_path, "g", expires=60.0) is None
-    past = time.time() - 61
-    os.utime(lease.path, (past, past))
-    assert leases.take(tmp_path, "g", expires=60.0).attempt == 2
-
-
-def test_a_lease_is_touched_while_it_is_held(tmp_path):
-    lease = leases.take(tmp_path, "g")
-    os.utime(lease.path, (1, 1))
-    with leases.touching(lease, every=0.01):
-        until = time.monotonic() + 10
-        while lease.path.stat().st_mtime == 1 and time.monotonic() < until:
-            time.sleep(0.01)
-        assert lease.path.stat().st_mtime > 1
-    assert not lease.path.exists()
-
-
-def dead(lease):
-    """Make the holder of a lease one that is gone."""
-    held = json.loads(lease.path.read_text())
-    lease.path.write_text(json.dumps(held | {"started": "1"}))
-
-
-@pytest.mark.parametrize("faster", [True, False])
-def test_a_slow_process_takes_no_lease_from_one_that_took_over(tmp_path, monkeypatch, faster):
-    dead(leases.take(tmp_path, "g"))
-    expired, found = leases._expired, []
-
-    def slowly(*args):  # another process takes over after this one has read the dead one's lease
-        monkeypatch.setattr(leases, "_expired", expired)
-        if faster:
-            found.append(leases.take(tmp_path, "g"))
-        return True
-
-    def seen(method):  # and a third comes whenever no lease is there
-        def moved(self, *args, **options):
-            result = method(self, *args, **options)
-            if self.name == "g":
-                found.append(leases.take(tmp_path, "g"))
-            return result
-
-        return moved
-
-    monkeypatch.setattr(leases, "_expired", slowly)
-    monkeypatch.setattr(Path, "rename", seen(Path.rename))
-    monkeypatch.setattr(Path, "unlink", seen(Path.unlink))
-    found.append(leases.take(tmp_path, "g"))
-    assert sum(lease is not None for lease in found) == 1
-
-
-def test_a_holder_that_was_taken_over_leaves_the_lease_to_the_other(tmp_path):
-    first = leases.take(tmp_path, "g")
-    dead(first)
-    second = leases.take(tmp_path, "g")
-    first.release()
-    assert second.is_own()
-    second.release()
-    assert not second.path.exists()
-
-
-@pytest.mark.parametrize("text", ["", "{", "[1]"])
-def test_a_damaged_lease_expires(tmp_path, text):
-    lease = leases.take(tmp_path, "g")
-    lease.path.write_text(text)  # as after a power failure
-    assert leases.take(tmp_path, "g") is None
-    os.utime(lease.path, (1, 1))
-    assert leases.take(tmp_path, "g") is not None
-
-
-def test_a_lease_that_this_process_forgot_is_taken_over(tmp_path):
-    lease = leases.take(tmp_path, "g")
-    leases._held.discard(lease.id)  # as after Ctrl-C before it was touched first
-    assert leases.take(tmp_path, "g") is not None
-
-
-def _race(folder, start, results):
-    start.wait()
-    results.put(leases.take(Path(folder), "g") is not None)
-    time.sleep(1)
-
-
-def test_of_many_processes_one_takes_over(tmp_path):
-    lease = leases.take(tmp_path, "g")
-    lease.path.write_text(json.dumps(leases.holder(tmp_path, "g") | {"started": "1"}))
-    context = multiprocessing.get_context("fork")
-    start, results = context.Event(), context.Queue()
-    racers = [context.Process(target=_race, args=(tmp_path, start, results)) for _ in range(8)]
-    for racer in racers:
-        racer.start()
-    start.set()
-    assert sum(results.get(timeout=30) for _ in racers) == 1
-    for racer in racers:
-        racer.join()
-
-
-@pytest.mark.parametrize("order", [0, 1])
-def test_a_trained_network_counts_wherever_the_row_of_its_failure_stands(tmp_path, order):
-    place = tmp_path / "rows"
-    rows = [{"key": "a", "status": "failed", "call": "1"}, {"key": "a", "status": "finished", "call": "2"}]
-    for row in rows:
-        with Writer(tmp_path) as writer:
-            writer.append([row])
-        writer.path.rename(place / f"{(row is rows[0]) ^ order}.jsonl")  # files are read in the order of their names
-    folder = SweepFolder(tmp_path)
-    folder.refresh()
-    assert folder.rows["a"]["status"] == "finished"
-
-
-@pytest.mark.parametrize("order", [("1", "2"), ("2", "1")])
-def test_a_failure_in_this_call_counts_whatever_other_calls_say(tmp_path, order):
-    for call in order:
-        with Writer(tmp_path) as writer:
-            writer.append([{"key": "a", "status": "failed", "call": call}])
-    folder = SweepFolder(tmp_path)
-    folder.refresh()
-    assert folder.is_done("a", "1")
-    assert folder.is_done("a", "2")
-    assert not folder.is_done("a", "3")
 
 
 # groups --------------------------------------------------------------------------------------------------------------
@@ -385,6 +212,55 @@ def test_a_network_that_kills_its_process_fails_alone(tmp_path, monkeypatch):
     same(again, bnrank.sweep(TASK, depths=[2], seeds=range(10), processes=1, **QUICK))
 
 
+def test_two_sweeps_try_a_failed_network_again_once(tmp_path):
+    folder = SweepFolder.create(tmp_path)
+    (group,) = planned(folder, groups_of(folder, 3))
+    with Writer(tmp_path) as writer:
+        writer.append([{"key": m.key, "status": "failed", "error": "", "call": "1"} for m in group.members])
+    assert planned(folder, [group]) != []
+    (first,) = planned(SweepFolder.open(tmp_path), [group])
+    other = SweepFolder.open(tmp_path)
+    (second,) = planned(other, [group.of(group.members[1:])])  # with another grid
+    assert second.id == first.id
+    with Writer(tmp_path) as writer:
+        writer.append([{"key": m.key, "status": "failed", "error": "", "call": "2"} for m in first.members])
+    assert list(drain(other, [second], "3")) == ["stored"]
+    assert {row["call"] for row in Reader(tmp_path).read()} == {"1", "2"}
+    assert list(drain(other, planned(other, [group]), "3")) == ["trained"]  # later calls try again
+
+
+class Hung(Executor):
+    """An executor whose first worker takes the lease of a group and hangs."""
+
+    def __init__(self, folder):
+        self.folder, self.process = folder, None
+
+    def submit(self, function, path, text, *rest):
+        future = Future()
+        if self.process is None:
+            self.process = multiprocessing.get_context("fork").Process(target=self.hang, args=(text,))
+            self.process.start()
+        else:
+            future.set_result(function(path, text, *rest))
+        return future
+
+    def hang(self, text):
+        leases.take(self.folder, Group.from_json(text).id)
+        time.sleep(60)
+
+
+def test_a_worker_of_an_executor_that_hangs_holds_nothing_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(leases, "TOUCHED", 0.0)
+    untouched = leases._untouched
+    monkeypatch.setattr(leases, "_untouched", lambda *args: 100 * untouched(*args))
+    executor = Hung(tmp_path)
+    found = bnrank.sweep(TASK, depths=[2], seeds=[0, 1], executor=executor, out=tmp_path, **QUICK)
+    assert (found.status == "finished").all()
+    assert executor.process.is_alive()
+    executor.process.kill()
+    executor.process.join()
+
+
 def test_what_waits_for_the_lease_of_another_process_is_trained_once(tmp_path):
     folder = SweepFolder.create(tmp_path)
     (group,) = planned(folder, groups_of(folder, 2))
@@ -482,7 +358,7 @@ def test_a_busy_group_is_submitted_once_a_poll(tmp_path, monkeypatch):
     executor = SimpleNamespace(submit=submit)
     driver._on_executor(folder, [first, second], "call", executor, folder.refresh)
     assert len(slept) >= 3
-    assert all(folder.is_done(member.key, "call") for member in first.members + second.members)
+    assert folder.is_done(*first.members, *second.members)
 
 
 def test_what_a_worker_left_that_was_killed_after_its_rows_is_removed(tmp_path):

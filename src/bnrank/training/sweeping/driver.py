@@ -8,12 +8,13 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import queue
 import signal
 import time
 import uuid
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, Future
 from multiprocessing import connection, get_context
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -21,7 +22,7 @@ from typing import Any
 import torch
 
 from bnrank._core.locks import StorageError
-from bnrank._core.processes import end_with_parent
+from bnrank._core.processes import end_gently, end_with_parent
 from bnrank._core.progress import bar
 from bnrank.training.sweeping import leases
 from bnrank.training.sweeping.folder import FAILED, SweepFolder
@@ -30,25 +31,22 @@ from bnrank.training.sweeping.rows import Writer
 from bnrank.training.sweeping.work import RETRIES, drain, work
 
 POLL = 0.2  # seconds between looks at the folder
+AHEAD = 10_000  # groups that are submitted and have not ended
 STARTS = 5  # processes in a row that may end before any of them has claimed or trained a group
 PATIENCE = 10.0  # seconds for a process to write its checkpoint after Ctrl-C
-Tell = Callable[[], None]
+Tell = Callable[[], int]
 
 
 def run_all(folder: SweepFolder, groups: Sequence[Group], executor: Any, processes: int | None, progress: bool) -> int:
     """Train what is not done yet, or has failed before, and return how many networks were trained in this call."""
     call = uuid.uuid4().hex
     folder.refresh()
-    keys = {member.key for group in groups for member in group.members}
-    waiting = [group for group in groups if not _is_done(folder, group, call)]
+    waiting = [group for group in groups if not folder.is_done(*group.members)]
     waiting.sort(key=lambda group: -group.work)
     text = "training networks"
+    keys = {member.key for group in groups for member in group.members}
     with bar(progress, text, len(keys)) as show:
-
-        def tell() -> None:
-            folder.refresh()
-            show(sum(folder.is_done(key, call) for key in keys), text)
-
+        tell = _Looking(folder, groups, lambda done: show(done, text))
         tell()
         if waiting and executor is not None:
             _on_executor(folder, waiting, call, executor, tell)
@@ -65,16 +63,29 @@ def run_all(folder: SweepFolder, groups: Sequence[Group], executor: Any, process
     return sum(row.get("call") == call for row in map(folder.rows.get, keys) if row is not None)
 
 
-def _is_done(folder: SweepFolder, group: Group, call: str) -> bool:
-    return all(folder.is_done(member.key, call) for member in group.members)
+class _Looking:
+    """Reads new rows and shows how many networks are done; returns how many are left, as far as it has counted."""
+
+    def __init__(self, folder: SweepFolder, groups: Sequence[Group], show: Callable[[int], object]) -> None:
+        self.folder, self.show = folder, show
+        self.left = list({member.key: member for group in groups for member in group.members}.values())
+        self.total, self.next = len(self.left), 0.0
+
+    def __call__(self) -> int:
+        self.folder.refresh()
+        began = time.monotonic()
+        if began >= self.next:  # counting takes at most a tenth of the time
+            self.left = [member for member in self.left if not self.folder.is_done(member)]
+            self.show(self.total - len(self.left))
+            self.next = began + 10 * (time.monotonic() - began)
+        return len(self.left)
 
 
 def _tidy(folder: SweepFolder, groups: Sequence[Group]) -> None:
     """Remove what workers left that were killed after their rows were written."""
-    place = folder.path / leases.FOLDER
-    left = {path.name for path in place.iterdir()} if place.is_dir() else set()
-    for part in (part for group in groups for part in (group, *folder.parts(group))):
-        if part.id in left and all(folder.is_done(member.key, None) for member in part.members):
+    left = leases.names(folder.path)
+    for part in (part for group in groups if left for part in (group, *folder.parts(group))):
+        if part.id in left and folder.is_done(*part.members):
             lease = leases.take(folder.path, part.id)
             if lease is not None:
                 folder.discard_checkpoints(part)
@@ -101,16 +112,23 @@ def _in_processes(folder: SweepFolder, groups: list[Group], call: str, count: in
     with _ending(running):
         for _ in range(count):
             start()
-        early = 0
+        early, looked, ended = 0, time.monotonic(), 0.0
         while running:
             connection.wait([process.sentinel for process in running], timeout=POLL)
-            tell()
+            now = time.monotonic()
+            if tell():
+                ended = now
+            elif now - ended > PATIENCE:  # a process hangs, and others have trained what it began
+                break
+            if now - looked > leases.TOUCHED:
+                looked = now
+                _end_hanging(folder, running)
             for process in [process for process in running if process.exitcode is not None]:
                 ours = running.pop(process)
                 messages = _received(ours)
                 for error in (message for message in messages if isinstance(message, BaseException)):
                     raise error
-                if process.exitcode == 0 or all(_is_done(folder, group, call) for group in groups):
+                if process.exitcode == 0 or all(folder.is_done(*group.members) for group in groups):
                     continue
                 early = 0 if "ready" in messages else early + 1
                 if early >= STARTS:
@@ -121,9 +139,19 @@ def _in_processes(folder: SweepFolder, groups: list[Group], call: str, count: in
                 start()
 
 
+def _end_hanging(folder: SweepFolder, running: Iterable[BaseProcess]) -> None:
+    """Kill processes whose training hangs; others take it over."""
+    own = {process.pid: process for process in running}
+    for name in leases.names(folder.path):
+        process = own.get(leases.hanging(folder.path, name))
+        if process is not None:
+            process.kill()
+
+
 def _process(path: str, texts: list[str], call: str, threads: int, driver: connection.Connection) -> None:
     """Drain groups in a process of its own."""
-    end_with_parent()
+    end_with_parent(leases.excuse)
+    end_gently()
     if hasattr(os, "setpgrp"):
         os.setpgrp()  # Ctrl-C in a terminal reaches the driver only: a second one would cut the checkpoint short
     torch.set_num_threads(threads)
@@ -179,39 +207,70 @@ def _ending(running: dict[BaseProcess, connection.Connection]) -> Iterator[None]
 
 def _on_executor(folder: SweepFolder, groups: list[Group], call: str, executor: Executor, tell: Tell) -> None:
     """Submit every group, and again those that are not done when their future ends, for whatever reason."""
-    waiting, futures, errors = list(groups), dict[Future[str], Group](), Counter[str]()
+    waiting, again, errors = deque(groups), list[Group](), Counter[str]()
+    futures, ended = dict[Future[str], Group](), queue.SimpleQueue[Future[str]]()
     fixed = str(folder.path), call, 1, RETRIES, os.getpid()
+    looked = time.monotonic()
     try:
-        while waiting or futures:
-            for group in waiting:
+        while waiting or again or futures:
+            while waiting and len(futures) < AHEAD:
+                group = waiting.popleft()
                 try:
                     future = executor.submit(work, fixed[0], group.to_json(), *fixed[1:])
                 except Exception as error:  # a broken executor stays broken
-                    _fail(folder, groups, call, error)
+                    _fail(folder, groups, error)
                     return
                 futures[future] = group
-            waiting = []
-            ended, _ = wait(futures, timeout=POLL, return_when=FIRST_COMPLETED)
+                future.add_done_callback(ended.put)
+            these = list(_some(ended))
             tell()
-            for future in ended:
-                group = futures.pop(future)
-                failed = _error_of(future)
-                if _is_done(folder, group, call):
-                    continue
-                if isinstance(failed, StorageError):
-                    raise failed
-                errors[group.id] += failed is not None
-                if failed is not None and errors[group.id] > (RETRIES + 1) * (
-                    len(group.members) + 1
-                ):  # of the group, then each alone
-                    _fail(folder, [group], call, failed)
-                    continue
-                waiting.append(group)
-            if waiting:
+            for future in these:
+                left = futures.pop(future, None)
+                if left is not None and not folder.is_done(*left.members):
+                    again += _judged(folder, left, future, errors)
+            if time.monotonic() - looked > leases.TOUCHED:
+                looked = time.monotonic()
+                again += _hanging(folder, futures)
+            if again:
                 time.sleep(POLL)  # others are at work on these, or they broke their process
+                waiting.extend(again)
+                again = []
     finally:
         for future in futures:
             future.cancel()
+
+
+def _some(ended: queue.SimpleQueue[Future[str]]) -> Iterator[Future[str]]:
+    """Yield futures that have ended, after waiting for the first."""
+    with contextlib.suppress(queue.Empty):
+        yield ended.get(timeout=POLL)
+        while True:
+            yield ended.get_nowait()
+
+
+def _judged(folder: SweepFolder, group: Group, future: Future[str], errors: Counter[str]) -> list[Group]:
+    """Return the group of a future that has ended without its rows, unless it has failed too often."""
+    failed = _error_of(future)
+    if isinstance(failed, StorageError):
+        raise failed
+    errors[group.id] += failed is not None
+    if failed is not None and errors[group.id] > (RETRIES + 1) * (len(group.members) + 1):  # together, then alone
+        _fail(folder, [group], failed)
+        return []
+    return [group]
+
+
+def _hanging(folder: SweepFolder, futures: dict[Future[str], Group]) -> list[Group]:
+    """Forget the futures of groups that are done, or whose training hangs; return the groups."""
+    left = leases.names(folder.path)
+    found = []
+    for future, group in list(futures.items()):
+        parts = folder.parts(group) if left else []
+        hangs = any(part.id in left and leases.hanging(folder.path, part.id) is not None for part in parts)
+        if hangs or folder.is_done(*group.members):
+            future.cancel()
+            found.append(futures.pop(future))
+    return found
 
 
 def _error_of(future: Future[str]) -> BaseException | None:
@@ -221,10 +280,10 @@ def _error_of(future: Future[str]) -> BaseException | None:
         return error
 
 
-def _fail(folder: SweepFolder, groups: Sequence[Group], call: str, error: BaseException) -> None:
+def _fail(folder: SweepFolder, groups: Iterable[Group], error: BaseException) -> None:
     """Store an error of the executor as the result of the networks that it did not train."""
     folder.refresh()
-    left = [member for group in groups for member in group.members if not folder.is_done(member.key, call)]
+    left = [member for group in groups for member in group.members if not folder.is_done(member)]
     message = f"{type(error).__name__}: {error} (of the executor; the next call tries again)"
     with Writer(folder.path) as writer:
-        writer.append([{"key": m.key, "status": FAILED, "error": message, "call": call} for m in left])
+        writer.append([{"key": m.key, "status": FAILED, "error": message} for m in left])

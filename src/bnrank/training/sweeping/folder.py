@@ -12,7 +12,8 @@ import os
 import shutil
 import uuid
 import warnings
-from dataclasses import asdict
+from collections import Counter
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,9 @@ import torch
 from bnrank._core.files import one_writer, prepare_folder, write_atomically, writing
 from bnrank._core.sources import DamagedError, as_path
 from bnrank._version import __version__
-from bnrank.training.sweeping.groups import Group
+from bnrank.training.sweeping.groups import Group, Member
 from bnrank.training.sweeping.rows import Reader, line_of, row_of
+from bnrank.training.trainer import CHECKPOINT
 
 ABOUT, FORMAT = "sweep.json", 1
 PLAN, WORK, ARRAYS, SPLIT = "plan", "work", "arrays", "split"
@@ -36,7 +38,7 @@ class SweepFolder:
     def __init__(self, path: Path) -> None:
         self.path = path.resolve()
         self.rows: dict[str, dict[str, Any]] = {}  # one of each key: of a trained network rather than a failed one
-        self._failed: set[tuple[str, str | None]] = set()  # keys, and the calls in which they failed
+        self.failures: Counter[str] = Counter()  # how often each key has failed
         self._reader = Reader(self.path)
         self._groups: dict[str, Group] = {}
         self._plans: set[str] = set()
@@ -92,15 +94,17 @@ class SweepFolder:
         """Read the rows that were appended since the last call."""
         for row in self._reader.read():  # of many files, in no order of time
             key, failed = row["key"], row["status"] == FAILED
-            if failed:
-                self._failed.add((key, row.get("call")))
+            self.failures[key] += failed
             if not failed or key not in self.rows or self.rows[key]["status"] == FAILED:
                 self.rows[key] = row
 
-    def is_done(self, key: str, call: str | None) -> bool:
-        """Return whether a member has a result; one that failed counts only if it failed in this call."""
-        row = self.rows.get(key)
-        return row is not None and (row["status"] != FAILED or call is None or (key, call) in self._failed)
+    def is_done(self, *members: Member) -> bool:
+        """Return whether members have results; failures that were known when they were planned do not count."""
+        return all(
+            (row := self.rows.get(member.key)) is not None
+            and (row["status"] != FAILED or self.failures[member.key] > member.failures)
+            for member in members
+        )
 
     def add(self, groups: list[Group]) -> None:
         """Add groups to the plan."""
@@ -112,13 +116,15 @@ class SweepFolder:
                 write_atomically(place / f"{uuid.uuid4().hex}.jsonl", text)
 
     def groups(self) -> dict[str, Group]:
-        """Return all groups of the plan by their ids, in the order in which they were planned."""
+        """Return all groups of the plan by their ids, in the order in which they were planned; the last of each id."""
         new = [path for path in (self.path / PLAN).glob("*.jsonl") if path.name not in self._plans]
         for path in sorted(new, key=lambda path: path.stat().st_mtime_ns):
             self._plans.add(path.name)
             found = [row_of(line) for line in path.read_bytes().splitlines()]
             groups = [Group.of_values(values) for values in found if values is not None]
-            self._groups |= {group.id: group for group in groups}
+            for group in groups:
+                if group.id not in self._groups or _tries(self._groups[group.id]) <= _tries(group):
+                    self._groups[group.id] = group
             if None in found:  # their members are planned again
                 warnings.warn(f"out: {path} is damaged in {found.count(None)} group(s), not used", stacklevel=3)
         return self._groups
@@ -140,6 +146,14 @@ class SweepFolder:
         path.mkdir(parents=True, exist_ok=True)
         return path
 
+    def progress(self, group: Group) -> str | None:
+        """Return what tells the last checkpoint of a group from earlier ones; None without one."""
+        try:
+            found = (self.path / WORK / group.id / CHECKPOINT).stat()
+        except OSError:
+            return None
+        return f"{found.st_ino} {found.st_mtime_ns}"
+
     def discard_checkpoints(self, group: Group) -> None:
         """Remove the checkpoints of a group."""
         shutil.rmtree(self.path / WORK / group.id, ignore_errors=True)
@@ -148,11 +162,15 @@ class SweepFolder:
 def planned(folder: SweepFolder, groups: list[Group]) -> list[Group]:
     """Return the groups that have these members, without those that are done; what is new is added to the plan.
 
-    A member that another sweep has planned stays in its group, so that it is trained once.
+    A member that another sweep has planned stays in its group, so that it is trained once, or tried again once.
     """
     with one_writer(folder.path, lock=PLAN_LOCK, wait=True):
         folder.refresh()
-        known = {member.key: group for group in folder.groups().values() for member in group.members}
+        known: dict[str, tuple[Group, Member]] = {}  # of each key, the last that was planned
+        for group in folder.groups().values():
+            for member in group.members:
+                if member.key not in known or known[member.key][1].failures <= member.failures:
+                    known[member.key] = group, member
         found: dict[str, Group] = {}
         new = []
         for group in groups:
@@ -161,14 +179,19 @@ def planned(folder: SweepFolder, groups: list[Group]) -> list[Group]:
                 row = folder.rows.get(member.key)
                 if row is not None and row["status"] != FAILED:
                     continue
-                if row is None and member.key in known:
-                    found[known[member.key].id] = known[member.key]
+                other = known.get(member.key)
+                if other is not None and not folder.is_done(other[1]):
+                    found[other[0].id] = other[0]
                 else:
-                    fresh.append(member)
+                    fresh.append(replace(member, failures=folder.failures[member.key]))
             if fresh:
                 new.append(group.of(fresh))
         folder.add(new)
     return list((found | {group.id: group for group in new}).values())
+
+
+def _tries(group: Group) -> int:
+    return sum(member.failures for member in group.members)
 
 
 def _versions() -> dict[str, Any]:

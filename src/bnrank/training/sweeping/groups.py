@@ -38,12 +38,15 @@ class Member:
         Its own settings.
     point : mapping
         Its place in the grid, as plain values.
+    failures : int
+        How many stored failures do not count, since they are of earlier calls.
     """
 
     key: str
     ridge: float
     seed: int
     point: Mapping[str, Any]
+    failures: int = 0
 
 
 @dataclass(frozen=True)

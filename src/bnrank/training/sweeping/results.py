@@ -64,13 +64,13 @@ class Sweep(Printed):
         folder = SweepFolder.open(path)
         folder.refresh()
         rows: dict[str, dict[str, Any]] = {}
+        held = {name for name in leases.names(folder.path) if leases.holder(folder.path, name) is not None}
         for group in folder.groups().values():
             parts = {member.key: part.id for part in folder.parts(group) for member in part.members}
-            held = {part: leases.holder(folder.path, part) is not None for part in set(parts.values())}
             for member in group.members:
                 row = folder.rows.get(member.key)
                 if row is None:
-                    row = {"status": RUNNING if held[parts[member.key]] else WAITING}
+                    row = {"status": RUNNING if parts[member.key] in held else WAITING}
                 shown = {name: value for name, value in row.items() if name not in ("key", "call")}
                 rows[member.key] = {"key": member.key, **member.point, **shown}
         return cls(folder, list(rows.values()))
@@ -92,7 +92,7 @@ class Sweep(Printed):
         NaN if nothing is known yet; infinite if nobody is at work on what is left.
         """
         done = [row for row in self.rows if "seconds" in row]
-        at_work = [entry.name for entry in self._leases() if leases.holder(self.folder.path, entry.name) is not None]
+        at_work = [name for name in leases.names(self.path) if leases.holder(self.path, name) is not None]
         left = sum(row["status"] in (WAITING, RUNNING) for row in self.rows)
         if not left:
             return 0.0
@@ -100,10 +100,6 @@ class Sweep(Printed):
             return float("nan")
         mean = sum(row["seconds"] / row["company"] for row in done) / len(done)
         return left * mean / len(at_work) if at_work else float("inf")
-
-    def _leases(self) -> list[os.DirEntry[str]]:
-        place = self.folder.path / leases.FOLDER
-        return [entry for entry in os.scandir(place) if not entry.name.startswith(".")] if place.is_dir() else []
 
     def to_frame(self) -> pd.DataFrame:
         """Return a DataFrame with one row per network, without the singular values."""

@@ -42,7 +42,7 @@ def work(path: str, text: str, call: str | None, threads: int | None, retries: i
     text : str
         The group, as text.
     call : str, optional
-        The call of `bnrank.sweep`, in which members that failed before are tried again.
+        The call of `bnrank.sweep`, which is noted in the rows.
     threads : int, optional
         Threads of PyTorch, set in processes other than the driver's.
     retries : int
@@ -95,14 +95,14 @@ def _worked(folder: SweepFolder, writer: Writer, group: Group, call: str | None,
 def _part(folder: SweepFolder, writer: Writer, group: Group, call: str | None, retries: int) -> str:
     """Train a group under its lease; "split" if its members are to be trained one by one."""
     folder.refresh()
-    if all(folder.is_done(member.key, call) for member in group.members):
+    if folder.is_done(*group.members):
         return "stored"
-    lease = leases.take(folder.path, group.id)
+    lease = leases.take(folder.path, group.id, progress=folder.progress(group))
     if lease is None:
         return "busy"
     with leases.touching(lease):
         folder.refresh()  # again: another process may have ended in between
-        if all(folder.is_done(member.key, call) for member in group.members):
+        if folder.is_done(*group.members):
             return "stored"
         if len(folder.parts(group)) > 1:
             return "split"
