@@ -11,7 +11,7 @@ from torch import nn
 
 from bnrank.networks.mlp import from_layers, make
 from bnrank.tasks import Task
-from bnrank.training.objectives import gradient_at_zero
+from bnrank.tasks.losses import gradient_at_zero
 from training.common import flat, follow
 
 

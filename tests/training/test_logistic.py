@@ -11,11 +11,12 @@ from torch import nn
 
 import bnrank
 from bnrank.tasks import Task
+from bnrank.tasks.losses import cost_and_gradient, gradient_at_zero
 from bnrank.training import Adam, GradientDescent, SkipPlateau
 from bnrank.training.ensemble import Workers
 from bnrank.training.gradient_flow.fields import LIPSCHITZ, AutogradCost, HandCost
 from bnrank.training.kronecker import KroneckerCurvature
-from bnrank.training.objectives import MLPObjective, ModuleObjective, cost_and_gradient, gradient_at_zero
+from bnrank.training.objectives import MLPObjective, ModuleObjective
 from training.common import assert_same_run, flat, mlp, put
 
 

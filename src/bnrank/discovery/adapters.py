@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from bnrank._core import devices, validation
 from bnrank.networks.functional import check_finite, example, unwrap
-from bnrank.training.objectives import LOSSES
+from bnrank.tasks.losses import LOSSES
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d)
 DAMPING = 0.1

@@ -14,8 +14,9 @@ from bnrank.tasks.archives import ARRAYS, read_arrays
 from bnrank.tasks.cells import Cells, read_cells, shown
 from bnrank.tasks.images import digits, mnist
 from bnrank.tasks.latent_maps import bottleneck_spectra_map, low_rank_map
+from bnrank.tasks.losses import LOSSES
 from bnrank.tasks.shapes import s_shapes
-from bnrank.tasks.task import LOSSES, MissingDataError, Task
+from bnrank.tasks.task import MissingDataError, Task
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -158,7 +159,7 @@ def load_table(
     targets, ignore = _listed(targets, "targets"), _listed(ignore, "ignore")
     settings = {**locals(), "path": str(path)}
     if loss is not None:
-        validation.choice(loss, "loss", LOSSES)
+        validation.choice(loss, "loss", tuple(LOSSES))
     if str(path) in NAMED and not (targets or ignore or loss):
         return NAMED[str(path)]()
     table = read_table(path, targets, ignore, drop_missing=drop_missing, sep=sep, decimal=decimal, one_hot=one_hot)

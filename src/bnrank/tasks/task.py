@@ -12,8 +12,7 @@ from torch import Tensor
 
 from bnrank._core import validation
 from bnrank._core.results import Printed
-
-LOSSES = ("mse", "cross_entropy", "logistic")
+from bnrank.tasks.losses import LOSSES
 
 
 class MissingDataError(FileNotFoundError, ValueError):
@@ -114,7 +113,7 @@ class Task(Printed):
         return f"{self.name}: {len(self.x)}{test} samples, {self.d_in} -> {self.d_out}, loss {self.loss!r}{rank}"
 
     def __post_init__(self) -> None:
-        validation.choice(self.loss, "loss", LOSSES)
+        validation.choice(self.loss, "loss", tuple(LOSSES))
         validation.text(self.name, "name")
         validation.expect(isinstance(self.settings, Mapping), "settings", self.settings, "a mapping", TypeError)
         validation.optional(validation.kind, self.truth, "truth", Truth)

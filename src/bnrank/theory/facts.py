@@ -21,6 +21,7 @@ from bnrank.networks.chain import as_mlp
 from bnrank.networks.constructions import line_interpolant
 from bnrank.networks.functional import Functional, check_finite, check_unshared, example, unwrap
 from bnrank.networks.mlp import MLP
+from bnrank.tasks.losses import cost_and_gradient, gradient_at_zero
 from bnrank.theory.escape.localized import Localized, localized, one_deeper
 from bnrank.theory.invariants import conserved
 from bnrank.theory.invariants.finding import Findings
@@ -31,7 +32,6 @@ from bnrank.theory.stability import RankOne, exactly_rank_one, tour
 from bnrank.theory.symmetry import narrowest_layer
 from bnrank.theory.tours import TourBound
 from bnrank.theory.verdicts import NotApplicable, assume, assuming
-from bnrank.training.objectives import cost_and_gradient, gradient_at_zero
 
 SMALLEST = 1e-290  # squared norm below which float64 loses digits
 KINK_RTOL = 1e-9  # a preactivation that is smaller, relative to its terms, may have either sign

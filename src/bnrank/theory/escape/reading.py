@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from bnrank._core import validation
 from bnrank.networks.chain import Chain, read_chain
-from bnrank.training.objectives import cost_and_gradient
+from bnrank.tasks.losses import cost_and_gradient
 
 Array = np.ndarray
 Loss = str | Callable[..., Any]

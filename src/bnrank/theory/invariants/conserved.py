@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from bnrank._core import validation
 from bnrank.networks.functional import Functional, example, unwrap
-from bnrank.training.objectives import LOSSES
+from bnrank.tasks.losses import LOSSES
 
 Array = np.ndarray[Any, Any]
 Tensors = Mapping[str, Tensor]  # parameters, or gradients in them, by name

@@ -12,8 +12,9 @@ from bnrank._core import linalg, validation
 from bnrank.networks import MLP
 from bnrank.networks.functional import Functional
 from bnrank.networks.mlp import leaky_relu
+from bnrank.tasks.losses import LOSSES, cost_and_gradient
 from bnrank.training.ensemble import Workers, aligned, norm, split
-from bnrank.training.objectives import LOSSES, MLPObjective, cost_and_gradient
+from bnrank.training.objectives import MLPObjective
 
 
 class HandCost:

@@ -22,6 +22,7 @@ from bnrank.measures import plateaus
 from bnrank.networks.chain import as_mlp
 from bnrank.networks.functional import Functional, check_finite, check_unshared, example, is_plain_mlp, unwrap
 from bnrank.networks.mlp import MLP
+from bnrank.tasks.losses import LOSSES
 from bnrank.tasks.task import Task, as_task, signs
 from bnrank.training.ensemble import Workers, filled
 from bnrank.training.gradient_flow.driver import Driver
@@ -35,7 +36,6 @@ from bnrank.training.interruption import (
     refused,
     save_checkpoint,
 )
-from bnrank.training.objectives import LOSSES
 from bnrank.training.options import Limits, Record, Save, SkipPlateau, Solver, folder_of, given
 from bnrank.training.settings import FlowSettings, by_hand, check_dtype
 
