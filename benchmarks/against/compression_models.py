@@ -141,7 +141,7 @@ def pitch() -> nn.Module:
 
 
 class Voice(nn.Module):
-    """The voice detector of silero-vad at 16 kHz, one step from the zero state, with the weights in the package."""
+    """The voice detector of silero-vad at 16 kHz, a few steps from the zero state, with the weights in the package."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -151,17 +151,22 @@ class Voice(nn.Module):
         self.stft_conv = nn.Conv1d(1, 258, 256, stride=128, bias=False)
         self.conv1, self.conv2 = nn.Conv1d(129, 128, 3, padding=1), nn.Conv1d(128, 64, 3, stride=2, padding=1)
         self.conv3, self.conv4 = nn.Conv1d(64, 64, 3, stride=2, padding=1), nn.Conv1d(64, 128, 3, padding=1)
-        self.lstm_cell = nn.LSTMCell(128, 128)
+        self.lstm = nn.LSTM(128, 128, batch_first=True)
         self.final_conv = nn.Conv1d(128, 1, 1)
         from safetensors.torch import load_file
 
-        self.load_state_dict(load_file(Path(found.origin).parent / "data" / "silero_vad_16k.safetensors"))
+        stored = load_file(Path(found.origin).parent / "data" / "silero_vad_16k.safetensors")
+        cell = "lstm_cell."
+        self.load_state_dict(
+            {(f"lstm.{k.removeprefix(cell)}_l0" if k.startswith(cell) else k): tensor for k, tensor in stored.items()}
+        )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return logits (N, 1) for sounds (N, 576)."""
-        waves = self.stft_conv(F.pad(x, (0, 64), "reflect").unsqueeze(1))
+        """Return logits (N, steps) for sounds (N, 64 + 512 steps)."""
+        frames = x.unfold(1, 576, 512)
+        waves = self.stft_conv(F.pad(frames.flatten(0, 1), (0, 64), "reflect").unsqueeze(1))
         z = (waves[:, :129].square() + waves[:, 129:].square() + 1e-12).sqrt()
         for part in (self.conv1, self.conv2, self.conv3, self.conv4):
             z = part(z).relu()
-        h, _ = self.lstm_cell(z.squeeze(-1))
-        return self.final_conv(h.relu().unsqueeze(-1)).squeeze(-1)
+        h, _ = self.lstm(z.squeeze(-1).unflatten(0, frames.shape[:2]))
+        return self.final_conv(h.relu().transpose(1, 2)).squeeze(1)

@@ -200,12 +200,10 @@ def test_stretches_of_a_larger_module_are_replaced_and_the_rest_listed(tmp_path)
     torch.manual_seed(0)
     net, x = Larger().double().eval(), normal(150, 8)
     found = compress(net, x, tol=0.01, **QUICK)
-    assert list(found.plan) == ["body"]
+    assert list(found.plan) == ["body", "recurrent"]
     assert found.certificate.met
     assert parameters(found.network.body) < parameters(net.body) / 5
-    skipped = {u.name: u.reason for u in found.skipped}
-    assert set(skipped) == {"", "recurrent", "twice"}
-    assert "called 2 times" in skipped["twice"]
+    assert [u.name for u in found.skipped] == [""]  # the others were tried
     assert found.certificate.rank is None
     fresh = normal(100, 8, seed=5)
     with torch.no_grad():

@@ -11,7 +11,7 @@ from bnrank.discovery.compression import budget, compress, judging, parameters, 
 from bnrank.discovery.compression.fits import fit, gram_fit
 from bnrank.discovery.compression.judging import Judge
 from bnrank.discovery.compression.lowrank import Factoring, places
-from bnrank.discovery.compression.wholes import split_attention
+from bnrank.discovery.compression.wholes import split_up
 from helpers import normal
 from oracles import activation_aware_svd
 
@@ -123,27 +123,6 @@ def test_separate_projections_of_low_rank_are_found():
     assert [part.type for part in found.skipped] == ["Embedding"]
 
 
-def test_recurrent_weights_are_left_with_a_reason():
-    class Recurrent(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.body = nn.LSTM(6, 8, batch_first=True)
-            self.up, self.head = nn.Linear(8, 20), nn.Linear(20, 2)
-
-        def forward(self, x):
-            return self.head(torch.tanh(self.up(self.body(x)[0][:, -1])))
-
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        net = Recurrent()
-    with torch.no_grad():
-        net.up.weight.copy_(low(net.up.weight, 1))
-    found = compress(net, normal(100, 5, 6), tol=0.01, **QUICK)
-    assert found.network.up[0].out_features <= 3
-    assert [(part.name, part.type) for part in found.skipped] == [("body", "LSTM")]
-    assert found.skipped[0].reason
-
-
 @pytest.mark.parametrize("metric", [False, True])
 def test_gram_matrices_give_the_fit_of_the_singular_values(metric):
     z1 = normal(90, 7)
@@ -188,7 +167,7 @@ def test_never_more_parameters_than_activation_aware_svd_at_equal_change(kind, s
     found = compress(net, x, tol=tol, held_out=normal(20, *x.shape[1:], seed=99), **QUICK)
     reached = max(change(found.network, net, x), 1e-9)
     assert reached <= tol
-    split_attention(net)
+    split_up(net, x)
     fewest, _ = activation_aware_svd(net, x, reached)
     assert parameters(found.network) <= fewest
 
@@ -260,7 +239,7 @@ def test_channels_go_where_code_calls_the_layers_and_normalization_goes_with_the
 
 def test_pairs_are_those_of_which_nothing_else_reads_the_units():
     net, x = Encoder(16, 2, 1).double().eval(), normal(8, 4, 16)
-    split_attention(net)
+    split_up(net, x)
     names, _ = places(net, x)
     found = widths.pairs(net, names, x)
     ends = [(pair.layer.rsplit(".", 1)[-1], pair.reader.rsplit(".", 1)[-1]) for pair in found]

@@ -14,18 +14,21 @@ from bnrank._core import validation
 from bnrank.discovery.columns import index_of
 from bnrank.networks.attention import FactoredAttention
 from bnrank.networks.files import blueprint, build
+from bnrank.networks.gated import FactoredRecurrent
 from bnrank.networks.mlp import MLP
 
 MAX_TEXTS = 1 << 26  # bytes of an array of texts
 MAX_LAYERS = 10_000
-_DIMENSIONED = "Conv AvgPool MaxPool AdaptiveAvgPool AdaptiveMaxPool BatchNorm"
+_DIMENSIONED = "Conv AvgPool MaxPool AdaptiveAvgPool AdaptiveMaxPool BatchNorm ZeroPad"
 _UNITWISE = (
     "ReLU LeakyReLU ReLU6 ELU CELU SELU GELU SiLU Mish Tanh Sigmoid Softplus Softsign Hardtanh Hardswish Hardsigmoid "
     "LogSigmoid"
 )
 _NAMES = f"Linear Flatten Unflatten {_UNITWISE} Softmax LogSoftmax PReLU LayerNorm GroupNorm".split()
 _NAMES += [f"{name}{d}d" for name in _DIMENSIONED.split() for d in (1, 2, 3)]
-_LAYERS: dict[str, Any] = {name: getattr(nn, name) for name in _NAMES} | {"FactoredAttention": FactoredAttention}
+_LAYERS: dict[str, Any] = {name: getattr(nn, name) for name in _NAMES} | {
+    kind.__name__: kind for kind in (FactoredAttention, FactoredRecurrent)
+}
 ACTIVATIONS = tuple(_LAYERS[name] for name in _UNITWISE.split())
 """Elementwise activations without parameters."""
 POOLING = tuple(layer for name, layer in _LAYERS.items() if "Pool" in name)

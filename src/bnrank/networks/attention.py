@@ -58,7 +58,7 @@ class FactoredAttention(nn.Module):
         self.kdim, self.vdim = kdim or embed_dim, vdim or embed_dim
         inputs = (embed_dim, self.kdim, self.vdim, embed_dim)
         self.q, self.k, self.v, self.out = (
-            _projection(size, embed_dim, rank, bias)
+            projection(size, embed_dim, rank, bias)
             for size, rank, bias in zip(inputs, self.ranks, self.biases, strict=True)
         )
 
@@ -146,7 +146,8 @@ class FactoredAttention(nn.Module):
         return total
 
 
-def _projection(size: int, out: int, rank: int, bias: bool) -> nn.Module:
+def projection(size: int, out: int, rank: int, bias: bool) -> nn.Module:
+    """Return a Linear or, where a rank is given, two."""
     if not rank:
         return nn.Linear(size, out, bias)
     return nn.Sequential(nn.Linear(size, rank, bias=False), nn.Linear(rank, out, bias))

@@ -101,7 +101,8 @@ def gram_fit(z1: Tensor, z2: Tensor, metric: Tensor | None = None) -> AffineFit:
 
     For a layer's original output z2 from its present one z1, which are nearly equal. Faster than :func:`fit` where
     there are many rows; blind to singular values below 1e-5 of the largest. Where z1 is z2 and without a metric,
-    these are projections onto the principal axes.
+    these are projections onto the principal axes. Where z1 does not vary, the only map is the mean of z2, as one of
+    rank 1.
 
     Parameters
     ----------
@@ -116,6 +117,9 @@ def gram_fit(z1: Tensor, z2: Tensor, metric: Tensor | None = None) -> AffineFit:
     values, basis = torch.linalg.eigh(gram)
     kept = values > SMALL * values[-1]
     values, basis = values[kept], basis[:, kept]
+    if not len(values):
+        zero = z1.new_zeros
+        return AffineFit(zero(1, z1.shape[1]), zero(z2.shape[1], 1), mean1, mean2, zero(2))
     regression = (b.T @ a / len(a)) @ (basis / values @ basis.T)  # (n2, n1)
     predicted = regression @ gram @ regression.T
     seen = predicted if metric is None else metric @ predicted @ metric

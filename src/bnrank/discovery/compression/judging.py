@@ -218,7 +218,7 @@ def affordable_whole(net: nn.Module, x: Tensor, max_samples: int) -> tuple[int, 
             stack.callback(note.remove)
         sizes.append(net(x[:2].clone()).numel())
     count = min(max_samples, max(64, int(4 * MAX_ENTRIES / max(sizes))))
-    return count, max(1, int(MAX_ENTRIES / 2 / max(sum(sizes), 1)))
+    return count, max(1, int(MAX_ENTRIES / 4 / max(sum(sizes), 1)))
 
 
 def _entries(out: Any) -> int:
@@ -260,23 +260,22 @@ class Judge:
         """Root mean square distance of the fitted outputs from their mean; their size where they are constant."""
         self._scale_given = _spread(given)
 
-    def __call__(self, parts: Sequence[nn.Module]) -> float:
+    def __call__(self, parts: Sequence[nn.Module], known: Tensor | None = None) -> float:
         """Return the change of the output relative to its spread: the larger of the values on both groups of samples.
 
         On the selection samples, a standard error is added to the mean square, and the spread is computed on the given
-        samples only: interpolated points may spread much more.
+        samples only: interpolated points may spread much more. ``known`` is the output of the parts on the samples of
+        the fits, where it has been computed.
         """
         with torch.no_grad():
-            on_fitted = self._squares(self.x, self.rest, self.f, parts)
-            on_selected = self._squares(*self._selected, parts)
+            out = run(parts, self.x) if known is None else known
+            on_fitted = (self.rest(out) - self.f).flatten(1).square().sum(1)
+            x, rest, f = self._selected
+            on_selected = (rest(run(parts, x)) - f).flatten(1).square().sum(1)
         error = float(on_selected.std()) / math.sqrt(len(on_selected)) if len(on_selected) > 1 else 0.0
         fitted = math.sqrt(float(on_fitted.mean())) / self.scale
         selected = math.sqrt(float(on_selected.mean()) + error) / self._scale_given
         return max(fitted, selected) if math.isfinite(fitted) and math.isfinite(selected) else math.inf
-
-    @staticmethod
-    def _squares(x: Tensor, rest: Callable[[Tensor], Tensor], f: Tensor, parts: Sequence[nn.Module]) -> Tensor:
-        return (rest(run(parts, x)) - f).flatten(1).square().sum(1)
 
     def metrics(self, parts: Sequence[nn.Module]) -> dict[int, Tensor]:
         """Return the metric of the output at every linear part, by index.

@@ -26,9 +26,10 @@ Choice = dict[str, Parts]
 def places(net: nn.Module, x: Tensor) -> tuple[list[str], list[Skipped]]:
     """Return the names of the linear layers that can be replaced, in order of execution, and the others.
 
-    A layer can be replaced if it runs exactly once, shares no parameter, and nothing else reads its weight.
+    A layer can be replaced if it runs, is registered once, shares no parameter, and nothing else reads its weight.
     """
     names = {name: part for name, part in net.named_modules() if is_linear(part)}
+    registered = Counter(id(part) for _, part in net.named_modules(remove_duplicate=False))
     holders = Counter(id(p) for part in _distinct(net) for p in part._parameters.values() if p is not None)
     calls: list[str] = []
     with ExitStack() as stack, torch.no_grad():
@@ -38,12 +39,12 @@ def places(net: nn.Module, x: Tensor) -> tuple[list[str], list[Skipped]]:
         net(x[:2].clone())
     times, found, skipped = Counter(calls), [], []
     for name, part in names.items():
-        if any(holders[id(p)] > 1 for p in part.parameters()):
+        if registered[id(part)] > 1 or any(holders[id(p)] > 1 for p in part.parameters()):
             skipped.append(Skipped.part(name, part, "its parameters are used in more than one place"))
-        elif times[name] != 1:
-            skipped.append(Skipped.part(name, part, f"called {times[name]} times, expected once"))
+        elif not times[name]:
+            skipped.append(Skipped.part(name, part, "not called"))
     left = {part.name for part in skipped}
-    found = [name for name in calls if name not in left]
+    found = [name for name in dict.fromkeys(calls) if name not in left]
     for name in list(found):
         try:
             with swapped(net, {name: (nn.Sequential(names[name]),)}), torch.no_grad():
@@ -85,10 +86,13 @@ class _Refit(nn.Module):
         self.name, self.factoring, self.scale = name, factoring, scale
         self.layer = layer
         self.choice: tuple[Parts, int] | None = None
+        self.called = False
 
     def forward(self, value: Tensor) -> Tensor:
         out = self.layer(value)
-        self.choice = self.factoring.chosen(self.name, self.layer, out, self.scale)
+        if not self.called or self.name not in self.factoring.repeated:
+            self.choice = self.factoring.chosen(self.name, self.layer, out, self.scale)
+        self.called = True
         if self.choice is None:
             return out
         for part in self.choice[0]:
@@ -127,6 +131,10 @@ class Factoring:
         """Original outputs of each layer, (rows, units)."""
         self.sizes: dict[str, int] = {}
         """Entries of the output of each layer for one sample."""
+        self.repeated: set[str] = set()
+        """Layers that run several times, as those of a recurrent module: fitted to the original outputs of all runs."""
+        self.latest: tuple[Choice, Tensor] | None = None
+        """The latest choice that was made by running the module, and the output with it on the samples of the fits."""
         self.metrics = self._measured(chunk_size)
         """Square root of the mean of J^T J over samples, J from the output of the layer to that of the module."""
 
@@ -153,7 +161,7 @@ class Factoring:
             return choice, ranks
         stubs = {name: (_Refit(name, self.net.get_submodule(name), self, scale),) for name in self.names}
         with torch.no_grad(), swapped(self.net, stubs):
-            self.net(self.judge.x.clone())
+            self.latest = choice, self.net(self.judge.x.clone())
         for name, (stub,) in stubs.items():
             if stub.choice is not None:
                 choice[name] = stub.choice[0]
@@ -162,8 +170,9 @@ class Factoring:
 
     def change(self, choice: Choice) -> float:
         """Return the change of the module's output with layers replaced."""
+        known = self.latest[1] if self.latest is not None and self.latest[0] is choice else None
         with swapped(self.net, choice):
-            return self.judge((self.net,))
+            return self.judge((self.net,), known)
 
     def determined(self) -> list[str]:
         """Return the layers with more rows than units by a factor of at least ``ROWS``.
@@ -178,7 +187,8 @@ class Factoring:
         if metric is None:
             return None
         rows = channel_rows(layer, out)
-        fitted = gram_fit(rows[:: step_of(*rows.shape)], self.rows[name], metric)
+        present = self.rows[name] if name in self.repeated else rows[:: step_of(*rows.shape)]
+        fitted = gram_fit(present, self.rows[name], metric)
         k = _rank(layer, fitted, self.sizes[name], scale * self.judge.scale, self.whole)
         return None if k is None else (pointwise_pair(layer, fitted, k), k)
 
@@ -189,11 +199,12 @@ class Factoring:
         for start in range(0, len(x), chunk_size or len(x)):
             given = x[start : start + (chunk_size or len(x))]
             out, leaves = self._outputs(given)
-            for name, value in leaves.items():
-                own = channel_rows(self.net.get_submodule(name), value.detach())
+            self.repeated |= {name for name, values in leaves.items() if len(values) > 1}
+            for name, values in leaves.items():
+                own = torch.cat([channel_rows(self.net.get_submodule(name), value.detach()) for value in values])
                 step = step_of(len(own) // len(given) * len(x), own.shape[1])
                 rows[name].append(own[-(start * (len(own) // len(given))) % step :: step].clone())
-                self.sizes[name] = value[0].numel() if value.ndim > 1 else 1
+                self.sizes[name] = sum(value[0].numel() if value.ndim > 1 else 1 for value in values)
             for name, gradient in _gradients(out, leaves, generator):
                 own = channel_rows(self.net.get_submodule(name), gradient)
                 grams[name] = grams.get(name, 0) + own.T @ own
@@ -204,12 +215,12 @@ class Factoring:
             metrics[name] = vectors * squares.clamp(min=0).sqrt() @ vectors.T
         return metrics
 
-    def _outputs(self, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def _outputs(self, x: Tensor) -> tuple[Tensor, dict[str, list[Tensor]]]:
         """Return the output of the module, (N, outputs), and those of the layers, with the graph between them."""
-        leaves: dict[str, Tensor] = {}
+        leaves: dict[str, list[Tensor]] = {}
 
         def keep(name: str, out: Tensor) -> Tensor:
-            leaves[name] = out
+            leaves.setdefault(name, []).append(out)
             return out.clone()  # the next part may modify it in place
 
         with ExitStack() as stack, torch.enable_grad():
@@ -222,7 +233,9 @@ class Factoring:
         return out, leaves
 
 
-def _gradients(out: Tensor, leaves: Mapping[str, Tensor], generator: torch.Generator) -> Iterator[tuple[str, Tensor]]:
+def _gradients(
+    out: Tensor, leaves: Mapping[str, Sequence[Tensor]], generator: torch.Generator
+) -> Iterator[tuple[str, Tensor]]:
     """Yield gradients of outputs, or of random combinations of them, one per sample, in the leaves."""
     n = out.shape[1]
     for draw in range(min(n, DRAWS)):
@@ -233,8 +246,10 @@ def _gradients(out: Tensor, leaves: Mapping[str, Tensor], generator: torch.Gener
             direction = 2.0 * torch.randint(0, 2, out.shape, generator=generator).to(out) - 1
         with torch.enable_grad():
             along = (out * direction).sum() / (1 if n <= DRAWS else math.sqrt(DRAWS))
-        found = torch.autograd.grad(along, list(leaves.values()), retain_graph=True, allow_unused=True)
-        yield from ((name, gradient) for name, gradient in zip(leaves, found, strict=True) if gradient is not None)
+        names = [name for name, values in leaves.items() for _ in values]
+        flat = [value for values in leaves.values() for value in values]
+        found = torch.autograd.grad(along, flat, retain_graph=True, allow_unused=True)
+        yield from ((name, gradient) for name, gradient in zip(names, found, strict=True) if gradient is not None)
 
 
 def _determined(rows: Tensor) -> bool:

@@ -13,6 +13,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 from bnrank.measures.convolution import conv_singular_values
 from bnrank.networks import Segment, Skipped, reasons
 from bnrank.networks.functional import hooked
+from bnrank.networks.gated import FactoredRecurrent
 from bnrank.networks.layers import derived
 from bnrank.networks.reading import read
 
@@ -23,7 +24,13 @@ CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 LINEAR = (nn.Linear, *CONVOLUTIONS)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _NON_EXPANSIVE = (nn.ReLU, nn.ReLU6, nn.Tanh, nn.Softplus, nn.Softsign, nn.Hardtanh, nn.Flatten, nn.Unflatten)
-_SLOPES = {**dict.fromkeys(_NON_EXPANSIVE, 1.0), nn.Sigmoid: 0.25, nn.GELU: 1.13, nn.SiLU: 1.1}  # largest slopes
+_PADS = (nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d)
+_SLOPES = {
+    **dict.fromkeys((*_NON_EXPANSIVE, *_PADS), 1.0),
+    nn.Sigmoid: 0.25,
+    nn.GELU: 1.13,
+    nn.SiLU: 1.1,
+}  # largest slopes
 
 
 def is_linear(part: Any) -> bool:
@@ -146,12 +153,13 @@ def parameters(net: nn.Module) -> int:
 
 
 def multiply_adds(net: nn.Module, x: Tensor) -> int:
-    """Return the multiply-adds of linear and convolutional layers, and of projections, for one sample, without biases.
+    """Return the multiply-adds of one sample in linear, convolutional, recurrent layers and projections of attention.
 
     Parameters
     ----------
     net : torch.nn.Module
-        Any module; a layer counts as often as it runs. Operations of other modules, and of functions, do not count.
+        Any module; a layer counts as often as it runs. Biases, and operations of other modules and of functions, do
+        not count.
     x : Tensor
         Samples, (N, ...), of which the first is used.
 
@@ -172,10 +180,21 @@ def multiply_adds(net: nn.Module, x: Tensor) -> int:
         query, key, value = (*given, *(by_name[name] for name in ("query", "key", "value") if name in by_name))[:3]
         count += (2 * query.numel() + key.numel() + value.numel()) * layer.embed_dim
 
+    def note_recurrent(layer: Any, _: Any, out: Any) -> None:
+        nonlocal count
+        first = out[0] if isinstance(out, tuple) else out
+        dense = sum(p.numel() for p in layer.parameters() if p.ndim == 2)
+        each = layer.multiply_adds() if isinstance(layer, FactoredRecurrent) else dense
+        ways = 2 if getattr(layer, "bidirectional", False) else 1
+        count += first.data.numel() // (ways * (getattr(layer, "proj_size", 0) or layer.hidden_size)) * each
+
     layers = {sub for sub in net.modules() if isinstance(sub, LINEAR)}
     handles = [layer.register_forward_hook(note) for layer in layers]
     attentions = {sub for sub in net.modules() if isinstance(sub, nn.MultiheadAttention)}
     handles += [layer.register_forward_hook(note_attention, with_kwargs=True) for layer in attentions]
+    kinds = (nn.RNNBase, nn.RNNCellBase, FactoredRecurrent)
+    recurrent = [sub for sub in net.modules() if isinstance(sub, kinds) and not getattr(sub, "unrolled", False)]
+    handles += [layer.register_forward_hook(note_recurrent) for layer in recurrent]
     modes = [(sub, sub.training) for sub in net.modules()]
     try:
         net.eval()

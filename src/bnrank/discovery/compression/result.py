@@ -17,9 +17,8 @@ from bnrank.discovery.compression.certificate import Certificate
 from bnrank.discovery.compression.parts import Parts
 from bnrank.discovery.compression.stages import Step
 from bnrank.discovery.compression.timing import without_subnormals
-from bnrank.discovery.compression.wholes import put
+from bnrank.discovery.compression.wholes import SPLIT, put
 from bnrank.networks import Skipped
-from bnrank.networks.attention import FactoredAttention
 from bnrank.networks.functional import unwrap
 
 KIND = "compressed network"
@@ -113,7 +112,7 @@ def finished(original: nn.Module, new: dict[str, Parts]) -> nn.Module:
 
 def replaced(net: nn.Module, name: str, segment: nn.Sequential) -> nn.Module:
     """Return the module with a submodule replaced, in place; the segment itself for the name ""."""
-    alone = len(segment) == 1 and isinstance(segment[0], FactoredAttention)
+    alone = len(segment) == 1 and isinstance(segment[0], SPLIT)
     return put(net, name, segment[0] if alone else segment)
 
 
@@ -144,7 +143,7 @@ def open_compressed(stored: store.Stored, net: nn.Module | None = None) -> nn.Mo
         for name, layers in plan.items():
             start = f"{name}." if name else ""
             own = {key.removeprefix(start): t for key, t in stored.tensors.items() if key.startswith(start)}
-            alone = len(layers) == 1 and layers[0].get("type") == "FactoredAttention"
+            alone = len(layers) == 1 and layers[0].get("type") in {kind.__name__ for kind in SPLIT}
             inner = {f"0.{key}": t for key, t in own.items()} if alone else own
             network = replaced(network, name, storage.rebuild(layers, inner))
         floating = next((t.dtype for t in stored.tensors.values() if t.is_floating_point()), torch.float32)

@@ -20,12 +20,13 @@ from bnrank.discovery.compression.lowrank import places
 from bnrank.discovery.compression.parts import Parts, counts, is_linear, multiply_adds, parameters, segments
 from bnrank.discovery.compression.result import Compressed, finished, replaced
 from bnrank.discovery.compression.stages import Cut, Step, cut_down, fewest
-from bnrank.discovery.compression.wholes import TUNED, factored, merged, put, split_attention
+from bnrank.discovery.compression.taps import trimmed
+from bnrank.discovery.compression.wholes import TUNED, factored, merged, put, split_up
 from bnrank.networks import Segment, Skipped
 from bnrank.networks.functional import Functional, check_finite, unwrap
 
 NONE = "no linear or convolutional layer that could be replaced"
-BLOCKS = 4  # of samples up to which points on lines are added, where a whole module has to be run
+BLOCKS = 8  # of samples up to which points on lines are added, where a whole module has to be run
 SHARES = (0.0, 0.6, 1.0)  # of the tolerance for the segments of a larger module, before its layers are factored
 MARGIN = 0.85  # fraction of the tolerance used: new samples differ more than those of the search
 SELECTING = 0.25  # fraction of the search samples used for model selection
@@ -69,8 +70,10 @@ def compress(
     0.8, 0.15, 0.05).
 
     In a module of several segments, steps 3 and 4 come last and cover all layers together, also those that code calls
-    one by one; units are removed where a trial shows that only the next layer reads them. The projections of
-    ``nn.MultiheadAttention`` are layers, too: it becomes a :class:`~bnrank.networks.attention.FactoredAttention`.
+    one by one; units are removed where a trial shows that only the next layer reads them. Before that, taps of kernels
+    that read nothing but zeros on all samples (padding, on images smaller than the kernel reaches) are removed. The
+    projections of ``nn.MultiheadAttention`` and the matrices of LSTM and GRU are layers, too: these modules become a
+    :class:`~bnrank.networks.attention.FactoredAttention` or :class:`~bnrank.networks.gated.FactoredRecurrent`.
     Segments are reduced with 0, 60 or 100 percent of the tolerance before; the outcome with the fewest parameters is
     selected.
 
@@ -163,9 +166,9 @@ def compress(
             validation.classes(labels, name, outputs.shape[1])
     judging.check_spread(original, x, parted.kept, reference)
     work = copy.deepcopy(original).double().eval().requires_grad_(True)
-    attentions = split_attention(work)
     deciding = parted.deciding.to(function.device, torch.float64 if x.is_floating_point() else x.dtype)
     with torch.no_grad():
+        split = split_up(work, deciding[:2])
         found, skipped = segments(work, deciding[:2])
     one = len(found) == 1 and not found[0].name
     layers = sum(map(is_linear, work.modules()))
@@ -184,7 +187,7 @@ def compress(
         outcomes = [_smallest(search, work, found, MARGIN * tol)] if one else []
         if others and not (outcomes and time_left.over):
             named = [segment for segment in several if segment.name]
-            outcomes.append(_whole(search, work, named, MARGIN * tol, attentions, chunk_size))
+            outcomes.append(_whole(search, work, named, MARGIN * tol, split, chunk_size))
     skipped = [part for part in skipped if not _tried(part.name, work, outcomes)]
     search = min(outcomes or [search], key=lambda one: parameters(finished(original, one.new)) if one.new else math.inf)
     if time_left.stopped:
@@ -297,15 +300,18 @@ def _smallest(search: _Search, work: nn.Module, found: list[Segment], tol: float
 
 
 def _whole(
-    search: _Search, work: nn.Module, several: list[Segment], tol: float, attentions: list[str], chunk_size: int
+    search: _Search, work: nn.Module, several: list[Segment], tol: float, split: list[str], chunk_size: int
 ) -> _Search:
     """Return the outcome of fewest parameters: segments reduced by a share of the tolerance, then all layers factored.
 
     Segments of one layer are only factored.
     """
     outcomes: list[tuple[int, float, _Search]] = []
-    whole = parameters(work), multiply_adds(work, search.x), sum(map(is_linear, work.modules()))
     names, skipped = places(work, search.x)
+    inside = tuple(f"{segment.name}." for segment in several)
+    taps = trimmed(work, [name for name in names if not name.startswith(inside)], search.x)
+    names, skipped = places(work, search.x) if taps else (names, skipped)
+    whole = parameters(work), multiply_adds(work, search.x), sum(map(is_linear, work.modules()))
     tried = set(names)
     shares = [(share, search.tune) for share in (SHARES if several else (0.0,))]
     if search.tune and several:  # with tuning, a segment uses up more of the tolerance, which leaves less for the next
@@ -324,8 +330,11 @@ def _whole(
         )
         judge = Judge(first, second, search.reference[-search.real :])
         found = factored(judge, net, names, whole, tol, tune, chunk_size)
+        if taps:
+            what = ", ".join(f"{name} {sizes}" for name, sizes in taps.items())
+            own.steps.append(Step("prune", "", f"kernel taps that read only zeros: {what}", 0.0))
         own.steps += found.steps
-        own.new = merged(net, own.new, found.choice, attentions)
+        own.new = merged(net, own.new, found.choice, [*split, *taps])
         own.skipped += skipped
         if not own.reasons and not own.steps and not budget.current().stopped:
             own.reasons = ["no layer has low rank on the data within the tolerance" if names else NONE]

@@ -1,11 +1,12 @@
 """Compression of modules of several segments: attention with separate projections, and all layers factored together."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from bnrank.discovery.compression import budget
 from bnrank.discovery.compression.judging import Judge, tuned
@@ -14,22 +15,47 @@ from bnrank.discovery.compression.parts import Counts, Parts, parameters
 from bnrank.discovery.compression.stages import Step, inlined, most
 from bnrank.discovery.compression.widths import Narrowing, pairs
 from bnrank.networks.attention import FactoredAttention
+from bnrank.networks.gated import FactoredRecurrent
 
-NARROW = (0.7,)  # of the tolerance for neurons and channels, before the layers are factored
+SPLIT = (FactoredAttention, FactoredRecurrent)
+NARROW = 0.7  # of the tolerance for neurons and channels, before the layers are factored
+SMALLEST = 1e-3  # scale, in multiples of the tolerance, at which hardly anything should change
+STALLED = 0.5  # of the tolerance: a larger change there will not vanish
 TUNED = (4.0, 2.0, 1.4, 1.0)  # multiples of the tolerance for the cuts before tuning
 
 
-def split_attention(net: nn.Module) -> list[str]:
-    """Replace each ``nn.MultiheadAttention`` by one with separate projections, in place; return the names.
+def split_up(net: nn.Module, x: Tensor) -> list[str]:
+    """Replace attention and recurrent modules by ones made of linear layers, in place; return the names.
 
-    The function is unchanged. One that is registered in several places stays.
+    These are ``nn.MultiheadAttention``, ``nn.LSTM``, ``nn.GRU`` and cells. The function is unchanged. One that is
+    registered in several places stays, or without which the module does not run on ``x`` or gives other outputs.
     """
     found = []
     for name, part in list(net.named_modules(remove_duplicate=False)):
-        if name and FactoredAttention.accepts(part) and list(net.modules()).count(part) == 1:
-            put(net, name, FactoredAttention.like(part))
+        like: Any = next((kind for kind in SPLIT if kind.accepts(part)), None)
+        if not name or like is None or list(net.modules()).count(part) != 1:
+            continue
+        nested = [module for module in net.modules() if getattr(module, "use_nested_tensor", False)]
+        before, made = _output(net, x), like.like(part)
+        if isinstance(made, FactoredRecurrent):
+            made.unrolled = True
+        put(net, name, made)
+        after = _output(net, x)
+        if before is not None and after is not None and torch.allclose(before, after, rtol=1e-5, atol=1e-6):
             found.append(name)
+        else:
+            put(net, name, part)
+            for module in nested:
+                cast(Any, module).use_nested_tensor = True
     return found
+
+
+def _output(net: nn.Module, x: Tensor) -> Tensor | None:
+    try:
+        with torch.no_grad():
+            return cast(Tensor, net(x.clone()))
+    except (AttributeError, TypeError, RuntimeError):
+        return None
 
 
 def put(net: nn.Module, name: str, part: nn.Module) -> nn.Module:
@@ -82,30 +108,41 @@ def factored(
     outcomes = [Factored({}, (), 0.0, parameters(net))]
     if not names:
         return outcomes[0]
-    factoring = Factoring(judge, net, names, whole, chunk_size)
-    found = _outcomes(factoring, tol, tune, (False, True), outcomes[0])
-    determined = factoring.determined()
-    if not found and len(determined) < len(factoring.names):  # one layer that fits only the samples spoils every choice
-        factoring.names = determined
-        found = _outcomes(factoring, tol, tune, (False, True), outcomes[0])
-    outcomes += found
-    narrowing = Narrowing(factoring, pairs(net, names, judge.x)) if not budget.current().over else None
-    for part in NARROW if narrowing is not None and narrowing.pairs else ():
-        got = most(lambda made: factoring.change(made[0]), narrowing.at, part * tol)  # type: ignore[union-attr]
-        if got is None or not got[0][1]:
-            continue
+    factoring = _sure(Factoring(judge, net, names, whole, chunk_size), tol)
+    outcomes += _outcomes(factoring, tol, tune, (False, True), outcomes[0])
+    if budget.current().over:
+        return min(outcomes, key=lambda one: (one.size, one.change))
+    names = factoring.names
+    narrowing = Narrowing(factoring, [pair for pair in pairs(net, names, judge.x) if pair.reader in names])
+    make = narrowing.at
+    got = most(lambda made: factoring.change(made[0]), make, NARROW * tol) if narrowing.pairs else None
+    if got is not None and got[0][1]:
         (choice, kept), change = got
         slim = copy.deepcopy(net)
         for name, parts in choice.items():
             put(slim, name, copy.deepcopy(parts[0]))
         what = ", ".join(f"{name} {n} to {k}" for name, n, k in kept)
-        start = Factored(
-            choice, (Step("narrow", "", f"neurons or channels: {what}", change),), change, parameters(slim)
-        )
+        step = Step("narrow", "", f"neurons or channels: {what}", change)
+        start = Factored(choice, (step,), change, parameters(slim))
         outcomes.append(start)
+        del factoring, narrowing, make  # their samples
         if not budget.current().over:
             outcomes += _outcomes(Factoring(judge, slim, names, whole, chunk_size), tol, tune, (False,), start)
     return min(outcomes, key=lambda one: (one.size, one.change))
+
+
+def _sure(factoring: Factoring, tol: float) -> Factoring:
+    """Leave out the layers with few rows where factors that are exact on the samples of the fits change others.
+
+    With fewer rows than units a layer has low rank on the samples of the fits at every scale: the change does not
+    vanish with the scale, and no choice of ranks for the other layers makes up for it.
+    """
+    determined = factoring.determined()
+    if len(determined) < len(factoring.names) and not budget.current().over:
+        budget.current().trial("the smallest scale")
+        if factoring.change(factoring.at(SMALLEST * tol)[0]) > STALLED * tol:
+            factoring.names = determined
+    return factoring
 
 
 def _outcomes(factoring: Factoring, tol: float, tune: int, rules: Sequence[bool], start: Factored) -> list[Factored]:
@@ -149,25 +186,25 @@ def _tuned(
     return {name: tuple(best.get_submodule(name)) for name in choice}, found, (step,)  # type: ignore[arg-type]
 
 
-def merged(work: nn.Module, new: dict[str, Parts], choice: Choice, attentions: Sequence[str]) -> dict[str, Parts]:
+def merged(work: nn.Module, new: dict[str, Parts], choice: Choice, composites: Sequence[str]) -> dict[str, Parts]:
     """Return all replacements by name: those of segments, with factors inside them, of attentions and of layers.
 
     Parameters
     ----------
     work : torch.nn.Module
-        The module with segments replaced and attentions split, before factoring.
+        The module with segments replaced, attentions split and kernels trimmed, before factoring.
     new : dict
         Replaced segments.
     choice : dict
         Factored layers of ``work``.
-    attentions : sequence of str
-        Names of the attentions that were split.
+    composites : sequence of str
+        Names of the modules that were split, and of the convolutions that were trimmed.
     """
     found = dict(new)
     touched = set()
     for name, parts in choice.items():
         segment = next((s for s in new if name.startswith(f"{s}.")), None)
-        inside_of = next((a for a in attentions if name.startswith(f"{a}.")), None)
+        inside_of = next((a for a in composites if f"{name}.".startswith(f"{a}.")), None)
         if inside_of is not None:
             touched.add(inside_of)
         elif segment is not None:
@@ -183,14 +220,21 @@ def merged(work: nn.Module, new: dict[str, Parts], choice: Choice, attentions: S
             index, _, rest = name.partition(".")
             put(found[segment][int(index)], rest, nn.Sequential(*inside[name]))
         found[segment] = inlined(found[segment], own)
-    for name in attentions:
-        parent = name.rpartition(".")[0]
-        layer = work.get_submodule(parent)
-        fused = isinstance(layer, nn.TransformerEncoderLayer)
-        if name in touched or (fused and any(f.startswith(f"{parent}.") for f in found)):
-            attention: Any = copy.deepcopy(work.get_submodule(name))
-            for part in ("q", "k", "v", "out"):
-                if f"{name}.{part}" in choice:
-                    setattr(attention, part, nn.Sequential(*choice[f"{name}.{part}"]))
-            found[name] = (attention.refreshed(),)
+    for name in composites:
+        parent, composite = name.rpartition(".")[0], work.get_submodule(name)
+        fused = isinstance(work.get_submodule(parent), nn.TransformerEncoderLayer)
+        also = fused and any(f.startswith(f"{parent}.") for f in found)
+        if isinstance(composite, SPLIT) and name not in touched and not also:
+            continue
+        made: Any = copy.deepcopy(composite)
+        for part in [part for part in choice if part.startswith(f"{name}.")]:
+            put(made, part.removeprefix(f"{name}."), nn.Sequential(*choice[part]))
+        if isinstance(made, SPLIT):
+            found[name] = (made.refreshed(),)
+        else:  # a trimmed convolution
+            found[name] = _flattened(choice.get(name, (made,)))
     return found
+
+
+def _flattened(parts: Iterable[nn.Module]) -> Parts:
+    return tuple(one for part in parts for one in (_flattened(part) if isinstance(part, nn.Sequential) else [part]))

@@ -45,6 +45,8 @@ def pairs(net: nn.Module, names: Sequence[str], x: Tensor) -> list[Pair]:
     for name, reader in itertools.pairwise(names):
         layer, follower = (cast(Any, net.get_submodule(one)) for one in (name, reader))
         n = len(layer.weight)
+        if order.count(name) > 1 or order.count(reader) > 1:
+            continue
         if n < 2 or follower.weight[0].numel() % n:
             continue
         between = order[order.index(name) + 1 : order.index(reader)]
@@ -117,15 +119,15 @@ class Narrowing:
     def at(self, scale: float) -> tuple[Choice, list[tuple[str, int, int]]]:
         """Return the replaced parts, and for every narrowed layer its name and its units before and after."""
         stubs = {reader: (_Reread(self, reader, scale),) for reader in self.ranked}
-        with torch.no_grad(), swapped(self.net, stubs):
-            self.net(self.factoring.judge.x.clone())
         choice: Choice = {}
+        with torch.no_grad(), swapped(self.net, stubs):
+            self.factoring.latest = choice, self.net(self.factoring.judge.x.clone())
         kept = []
         for pair in self.pairs:
             stub = stubs[pair.reader][0]
             if stub.units is not None:
                 before = choice.get(pair.layer, (None,))[0]
-                choice |= slimmed(self.net, pair, stub.units, before) | {pair.reader: (stub.reader,)}
+                choice.update(slimmed(self.net, pair, stub.units, before) | {pair.reader: (stub.reader,)})
                 kept.append((pair.layer, len(self.ranked[pair.reader][0]), len(stub.units)))
         return choice, kept
 
