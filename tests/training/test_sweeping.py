@@ -390,7 +390,7 @@ def test_a_client_with_an_executor_is_taken_and_anything_else_refused():
     with ThreadPoolExecutor(1) as executor:
         found = bnrank.sweep(TASK, depths=[2], seeds=[0, 1], executor=Client(executor), **QUICK)
     same(found, bnrank.sweep(TASK, depths=[2], seeds=[0, 1], processes=1, **QUICK))
-    with pytest.raises(TypeError, match=r"executor: got 3 .*expected a concurrent\.futures\.Executor or a dask"):
+    with pytest.raises(TypeError, match=r"executor: got 3 .*expected a concurrent\.futures\.Executor, a dask"):
         bnrank.sweep(TASK, depths=[2], executor=3, **QUICK)
 
 

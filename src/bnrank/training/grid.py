@@ -7,7 +7,6 @@ import itertools
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +20,7 @@ from bnrank.tasks.task import as_task
 from bnrank.training.options import Record, Stop, given
 from bnrank.training.settings import OPTIMIZERS, TrainSettings, starting_points
 from bnrank.training.sweeping.driver import run_all
+from bnrank.training.sweeping.engines import engine
 from bnrank.training.sweeping.folder import SweepFolder, planned
 from bnrank.training.sweeping.groups import Group, encoded, grouped, store_task
 from bnrank.training.trainer import train
@@ -69,11 +69,13 @@ def sweep(
     grid : mapping, optional
         "width": common widths of the hidden layers (default [100]). "size": numbers of training samples, taken from the
         first (default: all). "slope", "bias", "init": one value for all networks, as in `bnrank.MLP`.
-    executor : concurrent.futures.Executor or dask.distributed.Client, optional
+    executor : concurrent.futures.Executor, dask.distributed.Client or function, optional
         Executor that trains the groups, each with one thread of PyTorch in its processes; they must reach the folder
-        under the same path. A group is submitted again until its rows are in the folder. Default: processes of this
-        machine that divide PyTorch's threads among them, are replaced when they are killed, and end when this process
-        does.
+        under the same path. A group is submitted again until its rows are in the folder. A function returns an
+        executor, which is shut down in the end, and another one when that broke, as pools do when a process is killed.
+        Default: processes of
+        this machine that divide PyTorch's threads among them, are replaced when they are killed, and end when this
+        process does.
     processes : int, optional
         Number of these processes. Default: the number of threads, at most one per group. 1 trains in this process.
     out : path, optional
@@ -120,7 +122,7 @@ def sweep(
     """
     mapping = grid is None or isinstance(grid, Mapping)
     validation.expect(mapping, "grid", grid, "a mapping of the names of axes to values", TypeError)
-    executor = _executor(executor)
+    executor = engine(executor)
     processes = validation.optional(validation.integer, processes, "processes", 1, MAX_PROCESSES)
     task, grid = as_task(task), dict(grid or {})
     axes: dict[str, list[Any]] = {
@@ -167,18 +169,6 @@ def sweep(
         cells = {tuple(member.point[name] for name in axes): member.key for g in groups for member in g.members}
         ran = run_all(folder, planned(folder, groups), executor, processes, progress)
         return _assemble(folder, task, axes, cells, ran)
-
-
-def _executor(executor: Any) -> Executor | None:
-    """Return an executor, that of a Dask client included."""
-    if executor is None or isinstance(executor, Executor):
-        return executor
-    of_client = getattr(executor, "get_executor", None)
-    expected = "a concurrent.futures.Executor or a dask.distributed.Client"
-    validation.expect(callable(of_client), "executor", executor, expected, TypeError)
-    assert of_client is not None
-    found: Executor = of_client(pure=False)
-    return found
 
 
 def _by_rate(

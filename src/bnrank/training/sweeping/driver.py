@@ -25,6 +25,7 @@ from bnrank._core.locks import StorageError
 from bnrank._core.processes import end_gently, end_with_parent
 from bnrank._core.progress import bar
 from bnrank.training.sweeping import leases
+from bnrank.training.sweeping.engines import Engine
 from bnrank.training.sweeping.folder import FAILED, SweepFolder
 from bnrank.training.sweeping.groups import Group
 from bnrank.training.sweeping.rows import Writer
@@ -37,7 +38,9 @@ PATIENCE = 10.0  # seconds for a process to write its checkpoint after Ctrl-C
 Tell = Callable[[], int]
 
 
-def run_all(folder: SweepFolder, groups: Sequence[Group], executor: Any, processes: int | None, progress: bool) -> int:
+def run_all(
+    folder: SweepFolder, groups: Sequence[Group], executor: Engine | None, processes: int | None, progress: bool
+) -> int:
     """Train what is not done yet, or has failed before, and return how many networks were trained in this call."""
     call = uuid.uuid4().hex
     folder.refresh()
@@ -205,32 +208,38 @@ def _ending(running: dict[BaseProcess, connection.Connection]) -> Iterator[None]
 # executors -----------------------------------------------------------------------------------------------------------
 
 
-def _on_executor(folder: SweepFolder, groups: list[Group], call: str, executor: Executor, tell: Tell) -> None:
+def _on_executor(folder: SweepFolder, groups: list[Group], call: str, engine: Engine, tell: Tell) -> None:
     """Submit every group, and again those that are not done when their future ends, for whatever reason."""
     waiting, again, errors = deque(groups), list[Group](), Counter[str]()
     futures, ended = dict[Future[str], Group](), queue.SimpleQueue[Future[str]]()
     fixed = str(folder.path), call, 1, RETRIES, os.getpid()
-    looked = time.monotonic()
+    executor = engine if isinstance(engine, Executor) else engine()
+    looked, early, left = time.monotonic(), 0, tell()
     try:
         while waiting or again or futures:
             while waiting and len(futures) < AHEAD:
-                group = waiting.popleft()
                 try:
-                    future = executor.submit(work, fixed[0], group.to_json(), *fixed[1:])
+                    future = executor.submit(work, fixed[0], waiting[0].to_json(), *fixed[1:])
                 except Exception as error:  # a broken executor stays broken
-                    _fail(folder, groups, error)
-                    return
-                futures[future] = group
+                    early = early + 1 if tell() == left else 0
+                    left = tell()
+                    if isinstance(engine, Executor) or early >= STARTS:
+                        _fail(folder, groups, error)
+                        return
+                    executor.shutdown(wait=False)
+                    executor = engine()
+                    continue
+                futures[future] = waiting.popleft()
                 future.add_done_callback(ended.put)
             these = list(_some(ended))
             tell()
             for future in these:
-                left = futures.pop(future, None)
-                if left is not None and not folder.is_done(*left.members):
-                    again += _judged(folder, left, future, errors)
+                group = futures.pop(future, None)
+                if group is not None and not folder.is_done(*group.members):
+                    again += _judged(folder, group, future, errors)
             if time.monotonic() - looked > leases.TOUCHED:
                 looked = time.monotonic()
-                again += _hanging(folder, futures)
+                again += _lost(folder, futures)
             if again:
                 time.sleep(POLL)  # others are at work on these, or they broke their process
                 waiting.extend(again)
@@ -238,6 +247,8 @@ def _on_executor(folder: SweepFolder, groups: list[Group], call: str, executor: 
     finally:
         for future in futures:
             future.cancel()
+        if executor is not engine:
+            executor.shutdown(wait=False)
 
 
 def _some(ended: queue.SimpleQueue[Future[str]]) -> Iterator[Future[str]]:
@@ -260,16 +271,16 @@ def _judged(folder: SweepFolder, group: Group, future: Future[str], errors: Coun
     return [group]
 
 
-def _hanging(folder: SweepFolder, futures: dict[Future[str], Group]) -> list[Group]:
-    """Forget the futures of groups that are done, or whose training hangs; return the groups."""
-    left = leases.names(folder.path)
+def _lost(folder: SweepFolder, futures: dict[Future[str], Group]) -> list[Group]:
+    """Forget the futures of groups that are done, or whose process is gone or hangs; return these groups."""
+    lost = {name for name in leases.names(folder.path) if leases.is_lost(folder.path, name)}
     found = []
     for future, group in list(futures.items()):
-        parts = folder.parts(group) if left else []
-        hangs = any(part.id in left and leases.hanging(folder.path, part.id) is not None for part in parts)
-        if hangs or folder.is_done(*group.members):
+        done = folder.is_done(*group.members)
+        if done or (lost and any(part.id in lost for part in folder.parts(group))):
             future.cancel()
-            found.append(futures.pop(future))
+            group = futures.pop(future)
+            found += [] if done else [group]
     return found
 
 

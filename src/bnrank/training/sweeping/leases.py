@@ -110,6 +110,13 @@ def holder(folder: Path, name: str) -> dict[str, Any] | None:
     return None if held is None or _expired(path, held, EXPIRES) else held
 
 
+def is_lost(folder: Path, name: str) -> bool:
+    """Return whether the process of a lease is gone, or hangs; False if there is no lease."""
+    path = folder / FOLDER / name
+    held = _read(path)
+    return held is not None and (_expired(path, held, EXPIRES) or hanging(folder, name) is not None)
+
+
 def hanging(folder: Path, name: str, expires: float = EXPIRES) -> int | None:
     """Return the process of a lease that this process has not seen touched for long; None if there is none."""
     path = folder / FOLDER / name
