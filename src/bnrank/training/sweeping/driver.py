@@ -14,7 +14,7 @@ import time
 import uuid
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future
 from multiprocessing import connection, get_context
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -213,7 +213,8 @@ def _on_executor(folder: SweepFolder, groups: list[Group], call: str, engine: En
     waiting, again, errors = deque(groups), list[Group](), Counter[str]()
     futures, ended = dict[Future[str], Group](), queue.SimpleQueue[Future[str]]()
     fixed = str(folder.path), call, 1, RETRIES, os.getpid()
-    executor = engine if isinstance(engine, Executor) else engine()
+    make = engine if callable(engine) and not hasattr(engine, "submit") else None
+    executor: Any = engine if make is None else make()
     looked, early, left = time.monotonic(), 0, tell()
     try:
         while waiting or again or futures:
@@ -223,11 +224,11 @@ def _on_executor(folder: SweepFolder, groups: list[Group], call: str, engine: En
                 except Exception as error:  # a broken executor stays broken
                     early = early + 1 if tell() == left else 0
                     left = tell()
-                    if isinstance(engine, Executor) or early >= STARTS:
+                    if make is None or early >= STARTS:
                         _fail(folder, groups, error)
                         return
                     executor.shutdown(wait=False)
-                    executor = engine()
+                    executor = make()
                     continue
                 futures[future] = waiting.popleft()
                 future.add_done_callback(ended.put)
@@ -247,7 +248,7 @@ def _on_executor(folder: SweepFolder, groups: list[Group], call: str, engine: En
     finally:
         for future in futures:
             future.cancel()
-        if executor is not engine:
+        if make is not None:
             executor.shutdown(wait=False)
 
 
