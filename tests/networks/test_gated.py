@@ -79,6 +79,13 @@ def test_factors_stand_for_their_product(kind):
     assert same(found(x), full(x))
 
 
+def test_frozen_parameters_stay_frozen():
+    full = made("GRU")
+    full.weight_hh_l0.requires_grad_(False)
+    frozen = [name for name, p in FactoredRecurrent.like(full).named_parameters() if not p.requires_grad]
+    assert frozen == ["hidden.0.weight"]
+
+
 def test_what_it_does_not_take():
     assert not FactoredRecurrent.accepts(nn.LSTM(5, 4, proj_size=2))
     assert not FactoredRecurrent.accepts(nn.RNN(5, 4))

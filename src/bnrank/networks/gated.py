@@ -90,9 +90,9 @@ class FactoredRecurrent(nn.Module):
             end = f"_l{i // ways}{'_reverse' if i % ways else ''}" if hasattr(full, "num_layers") else ""
             for layers, own in ((found.input, "ih"), (found.hidden, "hh")):
                 layer = cast(Any, layers[i])
-                layer.weight = nn.Parameter(getattr(full, f"weight_{own}{end}").detach().clone())
-                if full.bias:
-                    layer.bias = nn.Parameter(getattr(full, f"bias_{own}{end}").detach().clone())
+                for kind in ("weight", "bias") if full.bias else ("weight",):
+                    given = getattr(full, f"{kind}_{own}{end}")
+                    setattr(layer, kind, nn.Parameter(given.detach().clone(), given.requires_grad))
         return found.train(full.training)
 
     def refreshed(self) -> "FactoredRecurrent":
