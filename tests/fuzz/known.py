@@ -5,6 +5,7 @@ NAN = {
     "Dataset.bottleneck_rank": "of a network of a sweep without a bottleneck, as sweep says",
     "Dataset.balance_residual": "of a network that is no chain of layers with activations, as Run.history says",
     "Dataset.gradient_norm": "of mini-batches, in all rows but the last, as train says",
+    "Dataset.weight_singular_values": "of a sweep, in layers that a network does not have, as sweep says",
     "Dataset.nonlinearity": "of a layer without an activation after it",
     "Expansion.p_value": "without degrees of freedom or sigma",
     "Formulas.to_frame": "of a coordinate, which no linear formula or network is compared with",

@@ -24,7 +24,7 @@ atexit.register(shutil.rmtree, FOLDER, ignore_errors=True)
 
 INPUTS = {
     *("Adam", "GradientDescent", "Limits", "Record", "Save", "SkipPlateau", "Solver", "Stop", "Steps", "Window"),
-    *("Task", "Claim", "Figure", "Collapse"),
+    *("Task", "Claim", "Figure", "Collapse", "Range"),
 }
 """Dataclasses that users construct; all others are results."""
 
@@ -323,6 +323,8 @@ OWN: dict[str, Values] = {
         "ridges": lambda: [1e-3],
     },
     "bnrank.train": {"record": lambda: 2},
+    "bnrank.training.Range": {"low": lambda: 1e-3, "high": lambda: 0.1},
+    "bnrank.training.sample_settings": {"ranges": lambda: {"ridge": training.Range(1e-3, 0.1)}, "n": lambda: 3},
     "bnrank.training.CSVWriter": {"path": lambda: new("watch").with_suffix(".csv")},
     "bnrank.training.read_csv": {"path": watched_csv},
     "bnrank.watch": {"what": lambda: ["weights", "activations"]},

@@ -5,6 +5,7 @@ from bnrank.training.grid import sweep
 from bnrank.training.history import Run
 from bnrank.training.options import Adam, GradientDescent, Limits, Record, Save, SkipPlateau, Solver, Stop, Watcher
 from bnrank.training.sweeping.results import Sweep
+from bnrank.training.sweeping.sampled import Range, sample_settings
 from bnrank.training.trainer import train
 from bnrank.training.watching import (
     Collapse,
@@ -27,6 +28,7 @@ __all__ = [
     "GradientDescent",
     "Limits",
     "MLflowWriter",
+    "Range",
     "Record",
     "Run",
     "Save",
@@ -40,6 +42,7 @@ __all__ = [
     "Watcher",
     "flow",
     "read_csv",
+    "sample_settings",
     "sweep",
     "train",
     "watch",

@@ -26,9 +26,9 @@ from bnrank.training.sweeping.groups import Group, Member
 from bnrank.training.sweeping.rows import Reader, line_of, row_of
 from bnrank.training.trainer import CHECKPOINT
 
-ABOUT, FORMAT = "sweep.json", 1
+ABOUT, FORMAT = "sweep.json", 2
 PLAN, WORK, ARRAYS, SPLIT = "plan", "work", "arrays", "split"
-FAILED = "failed"
+FAILED, WAITING = "failed", "waiting"
 PLAN_LOCK = ".plan.lock"
 
 

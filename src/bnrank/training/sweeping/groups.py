@@ -40,6 +40,8 @@ class Member:
         Its place in the grid, as plain values.
     failures : int
         How many stored failures do not count, since they are of earlier calls.
+    lr : float, optional
+        Its own step size, for optimizers that have one.
     """
 
     key: str
@@ -47,6 +49,7 @@ class Member:
     seed: int
     point: Mapping[str, Any]
     failures: int = 0
+    lr: float | None = None
 
 
 @dataclass(frozen=True)
@@ -104,6 +107,15 @@ class Group:
         widths = [task.d_in, *[self.width] * (self.depth - 1), task.d_out]
         return MLP(widths, **self.network).to(self.device)
 
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments of `bnrank.train`: the options, and what its members have of their own."""
+        found = {name: decoded(value) for name, value in self.options.items()}
+        rates = tuple(member.lr for member in self.members)
+        if rates[:1] not in ((), (None,)):
+            found["optimizer"] = replace(found["optimizer"], lr=rates)
+        ridge, seed = [member.ridge for member in self.members], [member.seed for member in self.members]
+        return {**found, "ridge": ridge, "seed": seed}
+
     def to_json(self) -> str:
         """Return the group as one line of text."""
         return json.dumps(dataclasses.asdict(self))
@@ -122,16 +134,39 @@ class Group:
 def grouped(settings: Mapping[str, Any], members: Sequence[tuple[float, int, Mapping[str, Any]]]) -> list[Group]:
     """Return members of one architecture, (ridge, seed, point), in groups of at most 16.
 
-    Ridges are the outer loop, so that members of a group differ in their seeds as far as possible.
+    Members that follow each other are in one group; if ridges are the outer loop, they differ in their seeds as far as
+    possible.
     """
+    return in_groups(settings, keyed(settings, members))
+
+
+def keyed(
+    settings: Mapping[str, Any], members: Sequence[tuple[float, int, Mapping[str, Any]]], rates: Sequence[float] = ()
+) -> list[Member]:
+    """Return members with their keys; ``rates`` are their step sizes, if the optimizer in ``settings`` has one."""
     decisive = {name: value for name, value in settings.items() if name != "checkpoint_every"}
-    plan = json.dumps([identity.FORMAT, decisive], sort_keys=True)
-    listed = []
-    for ridge, seed, point in members:
-        key = hashlib.sha256(f"{plan} {float(ridge)!r} {int(seed)}".encode()).hexdigest()[:20]
-        listed.append(Member(key, float(ridge), int(seed), dict(point)))
-    whole = Group(**settings, members=())
-    return [whole.of(listed[i : i + LARGEST]) for i in range(0, len(listed), LARGEST)]
+    plans: dict[float | None, str] = {}
+    found = []
+    for i, (ridge, seed, point) in enumerate(members):
+        rate = rates[i] if rates else None
+        if rate not in plans:
+            plans[rate] = json.dumps([identity.FORMAT, _with_rate(decisive, rate)], sort_keys=True)
+        key = hashlib.sha256(f"{plans[rate]} {float(ridge)!r} {int(seed)}".encode()).hexdigest()[:20]
+        found.append(Member(key, float(ridge), int(seed), dict(point), lr=rate))
+    return found
+
+
+def in_groups(settings: Mapping[str, Any], members: Sequence[Member]) -> list[Group]:
+    """Return members of one architecture in groups of at most 16, equal ones once."""
+    whole, found = Group(**settings, members=()), list({member.key: member for member in members}.values())
+    return [whole.of(found[i : i + LARGEST]) for i in range(0, len(found), LARGEST)]
+
+
+def _with_rate(settings: Mapping[str, Any], rate: float | None) -> dict[str, Any]:
+    if rate is None:
+        return dict(settings)
+    options = settings["options"]
+    return {**settings, "options": {**options, "optimizer": {**options["optimizer"], "lr": rate}}}
 
 
 # options -------------------------------------------------------------------------------------------------------------

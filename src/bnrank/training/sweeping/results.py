@@ -13,14 +13,15 @@ from bnrank._core.results import Printed
 from bnrank._core.sources import DamagedError
 from bnrank.training.history import Run
 from bnrank.training.sweeping import leases
-from bnrank.training.sweeping.folder import ARRAYS, FAILED, SweepFolder
+from bnrank.training.sweeping.folder import ARRAYS, FAILED, WAITING, SweepFolder
 from bnrank.training.sweeping.packed import unpack
+from bnrank.training.sweeping.tabulated import placed
 from bnrank.training.sweeping.work import KIND
 
 if TYPE_CHECKING:
     import pandas as pd
 
-WAITING, RUNNING = "waiting", "running"
+RUNNING = "running"
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class Sweep(Printed):
                 if row is None:
                     row = {"status": RUNNING if parts[member.key] in held else WAITING}
                 shown = {name: value for name, value in row.items() if name not in ("key", "call")}
-                rows[member.key] = {"key": member.key, **member.point, **shown}
+                rows[member.key] = {"key": member.key, **placed(member.point, shown)}
         return cls(folder, list(rows.values()))
 
     @property

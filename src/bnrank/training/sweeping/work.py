@@ -21,7 +21,7 @@ from bnrank.measures import bottlenecks
 from bnrank.training.history import Run
 from bnrank.training.sweeping import leases
 from bnrank.training.sweeping.folder import ARRAYS, FAILED, SweepFolder
-from bnrank.training.sweeping.groups import Group, Member, decoded, first, load_task
+from bnrank.training.sweeping.groups import Group, Member, first, load_task
 from bnrank.training.sweeping.packed import pack
 from bnrank.training.sweeping.rows import Writer
 from bnrank.training.trainer import with_checkpoints
@@ -154,9 +154,7 @@ def _trained(folder: SweepFolder, writer: Writer, group: Group, call: str | None
 
 def _run(folder: SweepFolder, group: Group, place: Path) -> Run:
     task = first(load_task(folder.path, group.task), group.size)
-    options = {name: decoded(value) for name, value in group.options.items()}
-    ridge, seed = [member.ridge for member in group.members], [member.seed for member in group.members]
-    return with_checkpoints(group.net(task), task, place, group.checkpoint_every, ridge=ridge, seed=seed, **options)
+    return with_checkpoints(group.net(task), task, place, group.checkpoint_every, **group.arguments())
 
 
 def _rows(group: Group, run: Run, call: str | None) -> list[dict[str, Any]]:
