@@ -9,7 +9,8 @@ from torch import nn
 
 import bnrank
 import helpers
-from bnrank.measures import choices, describe, profile, profiles, usage
+from bnrank._core import deadline
+from bnrank.measures import choices, describe, profile, usage
 
 normal = functools.partial(helpers.normal, dtype=torch.float32)
 OF = {
@@ -86,15 +87,50 @@ def test_columns_of_the_activations_are_those_of_their_measures():
     assert rows[1]["subnormal weights"] == 40
 
 
-def test_what_is_not_reached_within_the_budget_is_listed(monkeypatch):
-    net, x = bnrank.MLP([4, 6, 3], seed=0), normal(20, 4)
-    clock = iter([0.0, 61.0, 62.0])
-    monkeypatch.setattr(profiles.time, "monotonic", lambda: next(clock))
-    ds = profile(net, x, max_minutes=1)
-    late = [line for line in describe(ds) if "not reached within max_minutes=1" in line]
-    assert len(late) == 2
-    assert {"weight_rank", "activation_singular_values"} <= computed(ds)
-    assert not {"ntk_trace", "dimension_95"} & computed(ds)
+class Clock:
+    """Stands still for some looks, and is then beyond every limit."""
+
+    def __init__(self, looks):
+        self.looks = looks
+
+    def monotonic(self):
+        self.looks -= 1
+        return 0.0 if self.looks >= 0 else 1e6
+
+
+def test_what_is_not_reached_within_the_budget_is_listed_wherever_it_ends(monkeypatch):
+    net, x = nn.Sequential(bnrank.MLP([4, 6, 3], seed=0)), normal(20, 4)
+    whole = profile(net, x)
+    found = []
+    for looks in range(1, 60):
+        monkeypatch.setattr(deadline, "time", Clock(looks))
+        ds = profile(net, x, max_minutes=1, chunk_size=8)
+        late = [line for line in describe(ds) if "max_minutes=1" in line]
+        found.append((len(computed(ds)), late))
+        for name in computed(ds):  # complete where it is there, except for samples and layers that are listed
+            mine, expected = (dataset[name].values for dataset in (ds, whole))
+            mine = mine if mine.ndim < 2 else mine[:, : expected.shape[1]]
+            reached = np.isfinite(mine)
+            np.testing.assert_allclose(
+                mine[reached], expected[: len(mine)][..., : mine.shape[-1]][reached], rtol=1e-9, atol=1e-12
+            )
+        missing = computed(whole) - computed(ds)
+        assert bool(late) or not missing, missing
+    counts = [count for count, _ in found]
+    assert counts == sorted(counts)
+    assert counts[0] < counts[10] < counts[-1] == len(computed(whole))
+    assert not found[-1][1]
+    lines = "\n".join(line for _, late in found for line in late)
+    for text in (
+        "weight_singular_values: not reached",
+        "cut off after 8 of 20 samples, at max_minutes=1",
+        "activation spectra, cut off after 8 of 20",
+        "jacobian_singular_values: cut off after 2 of 20",
+        "ntk_trace: cut off after 2 of 20",
+        "dimensions and dead units, not reached",
+        "ntk_trace: not reached",
+    ):
+        assert text in lines, text
 
 
 def test_wrong_choices_are_refused_by_name():

@@ -217,13 +217,14 @@ def test_memory_is_bounded_by_several_passes_and_a_limit(monkeypatch):
     net, x = bnrank.MLP([3, 8, 20, 8, 2], seed=0), normal(30, 3)
     whole = spectra.activation_singular_values(net, x)
     monkeypatch.setattr(spectra, "MAX_ENTRIES", 100)
-    passes, capture = [], spectra.capture
-    monkeypatch.setattr(spectra, "capture", lambda *given: passes.append(given) or capture(*given))
+    monkeypatch.setattr(spectra, "MAX_TOGETHER", 64)
+    passes, stream = [], spectra.stream
+    monkeypatch.setattr(spectra, "stream", lambda *given, **some: passes.append(given) or stream(*given, **some))
     found = spectra.activation_singular_values(net, x)
     assert list(found) == ["layers.0", "layers.2", "layers.3"]
     assert all(torch.equal(found[name], whole[name]) for name in found)
     assert "20 features for 30 samples need 400" in found.skipped[0].reason
-    assert len(passes) == 3  # one to learn the widths; the layers need 64, 400, 64 and 4 numbers
+    assert len(passes) == 4  # one to learn the widths; the layers need 64, 400, 64 and 4 numbers
 
 
 @settings(max_examples=20, deadline=None, derandomize=True)
@@ -293,3 +294,18 @@ def test_the_global_generator_and_the_network_are_left_alone():
     assert net.training
     assert net[1].training
     assert all(torch.equal(state[k], v) for k, v in net.state_dict().items())
+
+
+@pytest.mark.parametrize("kind", ["real", "complex", "several"])
+def test_blocks_of_every_size_give_the_singular_values_of_the_whole_matrix(kind):
+    for rows, columns in ((40, 7), (7, 900), (50, 49), (3, 2000), (300, 20)):
+        shape = (2, rows, columns) if kind == "several" else (rows, columns)
+        matrix = normal(*shape)
+        matrix = matrix + 1j * normal(*shape, seed=1) if kind == "complex" else matrix
+        for size in (1, 5, rows):
+            pieces = spectra.Accumulator()
+            for part in matrix.split(size, -2):
+                given = part.clone()
+                pieces.add(given)
+                given.zero_()  # what is kept is a copy
+            assert torch.allclose(pieces.singular_values(), torch.linalg.svdvals(matrix), rtol=1e-10)

@@ -14,6 +14,7 @@ from torch.nn.utils import parametrizations
 
 import bnrank
 import helpers
+from bnrank._core import deadline
 from bnrank.measures import describe, profile, tensors
 
 normal = functools.partial(helpers.normal, dtype=torch.float32)
@@ -257,7 +258,7 @@ def test_a_checkpoint_counts_its_tensors_and_keeps_layers_whose_names_resemble_t
 
 def test_the_time_budget_leaves_the_most_expensive_tensors(monkeypatch):
     clock = iter([0.0, 1.0, 59.0, 61.0, 62.0])
-    monkeypatch.setattr(tensors.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(deadline.time, "monotonic", lambda: next(clock))
     ds = profile(
         {"large": normal(9, 9), "small": normal(2, 2), "middle": normal(4, 4), "wide": normal(5, 9)}, max_minutes=1
     )

@@ -14,9 +14,11 @@ from bnrank._core import text, validation
 from bnrank._core.results import Printed
 from bnrank._core.validation import Data
 from bnrank.measures import nonlinearity, spectra
+from bnrank.measures.accumulating import METHODS
+from bnrank.networks.capturing import capture
 from bnrank.networks.functional import Functional, check_finite, example
 from bnrank.networks.inputs import Example
-from bnrank.networks.reading import Layer, Reading, capture, read_or
+from bnrank.networks.reading import Layer, Reading, read_or
 from bnrank.networks.reasons import Skipped
 
 __all__ = ["Bottleneck", "LayerStructure", "Structure", "bottleneck", "detect", "ranks"]
@@ -334,7 +336,8 @@ def bottleneck(
     reading = read_or(reading, net, samples)
     if not reading.weights:
         capture(net, samples, reading)  # says so
-    passes: dict[str, Any] = {"chunk_size": chunk_size, "dtype": dtype, "reading": reading}
+    validation.choice(method, "method", METHODS)
+    passes: dict[str, Any] = {"chunk_size": chunk_size, "dtype": dtype}
     with torch.no_grad():
         d_out = Functional(net, dtype)(samples[:2])[0].numel()
     weights = spectra.weight_singular_values(net, reading=reading)
@@ -343,9 +346,9 @@ def bottleneck(
     before = after = spectra.Spectra({})
     ratios: dict[str, float] = {}
     if reading.layers or not reading.unobserved:  # else there are weights only
-        before = spectra.activation_singular_values(net, samples, which="preactivations", method=method, **passes)
-        after = spectra.activation_singular_values(net, samples, which="activations", method=method, **passes)
-        ratios = nonlinearity.ratio(net, samples, **passes)
+        taker = nonlinearity.Ratio(reading)
+        some = spectra.activation_spectra(net, samples, reading, method=method, also=[taker], **passes)
+        before, after, ratios = some.values["preactivations"], some.values["activations"], taker.ratios()
     counts = [int((row > found.atol).sum()) for row in rows]
     left = {layer.name for layer in reading.unobserved}
     skipped = tuple(dict.fromkeys(s for part in (weights, after, before) for s in part.skipped if s.name not in left))

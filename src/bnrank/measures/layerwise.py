@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from bnrank.measures.usage import SHARES, variance_dimension
-from bnrank.networks.reading import Layer, Reading, capture
+from bnrank.networks.capturing import Taker, stream
+from bnrank.networks.reading import Layer, Reading
 
 POSITIONS = 64  # of one sample, in an image or a sequence
 MAX_ENTRIES = 2**25  # of a covariance matrix, or of the rows of few samples: 256 MiB
@@ -125,17 +126,31 @@ def layer_use(
     >>> {name: (use.units, use.dimensions) for name, use in layer_use(net, x, read(net, x)).items()}
     {'layers.0': (6, (4, 5)), 'layers.1': (2, (2, 2))}
     """
-    found: dict[str, _Rows] = {}
-    layers = reading.layers
-    following = [*layers[1:], layers[-1]]
-    for part in capture(net, x, reading, chunk_size, dtype):
-        for layer, after, values in zip(layers, following, part.activations, strict=True):
-            rows = _by_unit(values, layer if layer.apart else after)
-            if layer.name not in found:
-                places = min(rows.shape[1], POSITIONS)
-                found[layer.name] = _Rows(rows.shape[2], len(x) * places)
-            found[layer.name].add(rows)
-    return {name: rows.use(shares) for name, rows in found.items()}
+    taker = Uses(reading, len(x))
+    stream(net, x, reading, [taker], chunk_size=chunk_size, dtype=dtype)
+    return taker.use(shares)
+
+
+class Uses(Taker):
+    """Statistics of the activations of every layer, as blocks of samples come."""
+
+    def __init__(self, reading: Reading, samples: int) -> None:
+        self.layers, self.samples = reading.layers, samples
+        self.found: dict[str, _Rows] = {}
+
+    def activations(self, layer: int, values: Tensor) -> None:
+        """Add a block."""
+        own = self.layers[layer]
+        following = self.layers[min(layer + 1, len(self.layers) - 1)]
+        rows = _by_unit(values, own if own.apart else following)
+        if own.name not in self.found:
+            places = min(rows.shape[1], POSITIONS)
+            self.found[own.name] = _Rows(rows.shape[2], self.samples * places)
+        self.found[own.name].add(rows)
+
+    def use(self, shares: Sequence[float] = SHARES, over: Callable[[], bool] = lambda: False) -> dict[str, LayerUse]:
+        """Return what each layer uses, without what remains when ``over()``."""
+        return {layer.name: self.found.pop(layer.name).use(shares) for layer in self.layers if not over()}
 
 
 def _by_unit(values: Tensor, after: Layer) -> Tensor:

@@ -2,10 +2,11 @@
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from bnrank.networks.capturing import Taker, stream
 from bnrank.networks.inputs import Example
-from bnrank.networks.reading import Reading, capture, read_or
+from bnrank.networks.reading import Reading, read_or
 
 __all__ = ["ratio"]
 
@@ -58,15 +59,28 @@ def ratio(
     {'layers.0': 0.7071067811865476, 'layers.1': nan}
     """
     reading = read_or(reading, net, x)
-    changed = np.zeros(len(reading.layers))
-    total = np.zeros(len(reading.layers))
-    for part in capture(net, x, reading, chunk_size, dtype):
-        for i, (z, a) in enumerate(zip(part.preactivations[:-1], part.activations[:-1], strict=True)):
-            if reading.layers[i].apart:  # the next layer reads something else
-                continue
-            z, a = z.flatten(1).double(), a.flatten(1).double()
-            total[i] += float((z * z).sum())
-            changed[i] += float(((z - a) ** 2).sum()) if z.shape == a.shape else np.nan
-    total[total == 0] = np.nan  # the last layer, too
-    values = np.sqrt(changed / total)
-    return {layer.name: float(value) for layer, value in zip(reading.layers, values, strict=True)}
+    taker = Ratio(reading)
+    stream(net, x, reading, [taker], chunk_size=chunk_size, dtype=dtype)
+    return taker.ratios()
+
+
+class Ratio(Taker):
+    """The squared norms of Z_l - sigma(Z_l) and of Z_l, as blocks of samples come."""
+
+    def __init__(self, reading: Reading) -> None:
+        self.layers = reading.layers
+        self.changed, self.total = np.zeros((2, len(self.layers)))
+
+    def pairs(self, layer: int, before: Tensor, after: Tensor) -> None:
+        """Add a block."""
+        if layer == len(self.layers) - 1 or self.layers[layer].apart:  # the next layer reads something else
+            return
+        z, a = before.flatten(1).double(), after.flatten(1).double()
+        self.total[layer] += float(torch.linalg.vector_norm(z)) ** 2
+        self.changed[layer] += float(torch.linalg.vector_norm(z - a)) ** 2 if z.shape == a.shape else np.nan
+
+    def ratios(self) -> dict[str, float]:
+        """Return the ratios by the names of the layers."""
+        total = np.where(self.total == 0, np.nan, self.total)  # of the last layer, too
+        values = np.sqrt(self.changed / total)
+        return {layer.name: float(value) for layer, value in zip(self.layers, values, strict=True)}

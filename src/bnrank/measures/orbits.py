@@ -6,8 +6,9 @@ from torch import Tensor, nn
 
 from bnrank._core import validation
 from bnrank._core.validation import Data
+from bnrank.networks.capturing import capture
 from bnrank.networks.functional import example
-from bnrank.networks.reading import capture, read
+from bnrank.networks.reading import read
 
 __all__ = ["collapse", "collapse_by_layer", "rotations"]
 

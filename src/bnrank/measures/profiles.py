@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,17 +12,18 @@ import torch
 from torch import Tensor, nn
 
 from bnrank._core import remarks, validation
-from bnrank._core.progress import bar
+from bnrank._core.deadline import Deadline
 from bnrank._core.sampling import evenly_spaced
 from bnrank._core.validation import Data
 from bnrank._version import __version__
-from bnrank.measures import bottlenecks, choices, tensors, usage
+from bnrank.measures import choices, tensors, usage
 from bnrank.measures.frequencies.profiled import with_frequencies
-from bnrank.measures.layerwise import LayerUse, layer_use
-from bnrank.measures.samplewise import RTOL, SampleMeasures
+from bnrank.measures.layerwise import LayerUse
+from bnrank.measures.measuring import Found, Settings, measure
+from bnrank.measures.samplewise import RTOL
 from bnrank.networks.functional import Functional, check_finite, example
 from bnrank.networks.inputs import Example, Samples
-from bnrank.networks.reading import Layer, Reading, read
+from bnrank.networks.reading import Layer, read
 from bnrank.networks.reasons import Skipped
 
 if TYPE_CHECKING:
@@ -99,13 +98,14 @@ def profile(
     atol : float
         Singular values of a weight above ``atol`` count for ``weight_rank`` and the bottleneck.
     chunk_size : int
-        Samples per forward pass; bounds the memory.
+        Samples per forward pass, fewer where a layer has more than 2^21 numbers for them; bounds the memory.
     max_jacobian_samples : int
         Maximum number of samples for the variables over ``sample``, spread evenly over x.
     max_values : int
         Maximum number of singular values kept per layer, the largest; ranks count all of them.
     max_minutes : float, optional
-        Time budget. What is not begun within it is listed as skipped; the cheapest tensors come first.
+        Time budget. What is not done within it is listed as skipped, with the number of samples after which it was cut
+        off; the smallest weights come first. It is looked at between layers and blocks of samples.
     progress : bool
         Show a progress bar.
     dtype : torch.dtype
@@ -173,17 +173,15 @@ def profile(
     if not isinstance(net, nn.Module):
         expected = "a torch.nn.Module where x is given: tensors alone cannot be run"
         raise TypeError(f"net: got {validation.describe(net)}, expected {expected}")
-    choice = choices.Choice.of(what)
-    if max_minutes is not None:
-        max_minutes = validation.number(max_minutes, "max_minutes", 0.0, strict=True)
+    choice, deadline = choices.Choice.of(what), Deadline(max_minutes)
     x = example(net, x, inputs=True)
-    settings = _Settings(
-        atol=atol,
+    settings = Settings(
+        atol=validation.number(atol, "atol", 0.0),
         weight_rtol=validation.rtol(weight_rtol, "weight_rtol"),
         chunk_size=validation.integer(chunk_size, "chunk_size"),
         samples=evenly_spaced(len(x), validation.integer(max_jacobian_samples, "max_jacobian_samples")),
         max_values=validation.integer(max_values, "max_values"),
-        max_minutes=max_minutes,
+        deadline=deadline,
         progress=progress,
         dtype=dtype,
     )
@@ -192,7 +190,7 @@ def profile(
         d_out = function(x[:2])[0].numel()
     target = None if y is None else _target(y, len(x), d_out)
     check_finite(net)
-    found = _measure(net, x, choice, reading, d_out, settings)
+    found = measure(net, x, choice, reading, d_out, settings)
     lengths = found.lengths
     length = min(max(lengths), settings.max_values)
     variables = _variables(found, settings.weight_rtol, length)
@@ -213,96 +211,13 @@ def profile(
         "index": np.arange(1, length + 1),
         "sample": settings.samples.numpy(),
     }
-    dataset = xr.Dataset(variables, coords, about | _attrs(found.structure, settings))
-    dataset = remarks.attach(dataset, "skipped", [*map(vars, found.structure.skipped), *found.samples.skipped])
+    dataset = xr.Dataset(variables, coords, about | _attrs(found, settings))
+    dataset = remarks.attach(dataset, "skipped", [*map(vars, found.skipped), *found.samples.skipped])
     dataset = remarks.attach(dataset, "note", found.notes)
-    return _described(with_frequencies(dataset, reading, found.structure.bottleneck))
+    return _described(with_frequencies(dataset, reading, found.bottleneck))
 
 
-@dataclass(frozen=True)
-class _Settings:
-    """How a network is measured on data: the arguments of :func:`profile`, checked, and the samples of Jacobians."""
-
-    atol: float
-    weight_rtol: float
-    chunk_size: int
-    samples: Tensor
-    max_values: int
-    max_minutes: float | None
-    progress: bool
-    dtype: torch.dtype
-
-
-@dataclass(frozen=True)
-class _Found:
-    """What was measured of a network on data: its layers, how much of their width they use, and single samples."""
-
-    reading: Reading
-    structure: bottlenecks.Structure
-    used: Mapping[str, LayerUse]
-    samples: SampleMeasures
-
-    @property
-    def layers(self) -> tuple[bottlenecks.LayerStructure, ...]:
-        return self.structure.layers
-
-    @property
-    def spectra(self) -> dict[str, list[Tensor | None]]:
-        """Singular values by variable and layer."""
-        return {
-            "weight_singular_values": [layer.singular_values for layer in self.layers],
-            "activation_singular_values": [layer.activation_values for layer in self.layers],
-            "preactivation_singular_values": [layer.preactivation_values for layer in self.layers],
-        }
-
-    @property
-    def lengths(self) -> list[int]:
-        """Numbers of singular values, per layer and variable; last those of a Jacobian."""
-        found = [len(values) for rows in self.spectra.values() for values in rows if values is not None]
-        return [*found, self.samples.jacobian_singular_values.shape[1]]
-
-    @property
-    def notes(self) -> list[dict[str, str]]:
-        notes = [{"name": name, "note": note} for name, note in self.structure.notes.items()]
-        return (
-            notes
-            + [{"name": name, "note": use.note} for name, use in self.used.items() if use.note]
-            + self.samples.notes
-        )
-
-
-def _measure(
-    net: nn.Module, x: Samples, choice: choices.Choice, reading: Reading, d_out: int, settings: _Settings
-) -> _Found:
-    """Measure what is chosen, until the time is over: weights and spectra, units, then single samples."""
-    limit = math.inf if settings.max_minutes is None else 60 * settings.max_minutes
-    start = time.monotonic()
-    some: dict[str, Any] = {"chunk_size": settings.chunk_size, "dtype": settings.dtype}
-    with bar(settings.progress, "weights and activations", 3, counted=False) as tell:
-        structure = choices.structure(net, x, choice, reading, {"atol": settings.atol}, {"method": METHOD, **some})
-        used: dict[str, LayerUse] = {}
-        late: list[str] = []
-        tell(1, "units")
-        if "activations" in choice:
-            if time.monotonic() - start > limit:
-                late.append("units, dimensions and dead units of the activations")
-            elif reading.layers:
-                used = layer_use(net, x, reading, **some)
-        tell(2, "Jacobians and the NTK")
-        numbers = settings.samples
-        each, left = choice.of_samples(net, len(numbers), d_out)
-        if each and time.monotonic() - start > limit:
-            late.append(" and ".join(each))
-            each = []
-        samples = SampleMeasures(net, x[numbers.to(x.device)], d_out, settings.dtype, numbers.numpy(), each)
-    reasons = [f"{text}: not reached within max_minutes={settings.max_minutes:g}" for text in late] + [left] * bool(
-        left
-    )
-    samples.skipped += [{"name": "", "type": type(net).__name__, "reason": reason} for reason in reasons]
-    return _Found(reading, structure, used, samples)
-
-
-def _variables(found: _Found, weight_rtol: float, length: int) -> dict[str, Any]:
+def _variables(found: Found, weight_rtol: float, length: int) -> dict[str, Any]:
     """Return the variables of a profile over layers and samples, with ``length`` singular values."""
     layers, weights = found.layers, found.reading.weights
     variables: dict[str, Any] = {
@@ -329,9 +244,9 @@ def _variables(found: _Found, weight_rtol: float, length: int) -> dict[str, Any]
     return variables
 
 
-def _attrs(structure: bottlenecks.Structure, settings: _Settings) -> dict[str, Any]:
+def _attrs(found: Found, settings: Settings) -> dict[str, Any]:
     """Return the tolerances and settings of a profile, and its bottleneck."""
-    bottleneck, chunk_size = structure.bottleneck, settings.chunk_size
+    bottleneck, chunk_size = found.bottleneck, settings.chunk_size
     attrs: dict[str, Any] = {
         "rtol": RTOL,
         "weight_rtol": settings.weight_rtol,
@@ -342,13 +257,13 @@ def _attrs(structure: bottlenecks.Structure, settings: _Settings) -> dict[str, A
         "max_values": settings.max_values,
         "jacobian_samples": len(settings.samples),
         "method": METHOD,
-        "floor": structure.floor,
+        "floor": found.floor,
         "dtype": str(settings.dtype).removeprefix("torch."),
         "bottleneck_reason": bottleneck.reason,
         "bnrank_version": __version__,
         "how": (
-            f"forward passes in eval mode, {chunk_size} samples at a time; spectra in float64, activations and "
-            f"preactivations by {METHOD} over blocks, not centered, values below {structure.floor:g} of the largest "
+            f"forward passes in eval mode, at most {chunk_size} samples at a time; spectra in float64, activations and "
+            f"preactivations by {METHOD} over blocks, not centered, values below {found.floor:g} of the largest "
             "are rounding noise"
         ),
     }

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from bnrank._core import linalg, validation
 from bnrank._core.validation import Data
 from bnrank.measures.spectra import WHICH
+from bnrank.networks.capturing import capture
 from bnrank.networks.functional import example
-from bnrank.networks.reading import capture, read
+from bnrank.networks.reading import read
 
 __all__ = ["METRICS", "Kernels", "Layout", "distance", "distances", "kernels", "layout"]
 

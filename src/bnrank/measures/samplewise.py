@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from bnrank._core import linalg
+from bnrank._core.deadline import Deadline
 from bnrank.measures import kinks, ntk
 from bnrank.measures.jacobian import KINK_RTOL, Jacobian
 from bnrank.networks.functional import is_plain_mlp, unwrap
@@ -17,6 +18,7 @@ from bnrank.networks.inputs import Inputs, Samples
 
 RTOL = 1e-6  # singular values of a Jacobian above this, relative to its largest, count as non-zero
 MAX_JACOBIAN_WORK = 10**11  # samples x d_in x d_out x min(d_in, d_out)
+BLOCKS = 10  # of samples, after each of which the time is looked at
 MAX_NTK_WORK = 2 * 10**10  # samples x d_out x parameters, for modules other than MLP
 
 
@@ -37,6 +39,8 @@ class SampleMeasures:
         Which samples of the data they are, for notes.
     parts : sequence of str
         From "jacobian" and "ntk".
+    deadline : Deadline, optional
+        The time that may be used.
 
     Attributes
     ----------
@@ -56,7 +60,9 @@ class SampleMeasures:
         dtype: torch.dtype,
         numbers: np.ndarray,
         parts: Sequence[str],
+        deadline: Deadline | None = None,
     ) -> None:
+        deadline = deadline or Deadline()
         self.kind, self.n = type(net).__name__, len(x)
         self.skipped: list[dict[str, str]] = []
         self.notes: list[dict[str, str]] = []
@@ -78,13 +84,7 @@ class SampleMeasures:
             self._skip(f"{name}: x has integers, so f cannot be differentiated in x")
         elif self._affordable(name, self.n * d_in * d_out * min(d_in, d_out), MAX_JACOBIAN_WORK):
             try:
-                jacobian = Jacobian(net, x, dtype=dtype, kink_rtol=None)
-                if closed and "ntk" in parts:  # first, since one pass computes both
-                    self.ntk_trace, traced = jacobian.ntk_trace.cpu(), True
-                self.jacobian_singular_values = jacobian.singular_values.cpu()
-                self.log_pseudo_determinant = linalg.log_pseudo_determinant(self.jacobian_singular_values, rtol=RTOL)
-                note = kinks.describe(jacobian.near_kinks().cpu(), KINK_RTOL, numbers)
-                self.notes += [{"name": name, "note": note}] if note else []
+                traced = self._jacobians(net, x, dtype, numbers, closed and "ntk" in parts, deadline)
             except ValueError as error:  # not differentiable, or samples not independent
                 self._skip(f"{name}: {error}")
         parameters = sum(p.numel() for p in net.parameters())
@@ -94,9 +94,45 @@ class SampleMeasures:
             and (closed or self._affordable("ntk_trace", self.n * d_out * parameters, MAX_NTK_WORK))
         ):
             try:
-                self.ntk_trace = ntk.trace(net, x, dtype=dtype).cpu()
+                found = [ntk.trace(net, part, dtype=dtype).cpu() for part in self._blocks(x, "ntk_trace", deadline)]
+                if found:
+                    self.ntk_trace = self._filled(torch.cat(found))
             except ValueError as error:
                 self._skip(f"ntk_trace: {error}")
+
+    def _jacobians(
+        self, net: nn.Module, x: Tensor, dtype: torch.dtype, numbers: np.ndarray, traced: bool, deadline: Deadline
+    ) -> bool:
+        """Measure Jacobians, with the NTK if ``traced``, which one pass computes both; return whether it was."""
+        name, found = "jacobian_singular_values", []
+        for part in self._blocks(x, name, deadline):
+            jacobian = Jacobian(net, part, dtype=dtype, kink_rtol=None)
+            trace = jacobian.ntk_trace.cpu() if traced else None
+            found.append((jacobian.singular_values.cpu(), trace, jacobian.near_kinks().cpu()))
+        if not found:
+            return False
+        values = torch.cat([row[0] for row in found])
+        self.jacobian_singular_values = self._filled(values)
+        self.log_pseudo_determinant = self._filled(linalg.log_pseudo_determinant(values, rtol=RTOL))
+        if traced:
+            self.ntk_trace = self._filled(torch.cat([row[1] for row in found if row[1] is not None]))
+        note = kinks.describe(torch.cat([row[2] for row in found]), KINK_RTOL, numbers)
+        self.notes += [{"name": name, "note": note}] if note else []
+        return traced
+
+    def _blocks(self, x: Tensor, name: str, deadline: Deadline) -> Iterator[Tensor]:
+        """Iterate over all samples, or over some after others until the time is over."""
+        size = max(1, self.n // BLOCKS) if deadline.is_set else self.n
+        for start in range(0, self.n, size):
+            if deadline.over():
+                self._skip(f"{name}: {deadline.cut(start, self.n)}")
+                return
+            yield x[start : start + size]
+
+    def _filled(self, values: Tensor) -> Tensor:
+        """Return values with NaN for the samples that were not reached."""
+        rest = values.new_full((self.n - len(values), *values.shape[1:]), math.nan)
+        return torch.cat([values, rest])
 
     def _skip(self, reason: str) -> None:
         self.skipped.append({"name": "", "type": self.kind, "reason": reason})

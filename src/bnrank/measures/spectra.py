@@ -1,27 +1,32 @@
 """Singular values of weights, activations and preactivations."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from bnrank._core import validation
+from bnrank._core.deadline import Deadline
 from bnrank._core.linalg import effective_rank, entropy_rank, rank, stable_rank
+from bnrank.measures.accumulating import METHODS, Accumulator
 from bnrank.measures.convolution import conv_singular_values, per_dimension
 from bnrank.measures.operators import layer_singular_values
+from bnrank.networks.capturing import Taker, stream
 from bnrank.networks.functional import example
-from bnrank.networks.inputs import Example
-from bnrank.networks.reading import Reading, capture, read_or
+from bnrank.networks.inputs import Example, Samples
+from bnrank.networks.reading import Reading, read_or
 from bnrank.networks.reasons import Skipped
 
 __all__ = ["Accumulator", "Spectra", "activation_singular_values", "conv_singular_values", "effective_rank", "rank"]
 __all__ += ["entropy_rank", "singular_values", "stable_rank", "weight_singular_values"]
 
-METHODS = ("qr", "gram")
 WHICH = ("activations", "preactivations")
-MAX_ENTRIES = 2**27  # entries of one R factor or Gram matrix, and of all those in memory at a time: 1 GiB
+MAX_ENTRIES = 2**27  # entries of one R factor or Gram matrix: 1 GiB
+MAX_TOGETHER = 2**24  # entries of all those in memory at a time, if there are several: 128 MiB
+Key = tuple[str, int]  # "activations" or "preactivations", and the number of a layer from 0
 
 
 class Spectra(dict[str, Tensor]):
@@ -122,11 +127,22 @@ def weight_singular_values(
     """
     if size is not None:
         per_dimension(size, "size")
-    reading = read_or(reading, net, x)
+    return weight_spectra(read_or(reading, net, x), size)
+
+
+def weight_spectra(
+    reading: Reading, size: int | Sequence[int] | None = None, deadline: Deadline | None = None
+) -> Spectra:
+    """Return the singular values of every weight of a reading; with a deadline, from the smallest weight on."""
+    deadline = deadline or Deadline()
     values: dict[str, Tensor] = {}
     notes: dict[str, str] = {}
     skipped = list(reading.unread)
-    for layer in reading.weights:
+    weights = reading.weights
+    for layer in sorted(weights, key=lambda layer: layer.weight.numel()) if deadline.is_set else weights:
+        if deadline.over():
+            skipped.append(Skipped.part(layer.name, layer.module, f"weight_singular_values: {deadline.missed}"))
+            continue
         if layer.is_convolution or layer.is_transposed:
             found, note = layer_singular_values(layer, size)
         else:
@@ -138,81 +154,8 @@ def weight_singular_values(
         remarks = [note, f"only its weight is measured: {layer.reason}" if layer.reason else ""]
         if any(remarks):
             notes[layer.name] = "; ".join(filter(None, remarks))
+    values = {layer.name: values[layer.name] for layer in weights if layer.name in values}
     return Spectra(values, skipped, notes, floor=1e-15)
-
-
-class Accumulator:
-    """Singular values of a tall matrix that is given in blocks and never stored as a whole.
-
-    Parameters
-    ----------
-    method : "qr" or "gram"
-        "qr" keeps the R factor of all rows so far (R <- R factor of [R; piece]): as accurate as the SVD of the whole
-        matrix. "gram" adds up piece^T piece: faster for wide layers, but it squares the condition number, so that
-        values below about 1e-8 of the largest are noise.
-
-    Examples
-    --------
-    >>> import torch
-    >>> z = torch.randn(100, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    >>> pieces = Accumulator()
-    >>> for piece in z.split(30):
-    ...     pieces.add(piece)
-    >>> torch.allclose(pieces.singular_values(), torch.linalg.svdvals(z))
-    True
-    """
-
-    def __init__(self, method: str = "qr") -> None:
-        self.method = validation.choice(method, "method", METHODS)
-        self.rows = 0
-        self._state: Tensor | None = None
-
-    def add(self, piece: Tensor) -> None:
-        """Add rows, (n, features), or to each of several matrices, (..., n, features); complex ones for "qr" only."""
-        piece = validation.dense(validation.kind(piece, "piece", Tensor), "piece").detach()
-        piece = piece if piece.is_complex() else piece.to(torch.float64)
-        ndim, features = piece.ndim, None if self._state is None else self._state.shape[-1]
-        fits = (ndim == 2 if self.method == "gram" else ndim >= 2) and features in (None, piece.shape[-1])
-        expected = f"(n, {'features' if features is None else features})"
-        validation.expect(fits, "piece", f"shape {tuple(piece.shape)}", expected)
-        real = self.method == "qr" or not piece.is_complex()
-        validation.expect(real, "piece", "complex numbers", "real ones for the method 'gram'", TypeError)
-        self.rows += piece.shape[-2]
-        if self.method == "gram":
-            gram = piece.T @ piece
-            self._state = gram if self._state is None else self._state + gram
-        else:
-            rows = piece if self._state is None else torch.cat([self._state, piece], -2)
-            tall = rows.shape[-2] > rows.shape[-1]
-            self._state = _scaled(lambda matrix: torch.linalg.qr(matrix, mode="r")[1], rows) if tall else rows
-
-    def singular_values(self) -> Tensor:
-        """Return the min(rows, features) singular values of all rows so far, descending."""
-        if self._state is None:
-            return torch.zeros(0, dtype=torch.float64)
-        if not bool(torch.isfinite(self._state).all()):
-            raise ValueError("piece: got NaN, infinite or too large entries, expected finite ones")
-        if self.method == "gram":
-            values: Tensor = torch.linalg.eigvalsh(self._state).clamp(min=0).sqrt().flip(0)
-        else:
-            values = _scaled(torch.linalg.svdvals, self._state)
-        return values[..., : min(self.rows, self._state.shape[-1])]
-
-
-def _scaled(decomposition: Callable[[Tensor], Tensor], matrices: Tensor) -> Tensor:
-    """Return a homogeneous decomposition of matrices, by way of 2^600 or 2^-600 times them where squares need it."""
-    found = decomposition(matrices)
-    largest = found.abs().max() if found.numel() else 1.0
-    if 1e-150 < largest < 1e150:  # usual, and quickly seen
-        return found
-    size = matrices.abs().amax((-2, -1), keepdim=True)
-    scale = torch.ones_like(size)
-    scale[(size > 0) & (size < 1e-150)] = 2.0**600
-    scale[(size > 1e150) & (size < math.inf)] = 2.0**-600
-    if bool((scale == 1).all()):
-        return found
-    found = decomposition(matrices * scale)
-    return found / (scale if found.ndim == scale.ndim else scale.squeeze(-1))
 
 
 def activation_singular_values(
@@ -272,27 +215,137 @@ def activation_singular_values(
     validation.choice(method, "method", METHODS)
     given = example(net, x, inputs=True)
     reading = read_or(reading, net, given)
-    samples = len(given)
-    widths = [int(t[0].numel()) for t in getattr(next(iter(capture(net, given[:2], reading, 2, dtype))), which)]
-    held = [width * (width if method == "gram" else min(width, samples)) for width in widths]
-    skipped = list(reading.skipped)
-    values: dict[str, Tensor] = {}
-    waiting = [i for i, entries in enumerate(held) if entries <= MAX_ENTRIES]
-    while waiting:  # as many layers per pass as fit in memory together
-        count = int((np.cumsum([held[i] for i in waiting]) <= MAX_ENTRIES).sum())
-        pieces = {i: Accumulator(method) for i in waiting[:count]}
-        waiting = waiting[count:]
-        for part in capture(net, given, reading, chunk_size, dtype):
-            for i, accumulator in pieces.items():
-                accumulator.add(getattr(part, which)[i].flatten(1))
-        for i, accumulator in pieces.items():
-            name = reading.layers[i].name
+    return activation_spectra(net, given, reading, (which,), method=method, chunk_size=chunk_size, dtype=dtype).values[
+        which
+    ]
+
+
+@dataclass(frozen=True)
+class Passes:
+    """The result of passes over the data.
+
+    Attributes
+    ----------
+    values : dict
+        Spectra by "activations" and "preactivations".
+    late : dict
+        Why there is none of a layer for lack of time, by these names and the number of the layer.
+    samples : int
+        Number of samples for which further measures were run.
+    """
+
+    values: dict[str, Spectra]
+    late: dict[Key, str]
+    samples: int
+
+
+class _Blocks(Taker):
+    """The spectra of some layers: pairs of "activations" or "preactivations" and the number of a layer."""
+
+    def __init__(self, keys: Iterable[Key], method: str) -> None:
+        self.pieces = {key: Accumulator(method) for key in keys}
+
+    def activations(self, layer: int, values: Tensor) -> None:
+        self._add(("activations", layer), values)
+
+    def preactivations(self, layer: int, values: Tensor) -> None:
+        self._add(("preactivations", layer), values)
+
+    def _add(self, key: Key, values: Tensor) -> None:
+        if key in self.pieces:
+            self.pieces[key].add(values.flatten(1))
+
+
+class _Widths(Taker):
+    """The number of features of every layer."""
+
+    def __init__(self) -> None:
+        self.found: dict[Key, int] = {}
+
+    def activations(self, layer: int, values: Tensor) -> None:
+        self.found["activations", layer] = int(values[0].numel())
+
+    def preactivations(self, layer: int, values: Tensor) -> None:
+        self.found["preactivations", layer] = int(values[0].numel())
+
+
+def activation_spectra(
+    net: nn.Module,
+    x: Samples,
+    reading: Reading,
+    which: Sequence[str] = WHICH,
+    *,
+    method: str = "qr",
+    chunk_size: int = 4096,
+    dtype: torch.dtype = torch.float64,
+    also: Sequence[Taker] = (),
+    deadline: Deadline | None = None,
+) -> Passes:
+    """Return spectra of activations and preactivations, and run other measures in the same passes over the data.
+
+    Layers are measured together as long as what is held of them fits in 128 MiB; a single one may have eight times as
+    much. A pass that is cut off gives no spectra.
+
+    Parameters
+    ----------
+    net, x, reading, method, chunk_size, dtype
+        As for :func:`activation_singular_values`.
+    which : sequence of str
+        Some of "activations" and "preactivations".
+    also : sequence of Taker
+        Further measures, in the first pass, which is theirs alone where there is a deadline.
+    deadline : Deadline, optional
+        The time that may be used.
+    """
+    deadline, samples, layers = deadline or Deadline(), len(x), reading.layers
+    passes: dict[str, Any] = {"chunk_size": chunk_size, "dtype": dtype}
+    sizes = _Widths()
+    stream(net, x[:2], reading, [sizes], **passes)
+    keys = [(kind, i) for i in range(len(layers)) for kind in which]
+    width = sizes.found
+    held = {key: width[key] * (width[key] if method == "gram" else min(width[key], samples)) for key in keys}
+    skipped = {kind: list(reading.skipped) for kind in which}
+    reasons: dict[Key, str] = {}
+    for kind, i in keys:
+        if held[kind, i] > MAX_ENTRIES:
+            need = f"{width[kind, i]} features for {samples} samples need {held[kind, i]} numbers"
+            reasons[kind, i] = f"{need}, the limit is {MAX_ENTRIES}"
+    groups = _groups([key for key in keys if key not in reasons], held)
+    if also and (deadline.is_set or not groups):
+        groups.insert(0, [])
+    found: dict[Key, Tensor] = {}
+    late: dict[Key, str] = {}
+    first = samples
+    for number, group in enumerate(groups):
+        blocks = _Blocks(group, method)
+        takers: list[Taker] = [blocks, *(also if not number else ())]
+        done = 0 if deadline.over() else stream(net, x, reading, takers, **passes, over=deadline.over)
+        first = first if number else done
+        for kind, i in group:
+            if done < samples or deadline.over():
+                late[kind, i] = deadline.cut(done if done < samples else 0, samples)
+                continue
             try:
-                values[name] = accumulator.singular_values() / math.sqrt(samples)
+                found[kind, i] = blocks.pieces.pop((kind, i)).singular_values() / math.sqrt(samples)
             except ValueError as error:
-                raise ValueError(f"net: {which} of layer {name!r}: {str(error).removeprefix('piece: ')}") from error
-    for layer, width, entries in zip(reading.layers, widths, held, strict=True):
-        if entries > MAX_ENTRIES:
-            need = f"{width} features for {samples} samples need {entries} numbers"
-            skipped.append(Skipped.part(layer.name, layer.module, f"{which}: {need}, the limit is {MAX_ENTRIES}"))
-    return Spectra(values, skipped, floor=max(1e-8 if method == "gram" else 1e-15, torch.finfo(dtype).eps))
+                text = str(error).removeprefix("piece: ")
+                raise ValueError(f"net: {kind} of layer {layers[i].name!r}: {text}") from error
+    for kind, i in keys:
+        if (kind, i) in reasons:
+            skipped[kind].append(Skipped.part(layers[i].name, layers[i].module, f"{kind}: {reasons[kind, i]}"))
+    floor = max(1e-8 if method == "gram" else 1e-15, torch.finfo(dtype).eps)
+    values = {kind: {layers[i].name: found[k, i] for k, i in keys if k == kind and (k, i) in found} for kind in which}
+    return Passes({kind: Spectra(values[kind], skipped[kind], floor=floor) for kind in which}, late, first)
+
+
+def _groups(keys: Sequence[Key], held: Mapping[Key, int]) -> list[list[Key]]:
+    """Return the layers of each pass over the data, as many as fit in memory together."""
+    groups: list[list[Key]] = []
+    room = 0
+    for key in keys:
+        if not groups or held[key] > room:
+            groups.append([])
+            room = MAX_TOGETHER
+        groups[-1].append(key)
+        room -= held[key]
+    return groups

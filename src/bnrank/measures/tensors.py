@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from bnrank._core import linalg, remarks, validation
+from bnrank._core.deadline import Deadline
 from bnrank._core.progress import bar
 from bnrank._version import __version__
 from bnrank.measures import usage
@@ -83,7 +83,7 @@ def weights(
     """
     atol, rtol = validation.number(atol, "atol", 0.0), validation.rtol(rtol, "weight_rtol")
     max_values, progress = validation.integer(max_values, "max_values"), validation.flag(progress, "progress")
-    limit = math.inf if max_minutes is None else 60 * validation.number(max_minutes, "max_minutes", 0.0, strict=True)
+    deadline = Deadline(max_minutes)
     with ExitStack() as stack:
         if isinstance(source, str | os.PathLike):
             title, entries = Path(source).name, stack.enter_context(tensor_files.opened(source))
@@ -94,7 +94,7 @@ def weights(
         else:
             expected = "a torch.nn.Module, a state dict, or the path of a file of weights"
             raise TypeError(f"net: got {validation.describe(source)}, expected {expected}")
-        measured, listed, notes = _measure(entries, limit, progress)
+        measured, listed, notes = _measure(entries, deadline, progress)
     if not measured:
         reasons = "; ".join(f"{name}: {reason}" for name, _, reason in listed[:3])
         raise ValueError(f"net: found no matrix and no kernel of a convolution in {title} ({reasons}), expected some")
@@ -146,7 +146,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _measure(
-    entries: Sequence[Entry], limit: float, progress: bool
+    entries: Sequence[Entry], deadline: Deadline, progress: bool
 ) -> tuple[list[tuple[Entry, list[_Measured]]], list[tuple[str, str, str]], list[tuple[str, str]]]:
     """Measure tensors from the cheapest to the most expensive; return them in their order, the others, and notes."""
     shapes = {found.name: found.shape for found in entries}
@@ -165,12 +165,12 @@ def _measure(
             plans[i], notes[i] = parts, text
     work = {i: sum(map(_work, parts)) for i, parts in plans.items()}
     measured: dict[int, list[_Measured]] = {}
-    start, done = time.monotonic(), 0.0
+    done = 0.0
     with bar(progress, "weights", sum(work.values()), counted=False) as tell:
         for i in sorted(plans, key=work.__getitem__):
             tell(done, f"weights: {entries[i].name[-40:]}")
-            if time.monotonic() - start > limit:
-                reasons[i] = f"not reached within max_minutes={limit / 60:g}"
+            if deadline.over():
+                reasons[i] = deadline.missed
             else:
                 spectra, reason = _of_tensor(entries[i], plans[i])
                 measured.update({i: spectra} if spectra else {})

@@ -2,11 +2,12 @@
 
 from bnrank.networks import constructions, graph
 from bnrank.networks.accounting import Account, Entry, account
+from bnrank.networks.capturing import Captured, capture
 from bnrank.networks.chain import Chain, Segment, as_mlp, read_chain
 from bnrank.networks.convolutional import CircularConvolutional, Convolutional, LinearConvolutional, Window
 from bnrank.networks.files import load, load_module, save
 from bnrank.networks.mlp import MLP, LinearNetwork, from_layers
-from bnrank.networks.reading import Captured, Layer, Reading, capture, read
+from bnrank.networks.reading import Layer, Reading, read
 from bnrank.networks.reasons import Skipped
 from bnrank.networks.stack import (
     DiagonalBlock,

@@ -1,4 +1,4 @@
-"""Reading any module into its layers, its segments, and the values that flow through them, without changing it."""
+"""Reading any module into its layers and its segments, without changing it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from bnrank._core.results import Printed
 from bnrank._core.text import render
 from bnrank.networks import observing, reasons
 from bnrank.networks.chain import Segment, outermost, parts_of
-from bnrank.networks.functional import Functional, example, unwrap
-from bnrank.networks.inputs import Example, Samples
+from bnrank.networks.functional import example, unwrap
+from bnrank.networks.inputs import Example
 from bnrank.networks.layers import Layer, base_of, derived
-from bnrank.networks.observing import MATRIX, Holders, Values, Weight, overrides_forward
+from bnrank.networks.observing import MATRIX, Holders, Weight, overrides_forward
 from bnrank.networks.reasons import Skipped
 
-__all__ = ["Captured", "Layer", "Reading", "capture", "read"]
+__all__ = ["Layer", "Reading", "read"]
 
 
 @dataclass(frozen=True)
@@ -63,33 +63,6 @@ class Reading(Printed):
     def __str__(self) -> str:
         rows = [{"": x.index, "layer": x.name, "kind": x.kind, "weight": tuple(x.weight.shape)} for x in self.weights]
         return "\n".join([render(rows) if rows else "no layers", *(f"skipped {part}" for part in self.skipped)])
-
-
-@dataclass(frozen=True)
-class Captured:
-    """Inputs and outputs of the layers for one block of samples.
-
-    Attributes
-    ----------
-    rows : slice
-        The samples of x.
-    inputs : tuple of Tensor
-        The tensor entering each layer, (n, ...).
-    preactivations : tuple of Tensor
-        The output of each layer, (n, ...): a~_l.
-    output : Tensor
-        The module's output, (n, ...).
-    activations : tuple of Tensor
-        a_l: the input of the next layer, and the module's output for the last one. For gates of recurrent layers the
-        hidden states. For embeddings, projections of attention, and layers whose output the next layer does not read,
-        the output.
-    """
-
-    rows: slice
-    inputs: tuple[Tensor, ...]
-    preactivations: tuple[Tensor, ...]
-    output: Tensor
-    activations: tuple[Tensor, ...]
 
 
 def read(net: nn.Module, x: Example | None = None) -> Reading:
@@ -168,117 +141,6 @@ def read_or(reading: Reading | None, net: nn.Module, x: Example | None) -> Readi
     return read(net, x) if reading is None else validation.kind(reading, "reading", Reading)
 
 
-def capture(
-    net: nn.Module,
-    x: Example,
-    reading: Reading | None = None,
-    chunk_size: int = 4096,
-    dtype: torch.dtype = torch.float64,
-) -> Iterator[Captured]:
-    """Iterate over the inputs and outputs of every layer, one block of samples at a time.
-
-    The module runs in eval mode, without gradients, on copies of its parameters in ``dtype``; it is not changed.
-
-    Parameters
-    ----------
-    net : torch.nn.Module
-        Any module.
-    x : Tensor or ndarray
-        Samples, (N, ...).
-    reading : Reading, optional
-        The layers; default: ``read(net, x)``.
-    chunk_size : int
-        Samples per forward pass; bounds the memory.
-    dtype : torch.dtype
-        Precision of the forward pass.
-
-    Returns
-    -------
-    iterator of Captured
-        One per block, in the order of the samples.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If an argument is out of range, no layer can be read, or a layer does not run exactly once.
-
-    Examples
-    --------
-    >>> import torch, bnrank
-    >>> parts = list(capture(bnrank.MLP([3, 8, 2]), torch.ones(10, 3), chunk_size=4))
-    >>> [tuple(part.preactivations[0].shape) for part in parts]
-    [(4, 8), (4, 8), (2, 8)]
-    """
-    samples = example(net, x, inputs=True)
-    chunk_size = validation.integer(chunk_size, "chunk_size")
-    reading = read_or(reading, net, samples)
-    inside, kind = dict(unwrap(net).named_modules()), type(net).__name__
-    own = all(
-        inside.get(layer.name if layer.source is None else layer.source.owner) is layer.module
-        for layer in reading.layers
-    )
-    validation.expect(own, "reading", "one of another module", f"what read(net, x) returns for {kind}")
-    if not reading.layers:
-        skipped = f". Skipped: {'; '.join(map(str, reading.skipped))}" if reading.skipped else ""
-        raise ValueError(f"net: found no linear or convolutional layer in {kind}, expected at least one{skipped}")
-    return _captured(Functional(net, dtype), samples, reading, chunk_size)
-
-
-def _captured(function: Functional, x: Samples, reading: Reading, chunk_size: int) -> Iterator[Captured]:
-    layers = reading.layers
-    holders = {part: weights for part, weights in _weights(function.module).items() if weights}
-    names = {layer.name for layer in layers}
-    holders = {part: own for part, own in holders.items() if any(weight.name in names for weight in own)}
-    place = {weight.name: (part, i) for part, own in holders.items() for i, weight in enumerate(own)}
-    for start in range(0, len(x), chunk_size):
-        rows = slice(start, min(start + chunk_size, len(x)))
-        seen: dict[nn.Module, list[list[Values | None]]] = {part: [] for part in holders}
-
-        def note(part: nn.Module, values: list[Values | None], seen: Any = seen) -> None:
-            seen[part].append(_copies(values))  # a later in-place operation must not reach them
-
-        with torch.no_grad(), observing.watching(holders, note):
-            out = function(x[rows])
-        found: list[Values] = []
-        for layer in layers:
-            part, number = place[layer.name]
-            if not seen[part]:
-                raise ValueError(f"net: layer {layer.name!r} did not run on samples {start} to {rows.stop - 1} of x")
-            if len(seen[part]) > 1:
-                raise ValueError(f"net: layer {layer.name!r} runs more than once; read it with an x to skip it")
-            found.append(_samples_first(seen[part][0][number], layer, rows.stop - start))
-        inputs, after = tuple(v[0] for v in found), tuple(v[1] for v in found)
-        following = (*inputs[1:], out)
-        activations = tuple(
-            value[2] if value[2] is not None else value[1] if layer.apart else other
-            for layer, value, other in zip(layers, found, following, strict=True)
-        )
-        yield Captured(rows, inputs, after, out, activations)
-
-
-def _copies(values: Sequence[Values | None]) -> list[Values | None]:
-    """Return copies, one for each tensor however often it is there."""
-    made: dict[int, Tensor] = {}
-
-    def copy(tensor: Tensor) -> Tensor:
-        if id(tensor) not in made:
-            made[id(tensor)] = tensor.clone()
-        return made[id(tensor)]
-
-    return [v and (copy(v[0]), copy(v[1]), None if v[2] is None else copy(v[2])) for v in values]
-
-
-def _samples_first(values: Values | None, layer: Layer, count: int) -> Values:
-    """Return values with the samples along the first dimension."""
-    dim = layer.samples_dim
-    if values is None or any(v.ndim <= dim or v.shape[dim] != count for v in values if v is not None):
-        raise ValueError(
-            f"net: layer {layer.name!r} has no value for each of {count} samples; read it with an x to skip it"
-        )
-    before, after, activation = (v if v is None else v.movedim(dim, 0) for v in values)
-    return cast(Values, (before, after, after if values[2] is values[1] else activation))
-
-
 def _segments(net: nn.Module, layers: Sequence[Layer], run: observing.Run | None) -> Iterator[Segment]:
     uses = Counter(id(p) for part in net.modules() for p in part._parameters.values() if p is not None)
     whole = [layer for layer in layers if base_of(layer.module) is not None and not layer.samples_dim]
@@ -294,7 +156,7 @@ def _segments(net: nn.Module, layers: Sequence[Layer], run: observing.Run | None
             yield Segment(name, parts, names)
 
 
-def _weights(net: nn.Module) -> Holders:
+def weight_holders(net: nn.Module) -> Holders:
     """Return the modules that hold weights, in order of registration."""
     claimed = {part.out_proj for part in net.modules() if isinstance(part, nn.MultiheadAttention)}
     for part in net.modules():
@@ -315,7 +177,7 @@ def _holders(net: nn.Module) -> tuple[Holders, list[str], dict[str, str], list[S
         order.append(name)
         for parameter in _own(part).values():
             owners[parameter.data_ptr() or id(parameter)].append(name)
-    holders, sharing = _weights(net), {}
+    holders, sharing = weight_holders(net), {}
     inside = {part for holder in holders for part in (getattr(holder, "out_proj", None),) if part is not None}
     skipped: list[Skipped] = []
     for name, part in net.named_modules():

@@ -18,8 +18,9 @@ from bnrank.measures import bottlenecks
 from bnrank.measures.convolution import layer_blocks
 from bnrank.measures.frequencies.modes import Convolutions, checked, label
 from bnrank.measures.spectra import MAX_ENTRIES, WHICH, Accumulator
+from bnrank.networks.capturing import Captured, capture
 from bnrank.networks.functional import example
-from bnrank.networks.reading import Captured, Reading, capture, read_or
+from bnrank.networks.reading import Reading, read_or
 
 if TYPE_CHECKING:
     import xarray as xr
