@@ -5,21 +5,30 @@ from typing import Annotated
 
 import typer
 
+import bnrank
+from bnrank._core import validation
 from bnrank.cli.arguments import page_path, write_page
-from bnrank.cli.naming import Names
-from bnrank.cli.terminal import console, escape
+from bnrank.cli.naming import Names, naming
+from bnrank.cli.terminal import console, escape, say
+from bnrank.training import Sweep
+from bnrank.training.sweeping.folder import ABOUT
 from bnrank.training.watching.checkpoints import read_checkpoints
 
 
 def watch_command(
     folder: Annotated[
         str,
-        typer.Argument(metavar="FOLDER", help="Checkpoints: .safetensors, .pt, .pth, .bin or .ckpt, numbered by step."),
+        typer.Argument(
+            metavar="FOLDER", help="Checkpoints: .safetensors, .pt, .pth, .bin or .ckpt, numbered by step; or a sweep."
+        ),
         Names(folder="FOLDER"),
     ],
     out: Annotated[Path | None, typer.Option(help="Also write a page.")] = None,
+    every: Annotated[
+        float | None, typer.Option(help="Of a sweep: write the page again after so many seconds, until it ends.")
+    ] = None,
 ) -> None:
-    """Measure ranks and subnormal weights of the checkpoints of a training, over its steps.
+    """Measure ranks and subnormal weights of the checkpoints of a training, over its steps; or show a sweep.
 
     Example: [bold]bnrank watch checkpoints --out watch.html[/]
 
@@ -27,7 +36,21 @@ def watch_command(
     """
     if out is not None:
         page_path(out)
+    if (Path(folder) / ABOUT).is_file():
+        _sweep(folder, out, every)
+        return
+    validation.expect(every is None, "every", f"{every}, and {folder!r} is no sweep", "the folder of a sweep")
     found = read_checkpoints(folder)
     console.print(escape(str(found)), highlight=False, soft_wrap=True)
     if out is not None:
         write_page(found, out, "bnrank watch")
+
+
+def _sweep(folder: str, out: Path | None, every: float | None) -> None:
+    """Show a sweep, and write its page, once or until the sweep ends."""
+    validation.expect(every is None or out is not None, "every", f"{every} without out", "a page to write (out)")
+    console.print(escape(str(Sweep.open(folder))), highlight=False, soft_wrap=True)
+    if out is not None:
+        with naming({"path": "--out"}):
+            options = {"max_minutes": 0.0} if every is None else {"every": every}
+            say(f"The page: {bnrank.reporting.follow(folder, out, title='bnrank watch', **options)}")

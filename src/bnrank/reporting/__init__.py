@@ -2,8 +2,9 @@
 
 from bnrank.reporting import stills as plots
 from bnrank.reporting import tables
+from bnrank.reporting.live import follow
 from bnrank.reporting.page import report
 from bnrank.reporting.saved import load, save
 from bnrank.reporting.sections import Section
 
-__all__ = ["Section", "load", "plots", "report", "save", "tables"]
+__all__ = ["Section", "follow", "load", "plots", "report", "save", "tables"]

@@ -62,6 +62,7 @@ def report(
     claims: Sequence[Any] | None = None,
     figures: Any = None,
     notes: str | None = None,
+    refresh: int | None = None,
 ) -> Path:
     """Write a self-contained HTML page with interactive spectra, ranks, curves, settings and claims; return its path.
 
@@ -72,8 +73,8 @@ def report(
     Parameters
     ----------
     source : Dataset, run, Section, or several
-        A profile (`bnrank.profile`), a history, a run (`bnrank.train`), a watch or a monitor of a
-        training, verdicts (`bnrank.check`), a fitted estimator
+        A profile (`bnrank.profile`), a history, a run (`bnrank.train`), a sweep (`bnrank.Sweep`), a watch or a monitor
+        of a training, verdicts (`bnrank.check`), a fitted estimator
         or its summary, a result of `bnrank.discovery.compress`, `bnrank.discovery.symmetries` or
         `bnrank.discovery.dimensionless_groups`, a `Section`, a sequence of these, or a mapping from section titles to
         these.
@@ -87,6 +88,8 @@ def report(
         matplotlib figures or axes, or plotly figures; a mapping goes from caption to figure.
     notes : str, optional
         Plain text under the title.
+    refresh : int, optional
+        Seconds after which a browser loads the page again, for pages that are rewritten. Default: never.
 
     Raises
     ------
@@ -107,6 +110,7 @@ def report(
     path = as_path(path, "path")
     title = validation.optional(validation.text, title, "title")
     notes = validation.optional(validation.text, notes, "notes")
+    refresh = validation.optional(validation.integer, refresh, "refresh", 1)
     claims = validation.sequence(() if claims is None else claims, "claims", "a sequence of claims")
     sections = sections_from(source)
     if title is None:
@@ -120,15 +124,23 @@ def report(
         Part(f"section-{i}", section.title, contents(section, f"section-{i}", budget), bare)
         for i, section in enumerate(sections, 1)
     ]
-    return write(Path(path), compose(title, paragraphs(notes or ""), parts, with_contents=len(parts) > 1))
+    with_contents = len(parts) > 1
+    return write(Path(path), compose(title, paragraphs(notes or ""), parts, with_contents, refresh))
 
 
-def compose(title: str, head: Sequence[Block], parts: Sequence[Part], with_contents: bool = False) -> str:
-    """Return a page as text: a title, blocks below it, and sections, optionally with a table of contents."""
+def compose(
+    title: str,
+    head: Sequence[Block],
+    parts: Sequence[Part],
+    with_contents: bool = False,
+    refresh: int | None = None,
+) -> str:
+    """Return a page as text: a title, blocks below it, and sections; ``refresh`` as in `report`."""
     views = {plot.id: plot.view for part in parts for plot in plots_in(part.blocks)}
     data = packed(json.dumps({"dark": DARK, "views": views}, **JSON))
     library = plotly_js() if views else ""
-    return _template().render(title=title, head=head, parts=parts, contents=with_contents, data=data, plotly=library)
+    given = {"title": title, "head": head, "parts": parts, "contents": with_contents, "refresh": refresh}
+    return _template().render(data=data, plotly=library, **given)
 
 
 @cache
@@ -172,6 +184,8 @@ def contents(section: Section, key: str, max_steps: int) -> list[Block]:
     for i, (caption, figure) in enumerate(named_figures(section.figures).items(), 1):
         ready = Plot(f"{key}-figure-{i}", ready_made(figure, caption)) if is_plotly(figure) else None
         blocks.append(ready or picture(figure, caption))
+    for name, whole in section.texts.items():
+        blocks += details(name, [Text(whole, "pre")])
     if section.histories:
         blocks += [Plot(f"{key}-history", history_view(section.histories, max_steps)), *_members(section.histories)]
     if section.profiles:

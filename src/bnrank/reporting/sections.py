@@ -19,10 +19,12 @@ from bnrank.discovery.estimators.summary import Summary
 from bnrank.discovery.films import FilmSummary, StateVariables
 from bnrank.discovery.power_products import DimensionlessGroups
 from bnrank.discovery.symmetry_search.result import Symmetries
+from bnrank.reporting.charts.sweeps import failures, sweep_figures, sweep_text
 from bnrank.reporting.charts.watched import watched_figures, watched_text
 from bnrank.reporting.tables import check_claim
 from bnrank.theory.invariants import Monitor
 from bnrank.theory.verdicts import Verdicts
+from bnrank.training import Sweep
 from bnrank.training.watching import WatchRecord
 
 CURVES = {
@@ -63,6 +65,8 @@ class Section:
         A table, one mapping from column to value per row.
     figures : figure, sequence or mapping
         matplotlib figures or axes, or plotly figures; a mapping goes from caption to figure.
+    texts : mapping
+        Texts whose lines are kept, such as tracebacks, each collapsed under its title.
     history : Dataset or mapping
         Recorded values over (member, step[, layer, index]); a mapping from label to Dataset gives a selector.
     profile : Dataset or mapping
@@ -89,6 +93,7 @@ class Section:
     found: BottleneckEstimator | StateVariables | Discovered | None = None
     rows: Sequence[Mapping[str, object]] = ()
     figures: Any = ()
+    texts: Mapping[str, str] = dataclasses.field(default_factory=dict)
     history: xr.Dataset | Mapping[str, xr.Dataset] | None = None
     profile: xr.Dataset | Mapping[str, xr.Dataset] | None = None
     settings: Any = None
@@ -107,6 +112,9 @@ class Section:
         validation.text(self.text, "text")
         object.__setattr__(self, "claims", tuple(validation.sequence(self.claims, "claims", "a sequence of claims")))
         object.__setattr__(self, "rows", tuple(validation.sequence(self.rows, "rows", "a sequence of mappings")))
+        expect(isinstance(self.texts, Mapping), "texts", self.texts, "a mapping from title to text", TypeError)
+        for title, whole in self.texts.items():
+            validation.text(whole, f"texts[{title!r}]")
         for i, claim in enumerate(self.claims):
             check_claim(claim, f"claims[{i}]")
         for i, row in enumerate(self.rows):
@@ -215,6 +223,9 @@ def flatten_settings(settings: object) -> dict[str, object]:
     return flat
 
 
+_SINGLE = str | xr.Dataset | Verdicts | Tensor | np.ndarray | WatchRecord | Monitor | Sweep
+
+
 def sections_from(source: object) -> list[Section]:
     """Return the sections of a profile, a history, a run, verdicts, a discovery, a Section, several, or a mapping.
 
@@ -227,9 +238,7 @@ def sections_from(source: object) -> list[Section]:
     """
     if isinstance(source, Mapping) and not isinstance(source, xr.Dataset):
         sections = [_section(entry, str(name)) for name, entry in source.items()]
-    elif isinstance(source, str | xr.Dataset | Verdicts | Tensor | np.ndarray | WatchRecord | Monitor) or hasattr(
-        source, "history"
-    ):
+    elif isinstance(source, _SINGLE) or hasattr(source, "history"):
         sections = [_section(source, None)]
     else:
         sections = [_section(entry, None) for entry in (source if isinstance(source, Iterable) else [source])]
@@ -249,6 +258,9 @@ def _section(source: object, name: str | None) -> Section:
     if isinstance(source, WatchRecord):
         title = name or str(source.history.attrs.get("title", "Watched training"))
         return Section(title, watched_text(source), rows=source.summary(), figures=watched_figures(source))
+    if isinstance(source, Sweep):
+        texts = dict(failures(source))
+        return Section(name or "Sweep", sweep_text(source), figures=sweep_figures(source), texts=texts)
     if isinstance(source, Monitor):
         figures = {"Drift of conserved quantities": source.plot()}
         return Section(name or "Conserved quantities", verdicts=source.verdicts(), figures=figures)
@@ -266,7 +278,8 @@ def _section(source: object, name: str | None) -> Section:
         title = name or str(getattr(source, "name", "") or label_of(history, "Training run"))
         return Section(title, history=history, settings=getattr(source, "settings", None))
     raise TypeError(
-        f"source: got {validation.describe(source)}, expected a profile or history (xarray.Dataset), a run, a watch, "
+        f"source: got {validation.describe(source)}, expected a profile or history (xarray.Dataset), a run, a sweep, "
+        "a watch, "
         f"verdicts, {_DISCOVERED}, a Section, or several of these"
     )
 

@@ -8,6 +8,7 @@ from bnrank._core.axes import OKABE_ITO
 from bnrank.reporting.stills.frequencies import frequency_spectra
 from bnrank.reporting.stills.results import discovered, tightness
 from bnrank.reporting.stills.spectra import bottleneck_spectra, norm_versus_depth, weight_spectra
+from bnrank.reporting.stills.sweeps import phase_diagram
 from bnrank.reporting.stills.training import plateaus, spectra_over_steps, training_curves
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "discovered",
     "frequency_spectra",
     "norm_versus_depth",
+    "phase_diagram",
     "plateaus",
     "spectra_over_steps",
     "tightness",

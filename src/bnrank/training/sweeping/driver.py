@@ -160,7 +160,7 @@ def _process(path: str, texts: list[str], call: str, threads: int, driver: conne
     torch.set_num_threads(threads)
     driver.send("ready")
     try:
-        for _ in drain(SweepFolder.open(path), [Group.from_json(text) for text in texts], call):
+        for _ in drain(SweepFolder.open(path, worker=True), [Group.from_json(text) for text in texts], call):
             pass
     except KeyboardInterrupt:
         os._exit(1)

@@ -2,7 +2,7 @@
 
 ``sweep.json``: format and versions. ``tasks/``: data, each once. ``plan/``: groups, a line each. ``leases/``: who is at
 work. ``work/``: checkpoints. ``rows/``: one row per trained member. ``arrays/``: networks and histories, a file per
-group. ``split/``: groups whose members are trained one by one.
+group, in 256 folders. ``split/``: groups whose members are trained one by one.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ PLAN_LOCK = ".plan.lock"
 
 
 class SweepFolder:
-    """The folder of a sweep, as a process sees it."""
+    """The folder of a sweep, as a process sees it; a worker keeps the status of each network, and not its row."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path.resolve()
+    def __init__(self, path: Path, worker: bool = False) -> None:
+        self.path, self.worker = path.resolve(), worker
         self.rows: dict[str, dict[str, Any]] = {}  # one of each key: of a trained network rather than a failed one
         self.failures: Counter[str] = Counter()  # how often each key has failed
         self._reader = Reader(self.path)
@@ -65,12 +65,12 @@ class SweepFolder:
         return folder
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], name: str = "path") -> SweepFolder:
+    def open(cls, path: str | os.PathLike[str], name: str = "path", worker: bool = False) -> SweepFolder:
         """Return the folder of a sweep; ValueError if it is none."""
         path = as_path(path, name)
         if not (path / ABOUT).is_file():
             raise ValueError(f"{name}: got {str(path)!r}, expected the folder of a sweep, which has a file {ABOUT}")
-        return cls(path)
+        return cls(path, worker)
 
     def state(self) -> object:
         """Return what differs between this folder and any other, also one that was removed from the same place."""
@@ -92,11 +92,12 @@ class SweepFolder:
 
     def refresh(self) -> None:
         """Read the rows that were appended since the last call."""
-        for row in self._reader.read():  # of many files, in no order of time
+        for row in self._reader.new():  # of many files, in no order of time
             key, failed = row["key"], row["status"] == FAILED
-            self.failures[key] += failed
+            if failed:
+                self.failures[key] += 1
             if not failed or key not in self.rows or self.rows[key]["status"] == FAILED:
-                self.rows[key] = row
+                self.rows[key] = {"status": row["status"]} if self.worker else row
 
     def is_done(self, *members: Member) -> bool:
         """Return whether members have results; failures that were known when they were planned do not count."""

@@ -13,6 +13,7 @@ from bnrank._core.results import Printed
 from bnrank._core.sources import DamagedError
 from bnrank.training.history import Run
 from bnrank.training.sweeping import leases
+from bnrank.training.sweeping.diagrams import phase_diagram
 from bnrank.training.sweeping.folder import ARRAYS, FAILED, WAITING, SweepFolder
 from bnrank.training.sweeping.packed import unpack
 from bnrank.training.sweeping.tabulated import placed
@@ -108,6 +109,31 @@ class Sweep(Printed):
 
         hidden = ("weight_singular_values", "arrays", "member")
         return pd.DataFrame([{k: v for k, v in row.items() if k not in hidden} for row in self.rows])
+
+    @property
+    def axes(self) -> list[str]:
+        """Axes of the grid that have more than one value."""
+        names = [name for group in self.folder.groups().values() for name in group.members[0].point]
+        return [n for n in dict.fromkeys(names) if len({repr(row.get(n)) for row in self.rows}) > 1]
+
+    def plot(self, x: str = "depth", y: str = "ridge", value: str = "bottleneck_rank", axes: Any = None) -> Any:
+        """Draw the mean of a result over two axes of the grid as a heat map; return the axes.
+
+        Parameters
+        ----------
+        x, y : str
+            Axes of the grid.
+        value : str
+            A result with one number per network.
+        axes : matplotlib axes, optional
+            Where to draw. Default: new ones.
+
+        Raises
+        ------
+        ValueError
+            If there is no such axis or result.
+        """
+        return phase_diagram(self.to_frame(), x, y, value).draw(axes)
 
     def run(self, **point: Any) -> Run:
         """Return the run of the networks at a point of the grid: networks and histories, read when they are needed.

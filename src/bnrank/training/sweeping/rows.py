@@ -78,9 +78,10 @@ class Reader:
 
     def read(self) -> list[dict[str, Any]]:
         """Return the new rows, in the order of each file."""
-        return list(self._new())
+        return list(self.new())
 
-    def _new(self) -> Iterator[dict[str, Any]]:
+    def new(self) -> Iterator[dict[str, Any]]:
+        """Yield the new rows, of which only those of one file are in memory at a time."""
         try:
             entries = sorted(os.scandir(self.folder), key=lambda entry: entry.name)
         except FileNotFoundError:

@@ -74,7 +74,7 @@ def drain(folder: SweepFolder, groups: Sequence[Group], call: str | None, retrie
 
 def _opened(path: Path) -> tuple[SweepFolder, Writer]:
     """Return the folder, with its rows so far, and the writer of this thread."""
-    folder = SweepFolder.open(path)
+    folder = SweepFolder.open(path, worker=True)
     key, state = (os.getpid(), threading.get_ident()), folder.state()
     if key not in _open or _open[key][0] != state:
         folder.check_versions()
@@ -142,10 +142,11 @@ def _trained(folder: SweepFolder, writer: Writer, group: Group, call: str | None
         return "trained"
     if "interrupted" in run.summary["status"].values:
         raise KeyboardInterrupt  # the next worker resumes from the checkpoint
-    name = f"{group.id}{store.SUFFIX}"
-    (folder.path / ARRAYS).mkdir(exist_ok=True)
+    name = f"{group.id[:2]}/{group.id}{store.SUFFIX}"  # 256 folders, none of which is too large
+    place_of_arrays = folder.path / ARRAYS / name
+    place_of_arrays.parent.mkdir(parents=True, exist_ok=True)
     tensors, about = pack(run)
-    store.save(folder.path / ARRAYS / name, tensors, about | {"group": group.id}, KIND)
+    store.save(place_of_arrays, tensors, about | {"group": group.id}, KIND)
     writer.append([row | {"arrays": name, "member": i} for i, row in enumerate(rows)])
     if lease.is_own():  # otherwise they are of the process that took over
         folder.discard_checkpoints(group)
