@@ -175,3 +175,13 @@ def test_profile_of_a_file_of_weights_needs_neither_code_nor_data(own, command):
     assert (done.code, "--weights: got" in done.error) == (2, True)
     done = command("profile", "none.pt")
     assert (done.code, "MODEL: got 'none.pt', expected a file that exists" in done.error) == (2, True)
+
+
+def test_watch_shows_a_sweep_and_writes_its_page(tmp_path, command):
+    task = bnrank.tasks.low_rank_map(n=40, seed=0)
+    settings = {"grid": {"width": [4]}, "steps": 3, "processes": 1, "progress": False}
+    bnrank.sweep(task, depths=[2, 3], ridges=[1e-3, 1e-2], out=tmp_path / "sweep", **settings)
+    page = tmp_path / "page.html"
+    printed = command("watch", tmp_path / "sweep", "--out", page, "--every", 5).out
+    assert "4 networks: 4 finished" in printed
+    assert "4 of 4 networks are finished" in page.read_text()

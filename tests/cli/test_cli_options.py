@@ -49,6 +49,7 @@ BAD = {  # by option; the others by their kind
     "--lr": ["0", "-1", "nan"],
     "--tol": ["-1", "nan", "inf"],
     "--max-minutes": ["0", "-1", "nan"],
+    "--every": ["0", "-1", "nan", "1e9"],  # of checkpoints: any number
 }
 OUT = {verb: ["folder", "pipe"] for verb in ("profile", "check", "discover", "compress", "watch")}  # pages, not folders
 TEXTS = {
@@ -65,7 +66,7 @@ TEXTS = {
     "--scale": ["", "x"],
 }
 NUMBERS = {"--depth", "--width", "--members", "--member", "--steps", "--record-every", "--tune", "--seed"}
-NUMBERS |= {"--batch-size", "--rtol", "--lr", "--tol", "--slope", "--ridge", "--max-minutes"}
+NUMBERS |= {"--batch-size", "--rtol", "--lr", "--tol", "--slope", "--ridge", "--max-minutes", "--every"}
 
 
 @pytest.fixture
