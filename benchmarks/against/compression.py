@@ -104,10 +104,11 @@ class Contest:
     def peer(self, name: str) -> dict[str, Any]:
         """Shrink by a peer at all its strengths, and fine-tune where bisection for each target leads."""
         peer = PEERS[name]
+        split, net = copy.deepcopy(self.split), copy.deepcopy(self.net)  # a method that fails may leave hooks
         try:
-            shrunk = [peer.shrink(self.split, self.x, strength) for strength in peer.strengths]
+            shrunk = [peer.shrink(split, self.x, strength) for strength in peer.strengths]
         except Exception:  # it cannot have the layers of attention and LSTM apart
-            shrunk = [peer.shrink(self.net, self.x, strength) for strength in peer.strengths]
+            shrunk = [peer.shrink(net, self.x, strength) for strength in peer.strengths]
         points = [
             self.noted(finished(network), strength, False, peer.sparse)
             for network, strength in zip(shrunk, peer.strengths, strict=True)

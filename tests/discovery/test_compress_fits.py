@@ -5,9 +5,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from bnrank.discovery.compression.fits import dense, equivariant_fit, fit, pair, pointwise_pair
-from bnrank.discovery.compression.judging import Judge, channel_rows
+from bnrank.discovery.compression.judging import Judge
 from bnrank.discovery.compression.lowrank import Factoring
-from bnrank.discovery.compression.parts import cost, counts
+from bnrank.discovery.compression.parts import channel_rows, cost, counts
 from helpers import normal
 
 

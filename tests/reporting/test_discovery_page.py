@@ -481,7 +481,7 @@ def test_the_pages_in_a_browser(tmp_path, compressed, symmetric):
     with chromium() as driver:
         show(driver, 1280, "light")
         driver.get(path.as_uri())
-        counts = [5, 5, 5, 5, 2, 5, 2, 2]
+        counts = [5, 5, 5, 5, 2, 5, 3, 2]
         wait_for(driver, f"return document.querySelectorAll('{PLOTS} .main-svg .xtitle').length >= {sum(counts)}")
         for i, count in enumerate(counts, 1):
             boxes = driver.execute_script(f"return document.querySelectorAll('#section-{i}-found .plot').length")

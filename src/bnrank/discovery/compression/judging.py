@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from bnrank._core import validation
 from bnrank.discovery.compression import budget
-from bnrank.discovery.compression.parts import LINEAR, Parts, flow, is_linear, run
+from bnrank.discovery.compression.parts import LINEAR, Parts, channel_rows, flow, is_linear, run
 from bnrank.discovery.storage import plain_array
 from bnrank.networks import Segment
 from bnrank.networks.functional import Functional, example
@@ -348,13 +348,6 @@ def _spread(outputs: Tensor) -> float:
     spread = (outputs - outputs.mean(0)).square().sum(1).mean()
     size = outputs.square().sum(1).mean()
     return math.sqrt(float(spread if spread > 1e-24 * size else size)) or 1.0
-
-
-def channel_rows(part: nn.Module, value: Tensor) -> Tensor:
-    """Return the output of a linear part as rows, one per sample and position: (rows, neurons or channels)."""
-    if isinstance(part, nn.Linear):
-        return value.reshape(-1, value.shape[-1])
-    return value.movedim(1, -1).reshape(-1, value.shape[1])
 
 
 def tuned(judge: Judge, parts: Parts, steps: int, only: Sequence[str] | None = None) -> tuple[Parts, float]:

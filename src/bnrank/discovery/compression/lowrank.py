@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from bnrank.discovery.compression.fits import AffineFit, gram_fit, pointwise_pair
-from bnrank.discovery.compression.judging import Judge, channel_rows, check_gradient
-from bnrank.discovery.compression.parts import Counts, Parts, cheapest, is_linear, share
+from bnrank.discovery.compression.judging import Judge, check_gradient
+from bnrank.discovery.compression.parts import Counts, Parts, channel_rows, cheapest, is_linear, share
 from bnrank.networks import Skipped
 
 MAX_ROWS = 8192  # (samples and positions) of one fit

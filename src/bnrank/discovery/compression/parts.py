@@ -64,6 +64,13 @@ def flow(parts: Sequence[nn.Module], x: Tensor) -> list[Tensor]:
     return list(itertools.accumulate(parts, lambda value, part: run([part], value), initial=x))
 
 
+def channel_rows(part: nn.Module, value: Tensor) -> Tensor:
+    """Return the output of a linear part as rows, one per sample and position: (rows, neurons or channels)."""
+    if isinstance(part, nn.Linear):
+        return value.reshape(-1, value.shape[-1])
+    return value.movedim(1, -1).reshape(-1, value.shape[1])
+
+
 def segments(net: nn.Module, x: Tensor) -> tuple[list[Segment], list[Skipped]]:
     """Return the segments of a module that can be compressed, and every other submodule that owns parameters.
 

@@ -17,7 +17,7 @@ from bnrank.discovery.compression.certificate import Certificate
 from bnrank.discovery.compression.parts import Parts
 from bnrank.discovery.compression.stages import Step
 from bnrank.discovery.compression.timing import without_subnormals
-from bnrank.discovery.compression.wholes import SPLIT, put
+from bnrank.discovery.compression.wholes import SPLIT, layer_widths, put
 from bnrank.networks import Skipped
 from bnrank.networks.functional import unwrap
 
@@ -41,6 +41,8 @@ class Compressed(Printed):
         The parts left unchanged, each with the reason.
     reason : str
         Why no bottleneck was collapsed, by segment; empty if every segment had one collapsed.
+    widths_before : tuple of (str, int)
+        The linear and convolutional layers of the original, in order of registration, and their numbers of units.
     plan : mapping
         From the name of every replaced segment to its layers, as plain values: see
         :func:`~bnrank.discovery.storage.rebuild`.
@@ -53,6 +55,7 @@ class Compressed(Printed):
     steps: tuple[Step, ...]
     skipped: tuple[Skipped, ...]
     reason: str
+    widths_before: tuple[tuple[str, int], ...] = ()
     plan: Mapping[str, Any] = field(default_factory=dict, repr=False)
     identity: dict[str, str] = field(default_factory=dict, repr=False)
 
@@ -60,6 +63,11 @@ class Compressed(Printed):
     def changed(self) -> bool:
         """Whether the network differs from the given one."""
         return bool(self.steps)
+
+    @property
+    def widths(self) -> tuple[tuple[str, int], ...]:
+        """The layers of the reduced network, as in ``widths_before``; one of low rank is two, the first narrow."""
+        return layer_widths(unwrap(self.network))
 
     def save(self, path: str | os.PathLike[str], tag: str | None = None) -> Path:
         """Write network and plan to one safetensors file; return the path.

@@ -21,7 +21,7 @@ from bnrank.discovery.compression.parts import Parts, counts, is_linear, multipl
 from bnrank.discovery.compression.result import Compressed, finished, replaced
 from bnrank.discovery.compression.stages import Cut, Step, cut_down, fewest
 from bnrank.discovery.compression.taps import trimmed
-from bnrank.discovery.compression.wholes import TUNED, factored, merged, put, split_up
+from bnrank.discovery.compression.wholes import TUNED, factored, layer_widths, merged, put, split_up
 from bnrank.networks import Segment, Skipped
 from bnrank.networks.functional import Functional, check_finite, unwrap
 
@@ -120,9 +120,10 @@ def compress(
     Returns
     -------
     Compressed
-        ``network``, ``certificate``, ``steps``, ``skipped``, ``reason``. A module that cannot be reduced is returned
-        unchanged, with the reason. Latencies in the certificate are measured with subnormal weights set to 0 on both
-        sides; their share and what they cost is stated apart, and a network that was reduced has none.
+        ``network``, ``certificate``, ``steps``, ``skipped``, ``reason``, ``widths_before``, ``widths``. A module that
+        cannot be reduced is returned unchanged, with the reason. Latencies in the certificate are measured with
+        subnormal weights set to 0 on both sides; their share and what they cost is stated apart, and a network that was
+        reduced has none.
 
     Raises
     ------
@@ -207,6 +208,7 @@ def compress(
         steps=tuple(search.steps),
         skipped=(*skipped, *(part for part in search.skipped if part.name not in {one.name for one in skipped})),
         reason="; ".join(search.reasons) if outcomes else NONE,
+        widths_before=layer_widths(original),
         plan={name: storage.describe(parts) for name, parts in new.items()},
         identity=identity.describe(unwrap(net), "net", values=False),
     )

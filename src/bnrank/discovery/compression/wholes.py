@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from bnrank.discovery.compression import budget
 from bnrank.discovery.compression.judging import Judge, tuned
 from bnrank.discovery.compression.lowrank import Choice, Factoring
-from bnrank.discovery.compression.parts import Counts, Parts, parameters
+from bnrank.discovery.compression.parts import LINEAR, Counts, Parts, parameters
 from bnrank.discovery.compression.stages import Step, inlined, most
 from bnrank.discovery.compression.widths import Narrowing, pairs
 from bnrank.networks.attention import FactoredAttention
@@ -56,6 +56,30 @@ def _output(net: nn.Module, x: Tensor) -> Tensor | None:
             return cast(Tensor, net(x.clone()))
     except (AttributeError, TypeError, RuntimeError):
         return None
+
+
+def layer_widths(net: nn.Module) -> tuple[tuple[str, int], ...]:
+    """Return the linear and convolutional layers in order of registration, each with its number of units.
+
+    Attention and recurrent modules count as the layers that they are split into.
+
+    Examples
+    --------
+    >>> layer_widths(nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2)))
+    (('0', 5), ('2', 2))
+    >>> layer_widths(nn.MultiheadAttention(4, 2))
+    (('q', 4), ('k', 4), ('v', 4), ('out', 4))
+    """
+    like: Any = next((kind for kind in SPLIT if kind.accepts(net)), None)
+    if like is not None:
+        return layer_widths(like.like(net))
+    if isinstance(net, LINEAR):
+        return (("", len(net.weight)),)
+    return tuple(
+        (".".join(filter(None, (own, name))), units)
+        for own, part in net.named_children()
+        for name, units in layer_widths(part)
+    )
 
 
 def put(net: nn.Module, name: str, part: nn.Module) -> nn.Module:

@@ -21,6 +21,8 @@ MAX_COORDINATES = 20
 """Largest number of coordinates shown: the most influential."""
 MAX_INPUTS = 60
 """Largest number of columns of the sensitivity map: the most sensitive."""
+MAX_LABELED = 14
+"""Largest number of bars with their values written above them."""
 MAX_VALUES = 20
 """Largest number of entries of a spectrum: the largest entries."""
 ROUNDING = 1e-10
@@ -328,6 +330,8 @@ def _compressed(found: Compressed) -> View:
     limits = {"title": "percent", "range": [0, 1.2 * max(100, *left.values())]}
     figure = parts.figure(bars, limits, {"autorange": "reversed"}, shapes=[parts.dotted("x", 100)])
     charts = [Chart("Remaining cost (%)", figure)]
+    if found.changed and found.widths_before:
+        charts.append(_widths(found.widths_before, found.widths))
     if len(found.steps) > 1:
         changes = [parts.numbers(100 * step.change) for step in found.steps]
         tol = parts.numbers(100 * certificate.tol)
@@ -342,6 +346,29 @@ def _compressed(found: Compressed) -> View:
         figure = parts.figure(line, ticks, axis, shapes=[parts.dotted("y", tol)])
         charts.append(Chart("Change after every step", figure, note=note))
     return View("compressed", [Group("", charts)])
+
+
+def _widths(before: Sequence[tuple[str, int]], after: Sequence[tuple[str, int]]) -> Chart:
+    """Return the widths of the layers before and after, side by side, each in order."""
+    start, bars, marks = 1, [], []
+    for i, (what, layers) in enumerate((("before", before), ("after", after))):
+        at = list(range(start, start + len(layers)))
+        widths = [units for _, units in layers]
+        bar = go.Bar(x=at, y=widths, name=what, marker={"color": parts.member_color(1 - i)})
+        bar.update(
+            hovertext=[name or "the layer" for name, _ in layers], hovertemplate="%{hovertext}: %{y}<extra></extra>"
+        )
+        if len(before) + len(after) <= MAX_LABELED:
+            bar.update(text=[str(units) for units in widths], textposition="outside", textangle=0, cliponaxis=False)
+        bars.append(bar)
+        marks.append((start + (len(layers) - 1) / 2, f"{what} ({len(layers)})"))
+        start += len(layers) + 1
+    ticks = {"tickmode": "array", "tickvals": [at for at, _ in marks], "ticktext": [text for _, text in marks]}
+    x = {**ticks, "showgrid": False, "range": [0.4, start - 1.4]}
+    units = [units for _, units in (*before, *after)]
+    figure = parts.figure(bars, x, parts.value_axis("units", units), showlegend=False)
+    note = "One bar for each linear or convolutional layer, in order. A layer of low rank became two, the first narrow."
+    return Chart("Layer widths before and after", figure, note=note)
 
 
 # films ---------------------------------------------------------------------------------------------------------------
