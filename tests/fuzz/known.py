@@ -24,6 +24,9 @@ NAN = {
 """Fields of results that may be NaN without a warning, with the meaning of NaN."""
 
 MEANT = {
+    "bnrank.compare": "padding, and numbers that a layer, a change of 0 or few samples do not have, as documented",
+    "bnrank.measures.similarity.cca": "of a constant representation, as documented",
+    "bnrank.measures.similarity.cka": "of a constant representation, as documented",
     "bnrank.nonlinearity.ratio": "of a layer without an activation after it, as documented",
     "Run.open": "weights of the given network, which do not matter",
     "bnrank.networks.as_mlp": "weights of the network itself, which are returned",
@@ -32,6 +35,7 @@ MEANT = {
     "bnrank.graph.trace": "a factor in the code of the network",
     "bnrank.figures.Claim": "the value as it was measured, which pages show as NaN",
     "Tail.ratios": "of a layer that is 0, as documented",
+    "bnrank.training.read_checkpoints": "padding of spectra, and quantities of a change of 0",
     "bnrank.spectra.stable_rank": "of singular values that are all 0, as documented",
 }
 """Functions whose plain result may hold NaN, with its meaning."""

@@ -171,6 +171,15 @@ def watched_csv() -> Path:
     return path
 
 
+def checkpoints() -> Path:
+    """Return a folder of two checkpoints."""
+    folder = new("checkpoints")
+    folder.mkdir()
+    for step in (1, 2):
+        torch.save(mlp(seed=step).state_dict(), folder / f"step-{step}.pt")
+    return folder
+
+
 def flow() -> Any:
     """Return a short gradient flow from small weights."""
     x, y = torch.tensor([[1.0], [0.5]]).double(), torch.tensor([[2.0], [1.0]]).double()
@@ -325,7 +334,13 @@ OWN: dict[str, Values] = {
     "bnrank.train": {"record": lambda: 2},
     "bnrank.training.Range": {"low": lambda: 1e-3, "high": lambda: 0.1},
     "bnrank.training.sample_settings": {"ranges": lambda: {"ridge": training.Range(1e-3, 0.1)}, "n": lambda: 3},
+    "bnrank.compare": {"a": mlp, "b": lambda: mlp(seed=1), "x": lambda: normal(6, 3)},
+    "bnrank.measures.similarity.cca": {"a": lambda: normal(12, 3), "b": lambda: normal(12, 3, seed=1)},
+    "bnrank.measures.similarity.cka": {"a": lambda: normal(6, 3), "b": lambda: normal(6, 4, seed=1)},
+    "bnrank.measures.similarity.principal_angles": {"a": lambda: normal(6, 2), "b": lambda: normal(6, 2, seed=1)},
     "bnrank.training.CSVWriter": {"path": lambda: new("watch").with_suffix(".csv")},
+    "bnrank.training.Checkpoints": {"folder": new},
+    "bnrank.training.read_checkpoints": {"folder": checkpoints},
     "bnrank.training.read_csv": {"path": watched_csv},
     "bnrank.watch": {"what": lambda: ["weights", "activations"]},
     "bnrank.constructions.bottleneck": {"h": lambda: mlp(2, 4, 1), "g": lambda: mlp(3, 5, 2), "depth": lambda: 8},

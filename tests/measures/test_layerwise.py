@@ -62,3 +62,9 @@ def test_equal_samples_one_sample_and_too_many_units_have_no_false_dimension(mon
     assert "9 units need more than 20 numbers" in large.note
     assert isinstance(small, LayerUse)
     assert small.note == ""
+
+
+def test_activations_whose_squares_overflow_have_no_dimension():
+    net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).double()
+    x = 1e200 * torch.randn(20, 3, dtype=torch.float64)
+    assert all(math.isnan(found.dimensions[0]) and "not finite" in found.note for found in use(net, x))

@@ -3,13 +3,24 @@
 import importlib
 from typing import Any
 
-from bnrank.measures import usage
+from bnrank.measures import similarity, usage
 from bnrank.measures.bottlenecks import bottleneck
+from bnrank.measures.comparing import Comparison
 from bnrank.measures.jacobian import Jacobian, JacobianRank
 from bnrank.measures.kinks import KinkWarning
 from bnrank.measures.profiles import describe, profile
 
-__all__ = ["Jacobian", "JacobianRank", "KinkWarning", "bottleneck", "describe", "profile", "usage"]
+__all__ = [
+    "Comparison",
+    "Jacobian",
+    "JacobianRank",
+    "KinkWarning",
+    "bottleneck",
+    "describe",
+    "profile",
+    "similarity",
+    "usage",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -88,6 +88,8 @@ class _Rows:
             rows = torch.cat(self.rows)
             rows = rows - rows.mean(0)
             values = torch.linalg.svdvals(rows).square()
+        elif not bool(torch.isfinite(self.squares).all()):
+            return LayerUse(self.units, unknown, dead, "dimension: squares of the activations are not finite")
         else:
             values = torch.linalg.eigvalsh(self.squares).flip(0).clamp(min=0).cpu()
         if not bool(torch.isfinite(values).all()):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,7 +41,7 @@ LONG_NAMES = {
 
 
 @dataclass(frozen=True)
-class _Measured:
+class Measured:
     """One matrix: where it belongs, its singular values, and the number of its subnormal entries."""
 
     piece: Piece
@@ -68,8 +68,26 @@ def ranks(rows: Sequence[Tensor | None], rtol: float) -> dict[str, list[float]]:
     return out
 
 
+Source = nn.Module | Mapping[str, Tensor] | str | os.PathLike[str]
+
+
+@contextmanager
+def opened(source: object, name: str) -> Iterator[tuple[str, list[Entry]]]:
+    """Provide the title and the tensors of a file, a module or a state dict; ``name`` is the argument in errors."""
+    if isinstance(source, str | os.PathLike):
+        with tensor_files.opened(source, name) as entries:
+            yield Path(source).name, entries
+    elif isinstance(source, nn.Module):
+        yield type(source).__name__, tensors.of_module(source)
+    elif isinstance(source, Mapping):
+        yield "a state dict", tensors.of_mapping(source, name)
+    else:
+        expected = "a torch.nn.Module, a state dict, or the path of a file of weights"
+        raise TypeError(f"{name}: got {validation.describe(source)}, expected {expected}")
+
+
 def weights(
-    source: nn.Module | Mapping[str, Tensor] | str | os.PathLike[str],
+    source: Source,
     *,
     atol: float = 0.1,
     rtol: float = 0.01,
@@ -84,21 +102,12 @@ def weights(
     atol, rtol = validation.number(atol, "atol", 0.0), validation.rtol(rtol, "weight_rtol")
     max_values, progress = validation.integer(max_values, "max_values"), validation.flag(progress, "progress")
     deadline = Deadline(max_minutes)
-    with ExitStack() as stack:
-        if isinstance(source, str | os.PathLike):
-            title, entries = Path(source).name, stack.enter_context(tensor_files.opened(source))
-        elif isinstance(source, nn.Module):
-            title, entries = type(source).__name__, tensors.of_module(source)
-        elif isinstance(source, Mapping):
-            title, entries = "a state dict", tensors.of_mapping(source)
-        else:
-            expected = "a torch.nn.Module, a state dict, or the path of a file of weights"
-            raise TypeError(f"net: got {validation.describe(source)}, expected {expected}")
+    with opened(source, "net") as (title, entries):
         measured, listed, notes = _measure(entries, deadline, progress)
     if not measured:
         reasons = "; ".join(f"{name}: {reason}" for name, _, reason in listed[:3])
         raise ValueError(f"net: found no matrix and no kernel of a convolution in {title} ({reasons}), expected some")
-    dataset = _dataset([part for _, parts in measured for part in parts], atol, rtol, max_values)
+    dataset = tabulated([part for _, parts in measured for part in parts], atol, rtol, max_values)
     about = {
         "title": f"weights of {title}",
         "tensors": sum(found.is_tensor for found in entries),
@@ -147,7 +156,7 @@ def _some(names: Sequence[str]) -> str:
 
 def _measure(
     entries: Sequence[Entry], deadline: Deadline, progress: bool
-) -> tuple[list[tuple[Entry, list[_Measured]]], list[tuple[str, str, str]], list[tuple[str, str]]]:
+) -> tuple[list[tuple[Entry, list[Measured]]], list[tuple[str, str, str]], list[tuple[str, str]]]:
     """Measure tensors from the cheapest to the most expensive; return them in their order, the others, and notes."""
     shapes = {found.name: found.shape for found in entries}
     plans: dict[int, list[Piece]] = {}
@@ -164,7 +173,7 @@ def _measure(
         else:
             plans[i], notes[i] = parts, text
     work = {i: sum(map(_work, parts)) for i, parts in plans.items()}
-    measured: dict[int, list[_Measured]] = {}
+    measured: dict[int, list[Measured]] = {}
     done = 0.0
     with bar(progress, "weights", sum(work.values()), counted=False) as tell:
         for i in sorted(plans, key=work.__getitem__):
@@ -194,6 +203,20 @@ def _work(piece: Piece) -> float:
     return float(max(piece.shape)) * min(piece.shape) ** 2
 
 
+def loaded(found: Entry) -> Tensor:
+    """Return a tensor of a file or module; float8, which few functions take, as float32."""
+    tensor = found.load().detach()
+    return tensor.float() if tensor.element_size() == 1 and found.floating else tensor
+
+
+def unfit(tensor: Tensor) -> str:
+    """Return how many entries of a tensor are NaN or infinite, in words, or an empty text."""
+    if not tensor.is_complex() and all(map(math.isfinite, torch.stack(torch.aminmax(tensor)).tolist())):
+        return ""  # without a copy
+    bad = int((~torch.isfinite(tensor)).sum())
+    return f"{bad} of {tensor.numel()} entries are NaN or infinite" if bad else ""
+
+
 def _by_gram(found: Entry) -> Any:
     return lambda piece: min(piece.shape) > GRAM and found.dtype != "float64" and not found.dtype.startswith("complex")
 
@@ -202,22 +225,18 @@ def _type(found: Entry) -> str:
     return f"{found.dtype} {' x '.join(map(str, found.shape))}".strip()
 
 
-def _of_tensor(found: Entry, parts: Sequence[Piece]) -> tuple[list[_Measured], str]:
+def _of_tensor(found: Entry, parts: Sequence[Piece]) -> tuple[list[Measured], str]:
     """Return the spectra of a tensor's matrices, or the reason why it has none."""
-    tensor = found.load().detach()
-    if tensor.element_size() == 1:  # float8, which few functions take
-        tensor = tensor.float()
-    if not tensor.is_complex() and all(map(math.isfinite, torch.stack(torch.aminmax(tensor)).tolist())):
-        pass  # without a copy
-    elif not bool(torch.isfinite(tensor).all()):
-        return [], f"{int((~torch.isfinite(tensor)).sum())} of {tensor.numel()} entries are NaN or infinite"
-    out = []
-    for piece in parts:
-        matrix = piece.take(tensor)
-        values = singular_values(matrix, gram=_by_gram(found)(piece)).cpu()
-        blocks = matrix.split(max(1, BLOCK // max(1, matrix[0].numel())))
-        out.append(_Measured(piece, values, sum(map(usage.subnormals, blocks))))
-    return out, ""
+    tensor = loaded(found)
+    if reason := unfit(tensor):
+        return [], reason
+    return [of_matrix(piece, piece.take(tensor), gram=_by_gram(found)(piece)) for piece in parts], ""
+
+
+def of_matrix(piece: Piece, matrix: Tensor, *, gram: bool = False) -> Measured:
+    """Return the singular values of a matrix, or of several together, and the number of subnormal entries."""
+    blocks = matrix.split(max(1, BLOCK // max(1, matrix[0].numel())))
+    return Measured(piece, singular_values(matrix, gram=gram).cpu(), sum(map(usage.subnormals, blocks)))
 
 
 def singular_values(matrix: Tensor, gram: bool = False) -> Tensor:
@@ -234,8 +253,8 @@ def singular_values(matrix: Tensor, gram: bool = False) -> Tensor:
     return pieces.singular_values()
 
 
-def _dataset(parts: Sequence[_Measured], atol: float, rtol: float, max_values: int) -> xr.Dataset:
-    """Return the measured matrices as a dataset over (layer, index)."""
+def tabulated(parts: Sequence[Measured], atol: float, rtol: float, max_values: int) -> xr.Dataset:
+    """Return measured matrices as a dataset over (layer, index)."""
     import xarray as xr
 
     rows = [part.values for part in parts]

@@ -1,5 +1,6 @@
 """Training of networks: ensembles, optimizers, gradient flow, checkpoints and recording."""
 
+from bnrank.training.comparing import compare
 from bnrank.training.gradient_flow import Flow, flow
 from bnrank.training.grid import sweep
 from bnrank.training.history import Run
@@ -8,6 +9,7 @@ from bnrank.training.sweeping.results import Sweep
 from bnrank.training.sweeping.sampled import Range, sample_settings
 from bnrank.training.trainer import train
 from bnrank.training.watching import (
+    Checkpoints,
     Collapse,
     CollapseError,
     CSVWriter,
@@ -15,6 +17,7 @@ from bnrank.training.watching import (
     TensorBoardWriter,
     WandbWriter,
     Watch,
+    read_checkpoints,
     read_csv,
     watch,
 )
@@ -22,6 +25,7 @@ from bnrank.training.watching import (
 __all__ = [
     "Adam",
     "CSVWriter",
+    "Checkpoints",
     "Collapse",
     "CollapseError",
     "Flow",
@@ -40,7 +44,9 @@ __all__ = [
     "WandbWriter",
     "Watch",
     "Watcher",
+    "compare",
     "flow",
+    "read_checkpoints",
     "read_csv",
     "sample_settings",
     "sweep",

@@ -1,5 +1,6 @@
 """Watching a training: ranks, dimensions, dead units and drifts along the way, in any loop."""
 
+from bnrank.training.watching.checkpoints import Checkpoints, read_checkpoints
 from bnrank.training.watching.collapse import Collapse, CollapseError
 from bnrank.training.watching.live import Watch, watch
 from bnrank.training.watching.records import Record as WatchRecord
@@ -7,6 +8,7 @@ from bnrank.training.watching.writers import CSVWriter, MLflowWriter, TensorBoar
 
 __all__ = [
     "CSVWriter",
+    "Checkpoints",
     "Collapse",
     "CollapseError",
     "MLflowWriter",
@@ -15,6 +17,7 @@ __all__ = [
     "Watch",
     "WatchRecord",
     "Writer",
+    "read_checkpoints",
     "read_csv",
     "watch",
 ]

@@ -1,13 +1,17 @@
-"""The checkpoints of a training, measured after it."""
+"""The checkpoints of a training: written along it, and measured after it."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from safetensors.torch import save
+from torch import Tensor
+
 from bnrank._core import validation
+from bnrank._core.files import prepare_folder, write_atomically, writing
 from bnrank._core.sources import as_path
 from bnrank.networks.tensor_files import opened
 from bnrank.training.watching import quantities
@@ -19,7 +23,55 @@ _SHARD = re.compile(r"-\d+-of-\d+(\.\w+)?$")
 STATES = ("optimizer", "scheduler", "scaler", "rng_state", "training_args")
 
 
-def read_checkpoints(folder: str | os.PathLike[str]) -> Record:
+class Checkpoints:
+    """Write the weights of one member at every recorded row: ``bnrank.train(..., record=Record(10, watch=...))``.
+
+    The files are ``step-N.safetensors`` with N the number of steps, state dicts that :func:`read_checkpoints`,
+    `bnrank.compare` and `bnrank.profile` read. A resumed run does not write the steps before it again.
+
+    Parameters
+    ----------
+    folder : path
+        The folder; created if necessary. Files of the same steps are replaced.
+    member : int
+        Member of the ensemble.
+
+    Attributes
+    ----------
+    written : int
+        Number of files written.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is out of range, or the folder cannot be written to.
+
+    Examples
+    --------
+    >>> import tempfile, bnrank
+    >>> task = bnrank.tasks.low_rank_map(n=20, d_in=4, d_out=2, latent=2, rank=1, width=5, seed=0)
+    >>> with tempfile.TemporaryDirectory() as name:
+    ...     record = bnrank.training.Record(10, watch=Checkpoints(name))
+    ...     run = bnrank.train(bnrank.MLP([4, 6, 2], seed=0), task, steps=20, record=record, progress=False)
+    ...     sorted(path.name for path in Path(name).iterdir())
+    ['step-0.safetensors', 'step-10.safetensors', 'step-20.safetensors']
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], member: int = 0) -> None:
+        self.folder, self.member = prepare_folder(folder, "folder"), validation.integer(member, "member", 0)
+        self.written = 0
+
+    def observe(self, *, step: int, parameters: Mapping[str, Tensor], member: int, **row: object) -> None:
+        """Write a file, if the row is of the member."""
+        if member != self.member:
+            return
+        path = self.folder / f"step-{step}.safetensors"
+        with writing("folder", path):
+            write_atomically(path, save({name: value.detach().cpu().clone() for name, value in parameters.items()}))
+        self.written += 1
+
+
+def read_checkpoints(folder: str | os.PathLike[str], *, top: int = 0) -> Record:
     """Return the ranks and subnormal weights of the checkpoints in a folder, over steps and layers.
 
     Checkpoints are the .safetensors, .pt, .pth, .bin and .ckpt files in the folder and in its folders, in the order of
@@ -31,6 +83,9 @@ def read_checkpoints(folder: str | os.PathLike[str]) -> Record:
     ----------
     folder : path
         The folder.
+    top : int
+        If positive, also measure the change of each weight since the first checkpoint, and the share of it in so many
+        singular values, at most 10. Three checkpoints are then in memory at a time.
 
     Returns
     -------
@@ -55,27 +110,42 @@ def read_checkpoints(folder: str | os.PathLike[str]) -> Record:
     >>> found.history["operator_norm"].sel(layer="0").values.tolist(), found.history.step.values.tolist()
     ([2.0, 10.0], [2, 10])
     """
-    root = as_path(folder, "folder")
-    validation.expect(root.is_dir(), "folder", f"{str(root)!r}", "a folder of checkpoints")
+    return record_of(folder, "folder", top)
+
+
+def record_of(folder: object, name: str, top: int) -> Record:
+    """Return what :func:`read_checkpoints` does; ``name`` is the argument in errors."""
+    root = as_path(folder, name)
+    top = validation.integer(top, "top", 0, quantities.LARGEST)
+    validation.expect(root.is_dir(), name, f"{str(root)!r}", "a folder of checkpoints")
     files = sorted(p for p in [*root.glob("*"), *root.glob("*/*")] if _is_checkpoint(p))
-    validation.expect(files, "folder", f"{str(root)!r}", f"files that end in {', '.join(SUFFIXES)}")
+    validation.expect(files, name, f"{str(root)!r}", f"files that end in {', '.join(SUFFIXES)}")
     measured: list[Measured] = []
     layers: dict[str, None] = {}
-    numbered, left_out = _numbered(files, root)
+    numbered, left_out = _numbered(files, root, name)
+    first: dict[str, Tensor] = {}
+    before: dict[str, Tensor] = {}
     for step, paths in numbered:
         rows: dict[str, dict[str, float]] = {}
         values: dict[str, list[float]] = {}
         for path in paths:
-            with opened(path, "folder") as entries:
+            with opened(path, name) as entries:
                 matrices, _ = matrices_of({e.name: e.load() for e in entries if e.floating and not e.reason})
-            for name, matrix in matrices.items():
-                found, values[name] = quantities.of_weight(matrix)
-                rows[name] = found | quantities.of_entries(matrix)
-                layers[name] = None
+            for key, matrix in matrices.items():
+                found, values[key] = quantities.of_weight(matrix)
+                rows[key] = found | quantities.of_entries(matrix)
+                layers[key] = None
+                if top:
+                    start = first.setdefault(key, matrix)
+                    rows[key] |= quantities.of_change(matrix, start, before.get(key, start), top)
+                    before[key] = matrix
         measured.append(Measured(step, rows, values))
     notes = "\n".join(f"left out, since its name has no step: {path.relative_to(root)}" for path in left_out)
-    attrs = {"title": f"checkpoints in {root.name}", "notes": notes}
-    return Record(dataset(measured, list(layers), ["weights", "subnormals"], attrs))
+    attrs: dict[str, object] = {"title": f"checkpoints in {root.name}", "notes": notes}
+    what = ["weights", "subnormals"]
+    if top:
+        attrs["top"], what = top, ["weights", "changes", "subnormals"]
+    return Record(dataset(measured, list(layers), what, attrs))
 
 
 def _is_checkpoint(path: Path) -> bool:
@@ -83,7 +153,7 @@ def _is_checkpoint(path: Path) -> bool:
     return path.suffix in SUFFIXES and path.stem not in STATES and path.is_file()
 
 
-def _numbered(files: Sequence[Path], root: Path) -> tuple[list[tuple[int, list[Path]]], list[Path]]:
+def _numbered(files: Sequence[Path], root: Path, name: str) -> tuple[list[tuple[int, list[Path]]], list[Path]]:
     """Return the files of every step, ascending, and those without a number; a single file without one has step 0."""
     found: dict[int, list[Path]] = {}
     left_out = []
@@ -94,10 +164,10 @@ def _numbered(files: Sequence[Path], root: Path) -> tuple[list[tuple[int, list[P
             continue
         first = found.setdefault(step, [])
         if first and _SHARD.sub("", str(first[0])) != _SHARD.sub("", str(path)):
-            raise ValueError(f"folder: got {first[0].name} and {path.name}, both of step {step}, expected one each")
+            raise ValueError(f"{name}: got {first[0].name} and {path.name}, both of step {step}, expected one each")
         first.append(path)
     if not found:
-        validation.expect(len(files) == 1, "folder", f"{files[0].name} without a number", "the step in every name")
+        validation.expect(len(files) == 1, name, f"{files[0].name} without a number", "the step in every name")
         return [(0, list(files))], []
     return sorted(found.items()), left_out
 

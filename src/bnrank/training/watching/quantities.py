@@ -30,9 +30,26 @@ ACTIVATIONS = {
     "rows": "number of rows (samples, and places or times) of the dimension",
 }
 SUBNORMALS = {"subnormals": "number of subnormal entries of W"}
-QUANTITIES = {"weights": WEIGHTS, "activations": ACTIVATIONS, "subnormals": SUBNORMALS}
+CHANGES = {
+    "change": "||W - W_0||_F / ||W_0||_F, W_0 of the first checkpoint",
+    "change_since": "||W - W'||_F / ||W'||_F, W' of the checkpoint before",
+    "update_stable_rank": "stable rank of W - W_0",
+    "update_effective_rank": "(sum of singular values)^2 / sum of their squares, of W - W_0",
+    "update_share": "share of ||W - W_0||_F^2 in the largest singular values, as many as `top`",
+}
+SIMILARITY = {
+    "cka": "linear CKA of the activations with those of the first network",
+    "cka_debiased": "the same by the unbiased estimator of HSIC",
+}
+QUANTITIES = {
+    "weights": WEIGHTS,
+    "activations": ACTIVATIONS,
+    "subnormals": SUBNORMALS,
+    "changes": CHANGES,
+    "similarity": SIMILARITY,
+}
 """Quantities by what is measured, with their definitions."""
-LONG_NAMES = {**WEIGHTS, **ACTIVATIONS, **SUBNORMALS}
+LONG_NAMES = {**WEIGHTS, **ACTIVATIONS, **SUBNORMALS, **CHANGES, **SIMILARITY}
 
 
 def of_weight(weight: Tensor) -> tuple[dict[str, float], list[float]]:
@@ -76,6 +93,35 @@ def of_weight(weight: Tensor) -> tuple[dict[str, float], list[float]]:
         "operator_norm": size * float(values[0]),
     }
     return found, [size * value for value in values[:LARGEST].tolist()]
+
+
+def of_change(weight: Tensor, first: Tensor, before: Tensor, top: int) -> dict[str, float]:
+    """Return the quantities of a weight's change since the first checkpoint, NaN where an entry is not finite.
+
+    Examples
+    --------
+    >>> of_change(torch.diag(torch.tensor([3.0, 2.0])), torch.eye(2), torch.eye(2), 1)["update_stable_rank"]
+    1.25
+    """
+    found = dict.fromkeys(CHANGES, math.nan)
+    if weight.shape != first.shape or weight.shape != before.shape:
+        return found
+    now, start, last = (_double(t.detach()) for t in (weight, first, before))
+    moved, values = of_weight(now - start)
+    if math.isnan(moved["norm"]):
+        return found
+    found["change"] = _ratio(moved["norm"], float(start.norm()))
+    found["change_since"] = _ratio(float((now - last).norm()), float(last.norm()))
+    if moved["norm"] > 0:
+        found["update_stable_rank"] = moved["stable_rank"]
+        found["update_effective_rank"] = moved["effective_rank"]
+        if len(values) >= min(top, *now.flatten(1).shape):
+            found["update_share"] = sum((value / moved["norm"]) ** 2 for value in values[:top])
+    return found
+
+
+def _ratio(moved: float, size: float) -> float:
+    return moved / size if size > 0 else 0.0 if moved == 0 else math.inf
 
 
 def of_rows(rows: Tensor, corrected: bool = True) -> dict[str, float]:

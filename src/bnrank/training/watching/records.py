@@ -21,7 +21,14 @@ if TYPE_CHECKING:
     import xarray as xr
 
 SHOWN = 12  # layers in a table and lines in a panel
-PANELS = (("dimension_95", "dimension of inputs at 95 %"), ("stable_rank", "stable rank of W"), ("dead_units", "dead"))
+PANELS = (
+    ("dimension_95", "dimension of inputs at 95 %"),
+    ("stable_rank", "stable rank of W"),
+    ("change", "relative change of W"),
+    ("update_stable_rank", "stable rank of the change"),
+    ("cka", "CKA with the first"),
+    ("dead_units", "dead"),
+)
 
 
 @dataclass(frozen=True)
@@ -180,6 +187,12 @@ def _summary(one: xr.Dataset) -> dict[str, object]:
         end = last["stable_rank"]
         row["stable rank of W"] = "–" if math.isnan(end) else f"{start:.3g} to {end:.3g}"
         row["effective rank"], row["tail"] = _known(last["effective_rank"]), _known(last["tail"])
+    if "change" in last:
+        row["change"], row["of it, stable rank"] = _known(last["change"]), _known(last["update_stable_rank"])
+        share = last["update_share"]
+        row["in top singular values"] = None if math.isnan(share) else f"{100 * share:.3g} %"
+    if "cka" in last:
+        row["CKA with the first"] = _known(last["cka"])
     if "subnormals" in last:
         row["subnormal"] = _whole(last["subnormals"])
     return row

@@ -1,0 +1,113 @@
+"""The comparison of two networks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from bnrank._core import remarks, validation
+from bnrank._core.progress import bar
+from bnrank._version import __version__
+from bnrank.measures import tensors
+from bnrank.measures.comparing import representations, weights
+from bnrank.measures.comparing.matching import Matching, matched
+from bnrank.measures.comparing.result import Comparison
+from bnrank.measures.comparing.weights import Weights
+
+
+def compared(
+    a: tensors.Source,
+    b: tensors.Source,
+    x: Any,
+    *,
+    top: int,
+    atol: float,
+    rtol: float,
+    max_values: int,
+    max_samples: int,
+    chunk_size: int,
+    dtype: torch.dtype,
+    progress: bool,
+) -> Comparison:
+    """Return the comparison of two networks, as :func:`bnrank.compare` describes it.
+
+    Examples
+    --------
+    >>> some = {"top": 2, "atol": 0.1, "rtol": 0.01, "max_values": 9, "max_samples": 9, "chunk_size": 9}
+    >>> found = compared(
+    ...     {"w": torch.eye(3)}, {"w": 2 * torch.eye(3)}, None, dtype=torch.float64, progress=False, **some
+    ... )
+    >>> found.data["change"].values, found.data["update_rank"].values
+    (array([1.]), array([3.]))
+    """
+    views = None
+    if x is not None:
+        views = [_seen(net, x, name, max_samples, chunk_size, dtype) for net, name in ((a, "a"), (b, "b"))]
+        validation.expect(views[0].samples == views[1].samples, "x", "samples of two kinds", "as many for both")
+    with tensors.opened(a, "a") as (title, own), tensors.opened(b, "b") as (other_title, other):
+        matching = matched(own, other)
+        shapes = {e.name: e.shape for e in own}, {e.name: e.shape for e in other}
+        found = Weights()
+        with bar(progress, "tensors", len(matching.pairs)) as tell:
+            for i, pair in enumerate(matching.pairs):
+                tell(i, f"tensors: {pair.a.name[-40:]}")
+                found.add(pair, shapes, top)
+    notes, skipped = matching.notes + found.notes, found.skipped
+    data = found.dataset(atol, rtol, top, max_values)
+    if views is not None:
+        measured, more = representations.dataset(*views)
+        notes += more
+        data = data.merge(measured, combine_attrs="override").assign_attrs(measured.attrs)
+    if not data.sizes["layer"] and not data.sizes["tensor"] and views is None:
+        raise ValueError(_nothing(title, other_title, matching, skipped))
+    same = title == other_title
+    about = {
+        "title": f"two networks of class {title}"
+        if same and isinstance(a, nn.Module)
+        else f"{title} and {other_title}",
+        "name_a": title,
+        "name_b": other_title,
+        "atol": atol,
+        "weight_rtol": rtol,
+        "top": top,
+        "max_values": max_values,
+        "dtype": str(dtype).removeprefix("torch."),
+        "bnrank_version": __version__,
+    }
+    data = remarks.attach(data.assign_attrs(about), "note", notes)
+    data = remarks.attach(data, "skipped", skipped)
+    left = [("a", e) for e in matching.only_a] + [("b", e) for e in matching.only_b]
+    rows = [
+        {
+            "name": e.name,
+            "shape": " x ".join(map(str, e.shape)),
+            "network": letter,
+            "reason": f"no tensor of {'ab'[letter == 'a']} has its name, or in its order its shape",
+        }
+        for letter, e in left
+    ]
+    data = remarks.attach(data, "unmatched", rows)
+    for key, long_name in (weights.LONG_NAMES | representations.LONG_NAMES | tensors.LONG_NAMES).items():
+        if key in data:
+            data[key].attrs |= {"long_name": long_name, "units": "1"}
+    return Comparison(data)
+
+
+def _seen(net: object, x: Any, name: str, *some: Any) -> representations.Seen:
+    if not isinstance(net, nn.Module):
+        expected = "a torch.nn.Module where x is given: tensors alone cannot be run"
+        raise TypeError(f"{name}: got {validation.describe(net)}, expected {expected}")
+    return representations.seen(net, x, name, *some)
+
+
+def _nothing(title: str, other: str, matching: Matching, skipped: list[dict[str, str]]) -> str:
+    reasons = [f"{row['name']}: {row['reason']}" for row in skipped[:3]]
+    if not reasons:
+        sides = ((title, matching.only_a), (other, matching.only_b))
+        reasons = [
+            f"{name} has {', '.join(f'{e.name} {tuple(e.shape)}' for e in entries[:3])}{', ...' * (len(entries) > 3)}"
+            for name, entries in sides
+        ]
+    return f"a, b: got no tensors that can be compared ({'; '.join(reasons)}), expected equal names, or shapes in order"

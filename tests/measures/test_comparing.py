@@ -1,0 +1,278 @@
+"""Two networks compared: planted updates, permutations and rotations, and what cannot be compared."""
+
+import copy
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import bnrank
+from bnrank.measures.comparing.matching import matched
+from bnrank.networks.tensors import of_mapping
+
+
+def normal(*shape, seed=0, dtype=torch.float32):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def mlp(*widths, seed=0, between=nn.ReLU):
+    torch.manual_seed(seed)
+    layers = [part for a, b in itertools.pairwise(widths) for part in (nn.Linear(a, b), between())]
+    return nn.Sequential(*layers[:-1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_planted_low_rank_update_is_found_exactly(dtype, seed):
+    size = {torch.bfloat16: 1.0, torch.float16: 0.3}.get(dtype, 1e-4)
+    rank = seed + 1
+    before = normal(60, 90, seed=seed, dtype=dtype)
+    update = size * normal(60, rank, seed=10 + seed).double() @ normal(rank, 90, seed=20 + seed).double()
+    after = (before.double() + update).to(dtype)
+    data = bnrank.compare({"w": before}, {"w": after}).data.isel(layer=0)
+    assert int(data.update_rank) == rank
+    noise = torch.finfo(dtype).eps * float(before.double().norm())
+    values = torch.linalg.svdvals(update)[:rank]
+    assert np.allclose(data.update_singular_values[:rank], values, atol=noise)
+    assert float(data.update_share) > 0.9
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("seed", range(5))
+def test_rounding_alone_has_rank_0(dtype, seed):
+    exact = torch.randn(40, 300, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    exact[seed] *= 100  # one large row
+    found = bnrank.compare({"w": exact.to(dtype)}, {"w": exact.to(torch.float32).to(dtype) * 1}).data
+    assert int(found.update_rank[0]) == 0
+    low = exact.to(torch.bfloat16).double()
+    assert int(bnrank.compare({"w": low.to(torch.bfloat16)}, {"w": exact.to(torch.float32)}).data.update_rank[0]) == 0
+
+
+def test_numbers_are_what_the_definitions_give():
+    a, b = {"w": normal(9, 30)}, {"w": normal(9, 30, seed=1)}
+    found = bnrank.compare(a, b, top=3).data.isel(layer=0)
+    one, other = a["w"].double().numpy(), b["w"].double().numpy()
+    s = np.linalg.svd(other - one, compute_uv=False)
+    shares = s / s.sum()
+    assert float(found.change) == pytest.approx(np.linalg.norm(other - one) / np.linalg.norm(one))
+    assert float(found.update_norm) == pytest.approx(np.linalg.norm(other - one))
+    assert float(found.update_stable_rank) == pytest.approx((s**2).sum() / s[0] ** 2)
+    assert float(found.update_entropy_rank) == pytest.approx(math.exp(-(shares * np.log(shares)).sum()))
+    assert float(found.update_share) == pytest.approx((s[:3] ** 2).sum() / (s**2).sum())
+    assert np.allclose(found.update_singular_values, s)
+    for k, (name, matrix) in enumerate({"a": one, "b": other}.items()):
+        own = bnrank.profile({"w": torch.from_numpy(matrix).float()})
+        for column in ("weight_rank", "weight_relative_rank", "stable_rank", "entropy_rank", "parameter_norm"):
+            assert float(found[column][k]) == float(own[column][0]), (name, column)
+    (u, _, v), (w, _, z) = (np.linalg.svd(matrix) for matrix in (one, other))
+    for side, p, q in (("left", u[:, :3], w[:, :3]), ("right", v[:3].T, z[:3].T)):
+        cosines = np.linalg.svd(p.T @ q, compute_uv=False)
+        assert np.allclose(np.cos(found[f"{side}_angles"].values), cosines, atol=1e-10)
+
+
+def test_equal_networks_have_no_change_and_cka_1():
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 5))
+    found = bnrank.compare(net, copy.deepcopy(net), normal(20, 1, 6, 6))
+    data = found.data
+    assert float(data.change.max()) == float(data.tensor_change.max()) == data.attrs["output_change"] == 0
+    assert "All 8 tensors that were compared are equal." in str(found)  # with the running statistics
+    assert float(data.update_rank.max()) == 0
+    assert bool(np.isnan(data.update_share).all())
+    assert np.allclose(np.diag(data.cka), 1)
+    assert np.allclose(np.diag(data.cka_debiased), 1)
+    assert float(np.nanmax(data.left_angles)) < 1e-14
+
+
+def test_permuted_neurons_have_cka_1_and_other_weights():
+    net = mlp(6, 20, 15, 3)
+    other = copy.deepcopy(net)
+    with torch.no_grad():
+        order = torch.randperm(20, generator=torch.Generator().manual_seed(0))
+        other[0].weight.copy_(net[0].weight[order])
+        other[0].bias.copy_(net[0].bias[order])
+        other[2].weight.copy_(net[2].weight[:, order])
+    data = bnrank.compare(net, other, normal(80, 6)).data
+    assert np.allclose(np.diag(data.cka), 1)
+    assert np.allclose(np.diag(data.cca), 1)
+    assert data.attrs["output_change"] < 1e-12
+    assert data.change.values[:2].min() > 1
+    assert float(data.change[2]) == 0
+
+
+def test_a_rotated_representation_has_cka_1():
+    net = mlp(6, 12, 4, between=nn.Identity).double()
+    other = copy.deepcopy(net)
+    turn = torch.linalg.qr(normal(12, 12, dtype=torch.float64))[0]
+    with torch.no_grad():
+        other[0].weight.copy_(turn @ net[0].weight)
+        other[0].bias.copy_(turn @ net[0].bias)
+        other[2].weight.copy_(net[2].weight @ turn.T)
+    data = bnrank.compare(net, other, normal(50, 6)).data
+    assert float(data.cka[0, 0]) == pytest.approx(1, abs=1e-12)
+    assert float(data.change[0]) > 1
+    assert float(data.right_angles.sel(layer=1).max()) < 1e-6  # left vectors turn, right ones stay
+
+
+def test_independent_networks_have_nothing_in_common():
+    found = [bnrank.compare(mlp(100, 80, seed=s), mlp(100, 80, seed=50 + s)).data.isel(layer=0) for s in range(5)]
+    assert np.allclose([float(data.change) for data in found], math.sqrt(2), rtol=0.05)
+    overlaps = [float((np.cos(data.left_angles) ** 2).mean()) for data in found]
+    assert np.mean(overlaps) == pytest.approx(8 / 80, abs=0.05)
+
+
+def test_outputs_change_over_their_norm_and_over_their_spread():
+    a = nn.Linear(3, 2).double()
+    b = copy.deepcopy(a)
+    with torch.no_grad():
+        b.bias += torch.tensor([1.0, 0.0])
+        a.bias += 10
+        b.bias += 10
+    x = normal(30, 3, dtype=torch.float64)
+    found = bnrank.compare(a, b, x)
+    out = a(x).detach()
+    assert found.data.attrs["output_change"] == pytest.approx(math.sqrt(30) / float(out.norm()))
+    assert found.data.attrs["output_change_of_spread"] == pytest.approx(
+        math.sqrt(30) / float((out - out.mean(0)).norm())
+    )
+    assert "No matrix changed, but 1 other tensors did." in str(found)
+
+
+def test_tensors_are_matched_by_name_prefix_and_order():
+    state = mlp(4, 6, 5, 2).state_dict()
+    for change, how in (
+        (lambda name: name, set()),
+        (lambda name: f"module.{name}", {"name without prefix"}),
+        (lambda name: f"new.{name.replace('.', '_')}", {"order and shape"}),
+    ):
+        other = {change(name): value for name, value in state.items()}
+        pairs = matched(of_mapping(state), of_mapping(other)).pairs
+        assert [(pair.a.name, pair.b.name) for pair in pairs] == [(name, change(name)) for name in state]
+        assert {pair.by for pair in pairs} - {"name"} == how
+        found = bnrank.compare(state, other)
+        assert float(found.data.change.max()) == 0
+        assert all(f"matched by {text}" in str(found) for text in how)
+    turned = {f"module.{name}": state[name] for name in reversed(state)}  # in another order
+    assert float(bnrank.compare(turned, state).data.change.max()) == 0
+
+
+def test_a_new_head_is_matched_by_its_place_and_the_rest_is_listed():
+    a = {"body.weight": normal(5, 4), "body.bias": normal(5), "head.weight": normal(2, 5)}
+    b = {"body.weight": normal(5, 4), "body.bias": normal(5), "extra": normal(3, 3), "classifier.weight": normal(2, 5)}
+    found = bnrank.compare(a, b)
+    assert found.data.layer_name_b.values.tolist() == ["body.weight", "classifier.weight"]
+    assert "head.weight with classifier.weight; check" in str(found)
+    assert "only in b: extra" in str(found)
+
+
+def test_networks_of_other_shapes_have_ranks_and_no_change():
+    found = bnrank.compare(mlp(4, 6, 2), mlp(4, 9, 2), normal(20, 4))
+    data = found.data
+    assert np.isnan(data.change).all()
+    assert data.full_rank.values.tolist() == [[4, 2], [4, 2]]
+    assert "the shapes differ" in str(found)
+    assert data.cka.shape == (2, 2)
+    assert np.isfinite(data.cka).all()
+
+
+def test_networks_without_common_tensors_are_refused_without_samples():
+    a, b = {"u": normal(4, 3)}, {"w": normal(5, 2)}
+    with pytest.raises(ValueError, match=r"^a, b: got no tensors that can be compared .*u \(4, 3\).*w \(5, 2\)"):
+        bnrank.compare(a, b)
+
+
+def test_nan_weights_are_listed_and_refused_with_samples():
+    net, other = mlp(4, 6, 2), mlp(4, 6, 2)
+    with torch.no_grad():
+        other[0].weight[1, 2] = torch.nan
+    found = bnrank.compare(net, other)
+    assert "not compared: in b, 1 of 24 entries are NaN or infinite (0.weight)" in str(found)
+    assert found.data.layer_name.values.tolist() == ["2.weight"]
+    with pytest.raises(ValueError, match=r"^b: .*0\.weight"):
+        bnrank.compare(net, other, normal(5, 4))
+
+
+def test_one_sample_and_constant_activations_have_no_cka_and_are_noted():
+    net = mlp(4, 6, 2)
+    found = bnrank.compare(net, net, normal(1, 4))
+    assert np.isnan(found.data.cka).all()
+    assert "one sample" in str(found)
+    assert "3 samples: the debiased CKA needs 4" in str(bnrank.compare(net, net, normal(3, 4)))
+    dead = copy.deepcopy(net)
+    with torch.no_grad():
+        dead[0].weight.zero_()
+        dead[0].bias.fill_(0.3)
+    found = bnrank.compare(net, dead, normal(10, 4))
+    assert np.isnan(found.data.cka[:, 0]).all()
+    assert "constant in b" in str(found)
+    assert float(found.data.change[0]) == pytest.approx(1)
+    zero = bnrank.compare(dead, net)
+    assert math.isinf(float(zero.data.change[0]))
+
+
+def test_convolutions_groups_recurrent_weights_and_complex_numbers():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.wide = nn.Conv2d(4, 8, 3, groups=2)
+            self.up = nn.ConvTranspose2d(3, 5, 3)
+            self.lstm = nn.LSTM(4, 6)
+
+    torch.manual_seed(0)
+    net, other = Net(), Net()
+    data = bnrank.compare(net, other.state_dict()).data  # the module says what is transposed
+    shapes = dict(zip(data.layer_name.values.tolist(), data.layer_shape.values.tolist(), strict=True))
+    assert shapes["up.weight"] == "5 x 27"
+    assert shapes["lstm.weight_ih_l0[forget]"] == "6 x 4"
+    grouped = data.isel(layer=data.layer_name.values.tolist().index("wide.weight"))
+    difference = (other.wide.weight - net.wide.weight).detach().double()
+    values = torch.cat([torch.linalg.svdvals(part.flatten(1)) for part in difference.split(4)])
+    assert np.allclose(grouped.update_singular_values[:8], values.sort(descending=True).values)
+    assert float(grouped.subspace) == 0
+    made = {"w": torch.randn(8, 9, dtype=torch.complex64)}
+    turned = bnrank.compare(made, {"w": made["w"] * 1j}).data
+    assert float(turned.change[0]) == pytest.approx(math.sqrt(2), rel=1e-6)
+    assert np.nanmax(turned.left_angles) < 1e-3
+
+
+def test_a_large_matrix_has_the_same_numbers_by_the_gram_matrix(monkeypatch):
+    a, b = {"w": normal(30, 20)}, {"w": normal(30, 20, seed=1)}
+    exact = bnrank.compare(a, b).data
+    monkeypatch.setattr("bnrank.measures.tensors.GRAM", 5)
+    gram = bnrank.compare(a, b).data
+    for name in ("update_singular_values", "update_stable_rank", "weight_singular_values", "left_angles"):
+        assert np.allclose(exact[name], gram[name], rtol=1e-6, equal_nan=True)
+
+
+def test_results_print_themselves_and_become_frames_and_plots():
+    a, b = mlp(5, 12, 12, 3), mlp(5, 12, 12, 3, seed=1)
+    found = bnrank.compare(a, b, normal(30, 5))
+    assert "<pre>" in found._repr_html_()
+    frame = found.to_frame()
+    assert frame["layer"].tolist() == ["0.weight", "2.weight", "4.weight"]
+    assert frame["stable_rank_a"].tolist() == found.data.stable_rank.values[0].tolist()
+    axes = found.plot()
+    assert [bar.get_height() for bar in axes[0].patches] == found.data.change.values.tolist()
+    assert len(axes) == 3
+    assert found.layers()[1]["matrix"] == "2: 2.weight"
+    assert [row["layer of b"] for row in found.representations()] == ["1: 0", "2: 2", "3: 4"]
+    assert found.data["change"].attrs["long_name"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        ((3, {"w": normal(2, 2)}), TypeError, "a: got 3"),
+        (({"w": normal(2, 2)}, "none.safetensors"), ValueError, "b: got 'none.safetensors'"),
+        (({"w": normal(2, 2)}, {"w": normal(2, 2)}, normal(3, 2)), TypeError, "a: got .*nn.Module where x is given"),
+        ((nn.Linear(2, 2), nn.Linear(3, 2), normal(3, 2)), ValueError, "b: "),
+        ((nn.Linear(2, 2),), TypeError, "a, b: got .* alone, expected two networks"),
+        (([nn.Linear(2, 2)],), ValueError, "a: got 1 networks, expected at least 2"),
+        (("none",), ValueError, "a: got 'none', expected a folder of checkpoints"),
+    ],
+)
+def test_bad_arguments_are_named(arguments, error, text):
+    with pytest.raises(error, match=f"^{text}"):
+        bnrank.compare(*arguments)

@@ -1,0 +1,111 @@
+"""Checkpoints of a training compared with the first one."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+import bnrank
+
+
+def checkpoints():
+    """Return networks along a training in which the first layer changes by matrices of rank 1, and the last not."""
+    torch.manual_seed(0)
+    nets = [nn.Sequential(nn.Linear(8, 12), nn.ReLU(), nn.Linear(12, 3)).double()]
+    direction = torch.randn(12, 1).double() @ torch.randn(1, 8).double()
+    for size in (0.1, 0.3):
+        net = copy.deepcopy(nets[0])
+        with torch.no_grad():
+            net[0].weight += size * direction
+        nets.append(net)
+    return nets, direction
+
+
+def test_a_folder_of_checkpoints_is_compared_with_its_first_one(tmp_path):
+    nets, direction = checkpoints()
+    for step, net in zip((10, 20, 100), nets, strict=True):
+        save_file(net.state_dict(), tmp_path / f"step-{step}.safetensors")
+    found = bnrank.compare(tmp_path)
+    assert found.history.step.values.tolist() == [10, 20, 100]
+    first = found.history.sel(layer="0")
+    size = float(direction.norm() / nets[0][0].weight.detach().norm())
+    assert np.allclose(first["change"], [0, 0.1 * size, 0.3 * size])
+    since = float(0.2 * direction.norm() / nets[1][0].weight.detach().norm())
+    assert np.allclose(first["change_since"], [0, 0.1 * size, since])
+    assert np.allclose(first["update_stable_rank"][1:], 1)
+    assert np.allclose(first["update_effective_rank"][1:], 1, atol=1e-6)
+    assert np.allclose(first["update_share"][1:], 1)
+    assert np.isnan(first["update_share"][0])
+    assert (found.history["change"].sel(layer="2") == 0).all()
+    plain = bnrank.training.read_checkpoints(tmp_path).history
+    assert "change" not in plain
+    assert (plain["stable_rank"] == found.history["stable_rank"]).all()
+
+
+def test_a_sequence_of_networks_is_the_same_as_their_checkpoints(tmp_path):
+    nets, _ = checkpoints()
+    for step, net in enumerate(nets):
+        torch.save(net.state_dict(), tmp_path / f"{step}.pt")
+    folder = bnrank.compare(tmp_path, top=2).history
+    for sources in (nets, [net.state_dict() for net in nets], sorted(tmp_path.iterdir())):
+        history = bnrank.compare(sources, top=2).history
+        for name in folder.data_vars:
+            assert np.array_equal(history[name], folder[name], equal_nan=True), name
+
+
+def test_representations_along_a_sequence_are_those_of_pairs():
+    nets, _ = checkpoints()
+    x = torch.randn(40, 8).double()
+    history = bnrank.compare(nets, x=x).history
+    for step, net in enumerate(nets):
+        pair = bnrank.compare(nets[0], net, x).data
+        for name in ("cka", "cka_debiased"):
+            assert np.allclose(history[name].values[step], np.diag(pair[name]), atol=1e-12)
+    assert float(history["cka"].values[0].min()) == pytest.approx(1)
+    assert "CKA with the first" in str(bnrank.compare(nets, x=x))
+
+
+def test_a_training_that_diverged_has_nan_and_ranks_before_it():
+    nets, _ = checkpoints()
+    with torch.no_grad():
+        nets[2][0].weight[0, 0] = torch.nan
+    history = bnrank.compare([net.state_dict() for net in nets]).history
+    assert np.isfinite(history["change"].values[:2]).all()
+    assert np.isnan(history["change"].sel(layer="0").values[2])
+    assert float(history["change"].sel(layer="2").values[2]) == 0
+
+
+def test_a_layer_that_changes_its_shape_or_comes_later_has_no_change():
+    nets = [nn.Linear(3, 4), nn.Linear(3, 5), nn.Sequential(nn.Linear(3, 4))]
+    history = bnrank.compare([net.state_dict() for net in nets]).history
+    assert history.layer.values.tolist() == ["weight", "0"]
+    assert np.isnan(history["change"].sel(layer="weight").values[1])
+    assert float(history["change"].sel(layer="0").values[2]) == 0  # its own first one
+
+
+def test_pages_of_checkpoints_show_the_change(tmp_path):
+    nets, _ = checkpoints()
+    page = bnrank.report(bnrank.compare(nets), tmp_path / "page.html").read_text()
+    assert "3 networks" in page
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "text"),
+    [
+        (lambda nets: bnrank.compare(nets, top=11), ValueError, "top: got 11 .*expected at most 10 without b"),
+        (lambda nets: bnrank.compare([nets[0], 3]), TypeError, r"a\[1\]: got 3"),
+        (
+            lambda nets: bnrank.compare([net.state_dict() for net in nets], x=torch.ones(3, 8)),
+            TypeError,
+            r"a\[0\]: got",
+        ),
+        (lambda nets: bnrank.compare(nets, x=torch.ones(3, 9)), ValueError, "x"),
+        (lambda nets: bnrank.compare([nn.ReLU(), nn.ReLU()]), ValueError, "a"),
+    ],
+)
+def test_bad_arguments_are_named(call, error, text):
+    with pytest.raises(error, match=text):
+        call(checkpoints()[0])
