@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 import bnrank
-from bnrank.reporting.charts.watched import watched_figures
+from bnrank.reporting.charts.watched import watched_view
 
 
 def test_pages_of_a_watch_and_of_a_monitor(tmp_path):
@@ -18,7 +18,7 @@ def test_pages_of_a_watch_and_of_a_monitor(tmp_path):
             net(x).square().mean().backward()
             optimizer.step()
             watch.step()
-    figures = watched_figures(watch)
+    figures = {chart.title: chart.figure for chart in watched_view(watch).groups[0].charts}
     assert "Subnormal weights" not in figures
     lines = figures["Stable rank of the weights"].data
     assert [line.name for line in lines] == ["0", "2"]
@@ -30,3 +30,17 @@ def test_pages_of_a_watch_and_of_a_monitor(tmp_path):
     page = bnrank.report({"Training": watch, "Drift": monitor}, tmp_path / "both.html").read_text()
     assert "Drift of conserved quantities" in page
     assert bnrank.report(monitor, tmp_path / "monitor.html").exists()
+
+
+def test_one_measurement_has_no_charts_and_many_layers_are_thinned(tmp_path):
+    net = nn.Sequential(*(nn.Linear(3, 3) for _ in range(15)))
+    page = bnrank.report(bnrank.compare([net.state_dict()] * 2), tmp_path / "same.html").read_text()
+    assert "Weights have changed by 0 times their norm." in page
+    watch = bnrank.watch(net, what=["weights"])
+    assert "Nothing was measured yet." in bnrank.report(watch, tmp_path / "empty.html").read_text()
+    watch.step(1)
+    assert not watched_view(watch).groups[0].charts
+    assert "at step 1." in bnrank.report(watch, tmp_path / "one.html").read_text()
+    watch.step(100)
+    chart = next(chart for chart in watched_view(watch).groups[0].charts if chart.title == "Stable rank of the weights")
+    assert (len(chart.figure.data), chart.note) == (12, "12 of 15 layers are shown.")

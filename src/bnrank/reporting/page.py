@@ -17,6 +17,7 @@ from bnrank._core import files, text, validation
 from bnrank._core.sources import as_path
 from bnrank._version import __version__
 from bnrank.measures import describe
+from bnrank.measures.comparing import Comparison
 from bnrank.measures.frequencies import label as label_of_frequency
 from bnrank.reporting import tables
 from bnrank.reporting.blocks import (
@@ -35,11 +36,14 @@ from bnrank.reporting.blocks import (
 )
 from bnrank.reporting.charts.measured import history_view, profile_view, spectra_budget
 from bnrank.reporting.charts.parts import DARK, as_json, is_plotly, ready_made
+from bnrank.reporting.compared import compared_blocks
 from bnrank.reporting.findings import found_blocks
 from bnrank.reporting.packing import packed, plotly_js
 from bnrank.reporting.sections import Section, bottleneck, flatten_settings, found_in, sections_from
 from bnrank.reporting.stills.frequencies import kept_frequencies
 from bnrank.reporting.stills.results import drawable, tightness
+from bnrank.reporting.watched import watched_blocks
+from bnrank.training.watching import WatchRecord
 
 JSON: dict[str, Any] = {"default": as_json, "separators": (",", ":"), "allow_nan": False}
 
@@ -74,7 +78,7 @@ def report(
     ----------
     source : Dataset, run, Section, or several
         A profile (`bnrank.profile`), a history, a run (`bnrank.train`), a sweep (`bnrank.Sweep`), a watch or a monitor
-        of a training, verdicts (`bnrank.check`), a fitted estimator
+        of a training, a comparison (`bnrank.compare`), verdicts (`bnrank.check`), a fitted estimator
         or its summary, a result of `bnrank.discovery.compress`, `bnrank.discovery.symmetries` or
         `bnrank.discovery.dimensionless_groups`, a `Section`, a sequence of these, or a mapping from section titles to
         these.
@@ -179,7 +183,13 @@ def contents(section: Section, key: str, max_steps: int) -> list[Block]:
     """Return the blocks of a section below its title; ``key`` starts the ids of its charts."""
     blocks = [*paragraphs(section.text), *claims_table(section.claims), *_verdicts(section)]
     if (found := found_in(section.found)) is not None:
-        blocks += found_blocks(found, f"{key}-found")
+        chart = f"{key}-found"
+        if isinstance(found, Comparison):
+            blocks += compared_blocks(found, chart)
+        elif isinstance(found, WatchRecord):
+            blocks += watched_blocks(found, chart)
+        else:
+            blocks += found_blocks(found, chart)
     blocks += table(section.rows, "Numbers")
     for i, (caption, figure) in enumerate(named_figures(section.figures).items(), 1):
         ready = Plot(f"{key}-figure-{i}", ready_made(figure, caption)) if is_plotly(figure) else None

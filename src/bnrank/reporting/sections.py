@@ -19,8 +19,8 @@ from bnrank.discovery.estimators.summary import Summary
 from bnrank.discovery.films import FilmSummary, StateVariables
 from bnrank.discovery.power_products import DimensionlessGroups
 from bnrank.discovery.symmetry_search.result import Symmetries
+from bnrank.measures.comparing import Comparison
 from bnrank.reporting.charts.sweeps import failures, sweep_figures, sweep_text
-from bnrank.reporting.charts.watched import watched_figures, watched_text
 from bnrank.reporting.tables import check_claim
 from bnrank.theory.invariants import Monitor
 from bnrank.theory.verdicts import Verdicts
@@ -42,7 +42,7 @@ SPECTRA = {
 }
 """Kind and quantity of every spectrum of a profile."""
 
-Discovered = Summary | FilmSummary | Compressed | Symmetries
+Discovered = Summary | FilmSummary | Compressed | Symmetries | Comparison | WatchRecord
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,8 @@ class Section:
         Claims with ``name``, ``passed``, ``measured`` and ``expected``; shown as rows with pass or fail.
     verdicts : Verdicts, optional
         The result of `bnrank.check`: shown as a table, and a picture of the tightness of each inequality.
-    found : fitted estimator, Summary, Compressed or Symmetries, optional
-        A result of `bnrank.discovery`: shown as headline, plots, tables.
+    found : fitted estimator, Summary, Compressed, Symmetries, Comparison or watch, optional
+        A result of `bnrank.discovery`, `bnrank.compare` or `bnrank.watch`: shown as headline, plots, tables.
     rows : sequence of mappings
         A table, one mapping from column to value per row.
     figures : figure, sequence or mapping
@@ -255,9 +255,6 @@ def _section(source: object, name: str | None) -> Section:
         return Section(name or "Power products", text="\n\n".join(source.sentences), rows=source.rows)
     if (found := found_in(source)) is not None:
         return Section(name or _title(found), found=found)
-    if isinstance(source, WatchRecord):
-        title = name or str(source.history.attrs.get("title", "Watched training"))
-        return Section(title, watched_text(source), rows=source.summary(), figures=watched_figures(source))
     if isinstance(source, Sweep):
         texts = dict(failures(source))
         return Section(name or "Sweep", sweep_text(source), figures=sweep_figures(source), texts=texts)
@@ -285,7 +282,8 @@ def _section(source: object, name: str | None) -> Section:
 
 
 _DISCOVERED = (
-    "a fitted estimator of bnrank.discovery or its summary, what compress, symmetries or dimensionless_groups returned"
+    "a fitted estimator of bnrank.discovery or its summary, what compress, symmetries, dimensionless_groups or compare "
+    "returned"
 )
 
 
@@ -294,6 +292,8 @@ def _title(found: Discovered) -> str:
         return f"What {found.estimator} found"
     if isinstance(found, FilmSummary):
         return "What StateVariables found"
+    if isinstance(found, Comparison | WatchRecord):
+        return str((found.data if isinstance(found, Comparison) else found.history).attrs["title"])
     return "Compression" if isinstance(found, Compressed) else "Symmetries"
 
 

@@ -230,15 +230,27 @@ def _profile(label: str, dataset: xr.Dataset) -> Group:
 
 
 def _all_layers(dataset: xr.Dataset, layers: list[int], hover: list[str]) -> Chart:
-    """Return a map of the singular values of every layer, relative to its largest, as powers of ten."""
+    spectra = {title.split(", ")[0]: dataset[name] for name, title in SPECTRA.items() if name in dataset}
+    return spectra_map(
+        {name: values.transpose("layer", "index").values for name, values in spectra.items()}, layers, hover
+    )
+
+
+def spectra_map(
+    spectra: Mapping[str, np.ndarray],
+    layers: list[int],
+    hover: list[str],
+    title: str = "Singular values of every layer",
+    of_what: str = "layer",
+) -> Chart:
+    """Return a map of the singular values (layer, index) of every layer, relative to its largest, as powers of ten."""
     maps, widest = {}, 1
-    for name, title in SPECTRA.items():
-        if name in dataset:
-            values = dataset[name].transpose("layer", "index").values[:, :MAX_INDEX].astype(float)
-            with np.errstate(divide="ignore", invalid="ignore"):
-                powers = np.log10(values / np.nanmax(values, axis=1, initial=0.0, keepdims=True))
-            maps[title.split(", ")[0]] = np.where(np.isnan(values), np.nan, np.clip(powers, -DECADES, 0))
-            widest = max(widest, int(np.isfinite(values).sum(axis=1).max()))
+    for name, found in spectra.items():
+        values = found[:, :MAX_INDEX].astype(float)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            powers = np.log10(values / np.nanmax(values, axis=1, initial=0.0, keepdims=True))
+        maps[name] = np.where(np.isnan(powers), np.nan, np.clip(powers, -DECADES, 0))
+        widest = max(widest, int(np.isfinite(values).sum(axis=1).max()))
     drawn = [parts.numbers(powers[:, :widest], 3) for powers in maps.values()]
     ticks = list(range(-DECADES, 1, 2))
     bar = parts.color_bar(
@@ -247,12 +259,12 @@ def _all_layers(dataset: xr.Dataset, layers: list[int], hover: list[str]) -> Cha
     heat = parts.heat_map(drawn[0], "%{text}<br>index %{x}: 10<sup>%{z:.2f}</sup> of the largest", bar)
     heat.update(x=list(range(1, widest + 1)), y=layers, text=[[name] * widest for name in hover])
     heat.update(zmin=-DECADES, zmax=0, hoverongaps=False, xgap=widest < 60, ygap=len(layers) < 60)
-    names = parts.count_axis("layer", len(layers), layers[0])
+    names = parts.count_axis(of_what, len(layers), layers[0])
     plot = parts.figure(heat, parts.count_axis("index", widest), {**names, "range": names["range"][::-1]})
     of = Control("of", "of the", list(maps))
     changes = [Change("z", ("of",), [[values] for values in drawn])]
     note = f"Of each layer, relative to its largest; at most {MAX_INDEX} are shown." if widest == MAX_INDEX else ""
-    return Chart("Singular values of every layer", plot, size="tall", controls=[of], changes=changes, note=note)
+    return Chart(title, plot, size="tall", controls=[of], changes=changes, note=note)
 
 
 def _over_layers(

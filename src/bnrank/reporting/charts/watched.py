@@ -1,54 +1,73 @@
 """Charts of a watched training: a line per layer over the steps."""
 
+from dataclasses import replace
+
 import numpy as np
-import plotly.graph_objects as go
 
 from bnrank._core.sampling import evenly_spaced
 from bnrank.reporting.charts import parts
+from bnrank.reporting.charts.parts import Chart, Group, View
 from bnrank.training.watching.records import SHOWN, Record
 
 TITLES = {
     "dimension_95": "Dimension of the centered inputs at 95 percent of variance",
+    "change": "Change of the weights since the first",
+    "update_stable_rank": "Stable rank of the change",
+    "cka": "CKA of the activations with those of the first",
     "stable_rank": "Stable rank of the weights",
     "effective_rank": "Effective rank of the weights",
     "tail": "Share of ‖W‖² outside the largest tenth of singular values",
     "dead_units": "Dead inputs",
     "subnormals": "Subnormal weights",
 }
+COUNTS = ("dead_units", "subnormals")
 
 
-def watched_figures(record: Record) -> dict[str, go.Figure]:
-    """Return a figure per quantity that was measured and, for counts, is not 0 throughout, by caption."""
-    history, found = record.history, {}
+def watched_view(record: Record) -> View:
+    """Return a chart per quantity that was measured twice or more and, for counts, is not 0 throughout."""
+    history, charts = record.history, []
     steps = history["step"].values.tolist()
     for name, title in TITLES.items():
-        if name not in history:
-            continue
-        values = history[name].values
-        if not np.isfinite(values).any() or (name in ("dead_units", "subnormals") and not np.nansum(values)):
-            continue
+        values = history[name].values if name in history else np.zeros((0, 0))
         known = np.flatnonzero(np.isfinite(values).any(0))
-        lines = []
+        if (np.isfinite(values).any(1)).sum() < 2 or (name in COUNTS and not np.nansum(values)):
+            continue
+        lines, key = [], []
         for place, k in enumerate(evenly_spaced(len(known), SHOWN).tolist()):
-            layer = parts.cut(parts.escaped(history["layer"].values[known[k]]))
+            layer, color = str(history["layer"].values[known[k]]), parts.member_color(place)
+            hover = f"{parts.escaped(layer)}<br>step %{{x}}<br>%{{y:.4g}}"
             dash = parts.DASHES[place // 7 % 4]
-            hover = f"{layer}<br>step %{{x}}<br>%{{y:.4g}}"
             row = parts.numbers(values[:, known[k]])
-            lines.append(parts.line(steps, row, parts.member_color(place), hover, name=layer, line_dash=dash))
-        key = {"orientation": "h", "y": -0.25, "font": {"size": 11}}
-        axes = parts.step_axis(steps), {"title": "", "rangemode": "tozero"}
-        found[title] = parts.figure(lines, *axes, showlegend=True, legend=key)
-    return found
+            size = 5 if len(steps) <= 60 else 0
+            lines.append(parts.line(steps, row, color, hover, size=size, name=layer, line_dash=dash))
+            key.append((color, parts.cut(layer) + (" (dashed)" if dash != "solid" else "")))
+        axis = {"title": "", "range": [0, parts.numbers(1.06 * parts.largest(values))]}
+        chart = Chart(title, parts.figure(lines, parts.step_axis(steps), axis), key=key)
+        more = f"{len(lines)} of {len(known)} layers are shown." if len(lines) < len(known) else ""
+        charts.append(replace(chart, note=more))
+    return View("watched", [Group("", charts)])
 
 
-def watched_text(record: Record) -> str:
-    """Return the result in a sentence, and the remarks, a paragraph each."""
-    history, said = record.history, "Nothing was measured yet."
-    if history.sizes["step"]:
-        steps = history["step"].values
-        said = f"{len(steps)} measurements, steps {steps[0]:,} to {steps[-1]:,}."
-        if "dimension_95" in history and np.isfinite(history["dimension_95"].values[-1]).any():
-            last = history["dimension_95"].values[-1]
-            low, high = int(np.nanmin(last)), int(np.nanmax(last))
-            said = f"Layers use {low} to {high} dimensions at 95 percent of variance at the last of {said}"
-    return "\n\n".join([said, *record.notes])
+def watched_headline(record: Record) -> str:
+    """Return the result in a sentence or two."""
+    history = record.history
+    steps = history["step"].values
+    if not len(steps):
+        return "Nothing was measured yet."
+    last, when = history.isel(step=-1), f"step {steps[-1]:,}"
+    said = []
+    if "dimension_95" in history and np.isfinite(last["dimension_95"].values).any():
+        low, high = int(np.nanmin(last["dimension_95"].values)), int(np.nanmax(last["dimension_95"].values))
+        said.append(f"Layers use {low} to {high} dimensions at 95 percent of variance at {when}.")
+    elif "stable_rank" in history and np.isfinite(last["stable_rank"].values).any():
+        first = f"{_range(history['stable_rank'].values[0])} at step {steps[0]:,}, " if len(steps) > 1 else ""
+        said.append(f"Stable ranks of the weights: {first}{_range(last['stable_rank'].values)} at {when}.")
+    if "change" in history and np.isfinite(last["change"].values).any():
+        said.append(f"Weights have changed by {_range(last['change'].values)} times their norm.")
+    return " ".join(said) or f"{len(steps)} measurements, steps {steps[0]:,} to {steps[-1]:,}."
+
+
+def _range(values: np.ndarray) -> str:
+    known = values[np.isfinite(values)]
+    ends = [f"{value:.3g}" for value in (known.min(), known.max())] if len(known) else ["unknown"]
+    return " to ".join(dict.fromkeys(ends))
