@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 import bnrank
 from bnrank.theory import STATEMENTS, Facts, Verdicts
@@ -37,7 +37,7 @@ def test_version_and_help(command):
         assert f"Example: bnrank {verb}" in re.sub(r"\s+", " ", text)
 
 
-VERBS = ("demo", "train", "profile", "check", "discover", "compress", "reproduce")
+VERBS = ("demo", "train", "profile", "watch", "compare", "check", "discover", "compress", "reproduce")
 
 
 def test_examples_of_help_read_nothing_but_built_in_tasks_and_a_run_that_help_trains(command):
@@ -46,6 +46,7 @@ def test_examples_of_help_read_nothing_but_built_in_tasks_and_a_run_that_help_tr
         for words in map(str.split, re.findall(rf"Example: bnrank {verb} ([^│\n]*)", text)):
             given = list(itertools.takewhile(lambda word: not word.startswith("--"), words))
             known = {"F9", "all", *bnrank.tasks.NAMED} | ({"run"} if "bnrank train low-rank" in text else set())
+            known |= {"checkpoints"} if "--checkpoints checkpoints" in text else set()
             assert set(given) <= known, (verb, words)
 
 
@@ -185,3 +186,42 @@ def test_watch_shows_a_sweep_and_writes_its_page(tmp_path, command):
     printed = command("watch", tmp_path / "sweep", "--out", page, "--every", 5).out
     assert "4 networks: 4 finished" in printed
     assert "4 of 4 networks are finished" in page.read_text()
+
+
+def test_the_examples_of_watch_and_compare_work_as_typed(tmp_path, command):
+    for verb in ("watch", "compare"):
+        text = command(verb, "--help").out
+        made = re.search(r"written by bnrank (train .*? checkpoints)\.", text)[1].replace("--steps 300", "--steps 20")
+        example = re.search(rf"Example: bnrank ({verb} [^│\n]*)", text)[1]
+        assert command(*made.split(), "--fresh", "--quiet").code == 0
+        done = command(*example.split())
+        assert done.code == 0, done.error
+        assert "3 measurements, steps 0 to 20" in done.out
+        assert (tmp_path / f"{verb}.html").exists()
+    pair = re.search(r"with samples:[\s│]*bnrank (compare [^│\n]*)", text)[1].replace("300", "20")
+    done = command(*pair.split(), "--out", "pair.html")
+    assert done.code == 0, done.error
+    assert "8 of 8 matrices changed" in done.out
+    assert "1: layers.0" in done.out
+    assert "step-0.safetensors" in (tmp_path / "pair.html").read_text()
+    again = command("train", "low-rank", "--steps", 20, "--out", "watched", "--checkpoints", "other", "--quiet")
+    assert "Checkpoints: none written" in again.out
+
+
+def test_the_same_code_compares_two_files_of_weights(own, command):
+    (own / "net.py").write_text(
+        "from torch import nn\n\n\ndef build():\n"
+        "    return nn.Sequential(nn.Linear(6, 16), nn.GELU(), nn.Linear(16, 3))\n"
+    )
+    other = {name: 2 * value for name, value in load_file(own / "model.safetensors").items()}
+    save_file(other, own / "other.safetensors")
+    files = ("model.safetensors", "other.safetensors")
+    done = command("compare", *files, "--x", "data.npz", "--code", "net.py:build")
+    assert (done.code, "2 of 2 matrices changed, by 1 times their norm" in done.out) == (0, True)
+    assert "mean CCA" in done.out
+    done = command("compare", "net.py:build", "net.py:build", "--x", "data.npz")
+    assert (done.code, "2 of 2 matrices changed" in done.out) == (0, True)  # two draws
+    done = command("compare", *files, "--code", "net.py:build")
+    assert (done.code, "--code: got 'net.py:build' without --x" in done.error) == (2, True)
+    done = command("compare", "model.safetensors", "--x", "data.npz")
+    assert (done.code, "--x: got 'data.npz' without B" in done.error) == (2, True)

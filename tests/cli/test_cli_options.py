@@ -20,6 +20,7 @@ VALID = {
     "compress": ["model.safetensors", "data.npz"],
     "reproduce": ["F12", "--quiet"],
     "watch": ["checkpoints"],
+    "compare": ["model.safetensors", "model.safetensors"],
 }
 BAD = {  # by option; the others by their kind
     "MODEL": ["", "none.safetensors", "folder", "empty.safetensors", "bytes.safetensors", "net.py", "net.py:none"],
@@ -27,6 +28,12 @@ BAD = {  # by option; the others by their kind
     "FIGURE": ["", "F99"],
     "FOLDER": ["", "none", "folder", "data.npz", "pipe"],
     "--out": ["data.npz/x", "a" * 300],
+    "A": ["", "none.safetensors", "bytes.safetensors", "net.py", "net.py:none", "pipe"],
+    "B": ["none.safetensors", "folder", "bytes.safetensors", "net.py:none", "pipe"],
+    "--x": ["none.npz", "folder", "bytes.csv"],
+    "--code": ["net.py", "net.py:none"],
+    "--top": ["0", "-1"],
+    "--checkpoints": ["data.npz", "data.npz/x", "a" * 300],
     "--keep": ["data.npz", "data.npz/x", "a" * 300],
     "--save": ["", "folder", "none/net.safetensors", "net.pt"],
     "--coordinates": ["", "folder", "none/z.csv", "z.txt"],
@@ -51,7 +58,9 @@ BAD = {  # by option; the others by their kind
     "--max-minutes": ["0", "-1", "nan"],
     "--every": ["0", "-1", "nan", "1e9"],  # of checkpoints: any number
 }
-OUT = {verb: ["folder", "pipe"] for verb in ("profile", "check", "discover", "compress", "watch")}  # pages, not folders
+OUT = {
+    verb: ["folder", "pipe"] for verb in ("profile", "check", "discover", "compress", "watch", "compare")
+}  # pages, not folders
 TEXTS = {
     "--optimizer": ["", "adm"],
     "--targets": ["z"],
@@ -65,7 +74,8 @@ TEXTS = {
     "--what": ["x", "weights,x"],
     "--scale": ["", "x"],
 }
-NUMBERS = {"--depth", "--width", "--members", "--member", "--steps", "--record-every", "--tune", "--seed"}
+TABLE = ("--targets", "--ignore", "--sep", "--decimal")
+NUMBERS = {"--top", "--depth", "--width", "--members", "--member", "--steps", "--record-every", "--tune", "--seed"}
 NUMBERS |= {"--batch-size", "--rtol", "--lr", "--tol", "--slope", "--ridge", "--max-minutes", "--every"}
 
 
@@ -105,6 +115,8 @@ def cases():
             values = [*BAD.get(name, ()), *TEXTS.get(name, ()), *(["", "x"] if name in NUMBERS else ())]
             for value in values + (OUT.get(verb, ["data.npz"]) if name == "--out" else []):
                 given = list(VALID[verb])
+                if name in ("--code", *TABLE) and verb == "compare":
+                    given += ["--x", "data.npz"]
                 if name == "--weights" and verb != "discover":
                     given[0] = "net.py:build"
                 if name in arguments:

@@ -8,6 +8,7 @@ from rich.console import Console
 
 from bnrank._version import __version__
 from bnrank.cli.check import check_command
+from bnrank.cli.compare import compare_command
 from bnrank.cli.compress import compress_command
 from bnrank.cli.demo import demo_command
 from bnrank.cli.discover import discover_command
@@ -59,6 +60,7 @@ app.command(name="demo")(verb(demo_command))
 app.command(name="train")(verb(train_command))
 app.command(name="profile")(verb(profile_command))
 app.command(name="watch")(verb(watch_command))
+app.command(name="compare")(verb(compare_command))
 app.command(name="check")(verb(check_command))
 app.command(name="discover")(verb(discover_command))
 app.command(name="compress")(verb(compress_command))

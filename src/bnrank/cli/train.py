@@ -67,6 +67,11 @@ def train_command(
     ensemble: Ensemble,
     columns: TableColumns,
     out: Annotated[Path, typer.Option(help="Folder for checkpoints, results and the page.")] = Path("run"),
+    checkpoints: Annotated[
+        Path | None,
+        typer.Option(help="Folder for the weights of member 0 at every recorded step, as step-N.safetensors."),
+        Names(folder="--checkpoints"),
+    ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Overwrite existing results.")] = False,
     quiet: Quiet = False,
 ) -> None:
@@ -81,7 +86,9 @@ def train_command(
     depth = ensemble.depth_for(task)
     net = bnrank.MLP([task.d_in, *[ensemble.width] * (depth - 1), task.d_out], seed=ensemble.seed)
     save = bnrank.training.Save(out, resume=not fresh)
-    run = bnrank.train(net, task, out=save, progress=not quiet, **ensemble.arguments)
+    kept = None if checkpoints is None else bnrank.training.Checkpoints(checkpoints)
+    record = bnrank.training.Record(ensemble.record_every, watch=kept)
+    run = bnrank.train(net, task, out=save, progress=not quiet, **ensemble.arguments | {"record": record})
     profiles = {f"member {i}": bnrank.profile(run.network(i), task.x, task.y) for i in range(run.members)}
     rows = []
     for i, profile in enumerate(profiles.values()):
@@ -92,5 +99,8 @@ def train_command(
     terminal.show(text.table(rows))
     write_page(section, out / "report.html", f"bnrank train: {task.name}")
     say(f"The networks: {out}")
+    if kept is not None:
+        done = f"none written, since the run in {out} had already taken its steps; --fresh repeats it"
+        say(f"Checkpoints: {f'{kept.written} in {checkpoints}' if kept.written else done}")
     if "interrupted" in run.summary.status.values:
         raise typer.Exit(130)

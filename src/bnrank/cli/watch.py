@@ -32,7 +32,8 @@ def watch_command(
 
     Example: [bold]bnrank watch checkpoints --out watch.html[/]
 
-    The files are, for example, checkpoints/step-100.safetensors, or checkpoints/checkpoint-500/model.safetensors.
+    The folder is written by [bold]bnrank train low-rank --steps 300 --out watched --checkpoints checkpoints[/]. Other
+    names of files are, for example, checkpoints/step-100.pt, or checkpoints/checkpoint-500/model.safetensors.
     """
     if out is not None:
         page_path(out)
