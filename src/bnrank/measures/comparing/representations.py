@@ -15,8 +15,9 @@ from bnrank._core import validation
 from bnrank._core.sampling import evenly_spaced
 from bnrank.measures import similarity
 from bnrank.measures.layerwise import LayerUse, layer_use
+from bnrank.networks.capturing import capture
 from bnrank.networks.functional import Functional, check_finite, example
-from bnrank.networks.reading import capture, read
+from bnrank.networks.reading import read
 
 if TYPE_CHECKING:
     import xarray as xr
