@@ -61,6 +61,9 @@ def measure(quick: bool, device: torch.device) -> Iterator[Row]:
             convolutions, images
         ),
     }
+    targets = torch.randn(SAMPLES, WIDE[-1], generator=_generator()).to(device)
+    budget = 2 * sum(sum(layer.weight.shape) for layer in net.layers)
+    calls[f"ranks of adapters, {about}"] = lambda: bnrank.lora_ranks(net, x, targets, budget=budget, steps=40)
     for name, call in calls.items():
         yield Row("absolute", name, "", _times(call, device, rounds), unit="s")
 

@@ -112,13 +112,13 @@ def compared(seed: int, planted: tuple[int, ...] | None) -> tuple[float, float, 
 
 def main() -> None:
     """Print, for each case, the median test losses in percent of that without adapters, and how often either wins."""
-    seeds = [int(text) for text in sys.argv[1:]] or list(range(10))
-    print("case | uniform, % | lora_ranks, % | better than uniform | median ratio, least, greatest | ranks")
+    seeds = [int(text) for text in sys.argv[1:]] or list(range(20, 30))
+    print("case | uniform, % | lora_ranks, % | better, equal, worse | median ratio, least, greatest | ranks")
     for name, planted in PLANTED.items():
         rows = [compared(seed, planted) for seed in seeds]
         uniform, ours = ([100 * row[k] / row[0] for row in rows] for k in (1, 2))
         ratio = [b / a for a, b in zip(uniform, ours, strict=True)]
-        wins = f"{sum(r < 1 for r in ratio)} of {len(rows)}"
+        wins = f"{sum(r < 1 for r in ratio)}, {sum(r == 1 for r in ratio)}, {sum(r > 1 for r in ratio)}"
         spread = f"{statistics.median(ratio):.2f}, {min(ratio):.2f}, {max(ratio):.2f}"
         numbers = f"{statistics.median(uniform):.3g} | {statistics.median(ours):.3g}"
         print(f"{name} | {numbers} | {wins} | {spread} | {rows[0][3]}", flush=True)

@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks import adapters as planted
 
 import bnrank
+from bnrank.discovery import adapter_training as training
 from bnrank.discovery import adapters
 from helpers import normal
 
@@ -27,26 +28,70 @@ def test_planted_updates_of_unequal_ranks_are_learned_better_than_with_uniform_r
         assert statistics.median(ours / uniform for _, uniform, ours, _ in rows) < 0.7
 
 
-def test_gains_are_the_decrease_of_a_linear_layer_to_second_order():
-    # one layer, squared error: the curvature is exact, and so is the decrease at full rank without damping
+def test_equal_ranks_are_found_where_all_layers_need_them():
+    rows = [planted.compared(seed, (2, 2, 2, 2)) for seed in (200, 201)]
+    assert all(ours <= uniform for _, uniform, ours, _ in rows)
+    assert [row[3] for row in rows] == [[2, 2, 2, 2]] * 2
+
+
+def test_gains_are_the_rise_of_the_loss_when_a_unit_is_left_out():
+    # one layer, squared error: the curvature is exact, but for damping and draws
     x, w = normal(400, 5), normal(3, 5, seed=1)
     net = nn.Linear(5, 3, bias=False).double()
-    y = x @ w.T
-    found = adapters._Measured(copy.deepcopy(net), {"": (own := copy.deepcopy(net))}, "mse", x, y, 100)
-    found.net = own
-    found.prepare(0)
-    slope = 2 * (x @ net.weight.detach().T - y).T @ x / len(x)
-    a, s = x.T @ x / len(x), 2 * torch.eye(3).double()
-    expected = torch.linalg.svdvals(_root(s) @ slope @ _root(a))
-    assert torch.allclose(found.steps()[""][1], expected, rtol=0.15)  # S is estimated from draws
-    _, values, _ = found.steps()[""]
-    loss = float((x @ net.weight.detach().T - y).square().sum(1).mean())
-    assert float(values.square().sum()) / 2 == pytest.approx(loss, rel=0.35)  # damping and draws
+    update = w - net.weight.detach()
+    pattern = bnrank.lora_ranks(net, x, x @ w.T, budget=8, steps=400, chunk_size=400)
+    values = torch.linalg.svdvals(update @ _root(x.T @ x / len(x)))  # S = 2 1
+    assert torch.allclose(torch.from_numpy(pattern.gains[""]), values.square(), rtol=0.35)
 
 
 def _root(moments):
     values, vectors = torch.linalg.eigh(moments)
-    return (vectors * (values + adapters.DAMPING * values.mean()).rsqrt()) @ vectors.T
+    return (vectors * values.sqrt()) @ vectors.T
+
+
+def test_unequal_ranks_that_are_no_better_are_not_returned(monkeypatch):
+    net = planted.pretrained(200)
+    x, y, _, _ = planted.data(net, (0, 6, 0, 1), 200)
+    budget = 2 * sum(sum(layer.weight.shape) for layer in planted.linear(net))
+    pattern = bnrank.lora_ranks(net, x, y, budget=budget, steps=60)
+    assert not pattern.is_uniform
+    monkeypatch.setattr(adapters, "MARGIN", 1.5)  # no loss is smaller by 150 percent
+    pattern = bnrank.lora_ranks(net, x, y, budget=budget, steps=60)
+    assert pattern.is_uniform
+    assert set(pattern.ranks.values()) == {2}
+
+
+def test_ignored_labels_do_not_count():
+    torch.manual_seed(0)
+    net, x = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)), normal(30, 5, 4).float()
+    y = torch.arange(150).reshape(30, 5) % 3
+    some = torch.where(torch.arange(5) < 2, y, -100)
+    masked = bnrank.lora_ranks(net, x, some, budget=30, steps=12)
+    only = bnrank.lora_ranks(net, x[:, :2], y[:, :2], budget=30, steps=12)
+    assert masked.ranks.keys() == only.ranks.keys()
+    masked, only = [
+        training.Problem(copy.deepcopy(net), dict(zip("02", (net[0], net[2]), strict=True)), "cross_entropy", z, t, 100)
+        for z, t in ((x, some), (x[:, :2], y[:, :2]))
+    ]
+    assert torch.allclose(masked.value({}), only.value({}))
+
+
+def test_several_inputs_are_passed_on():
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(3, 4), nn.Linear(2, 4)
+
+        def forward(self, left, right):
+            return {"logits": self.a(left) + self.b(right)}
+
+    torch.manual_seed(0)
+    x = {"left": normal(30, 3).float(), "right": normal(30, 2, seed=1).float()}
+    y = normal(30, 4, seed=2).float()
+    named = bnrank.lora_ranks(Two(), x, y, budget=20, steps=12)
+    torch.manual_seed(0)
+    assert bnrank.lora_ranks(Two(), tuple(x.values()), y, budget=20, steps=12).ranks == named.ranks
+    assert set(named.ranks) == {"a", "b"}
 
 
 def test_the_budget_is_kept_and_the_network_unchanged():
@@ -54,7 +99,7 @@ def test_the_budget_is_kept_and_the_network_unchanged():
     before = copy.deepcopy(net.state_dict())
     sizes = {"weights.0": 12, "weights.1": 16, "weights.2": 10}
     for budget in (10, 31, 76, 10_000):
-        pattern = bnrank.lora_ranks(net, x, y, budget=budget, rounds=5)
+        pattern = bnrank.lora_ranks(net, x, y, budget=budget, steps=12)
         spent = sum(rank * size for rank, size in zip(pattern.ranks.values(), sizes.values(), strict=True))
         assert pattern.parameters == spent <= budget
         assert budget - spent < 16 or list(pattern.ranks.values()) == [4, 8, 2]
@@ -87,7 +132,7 @@ class Several(nn.Module):
 def test_convolutions_frozen_tied_and_unused_layers_and_outputs_with_logits():
     torch.manual_seed(0)
     net = Several()
-    pattern = bnrank.lora_ranks(net, normal(30, 1, 4, 4).float(), torch.arange(30) % 3, budget=60, rounds=3)
+    pattern = bnrank.lora_ranks(net, normal(30, 1, 4, 4).float(), torch.arange(30) % 3, budget=60, steps=12)
     assert set(pattern.ranks) == {"convolution", "frozen"}
     assert "groups" in pattern.skipped["grouped"]
     assert "shared" in pattern.skipped["first"]
@@ -103,7 +148,7 @@ def test_patches_are_those_of_the_convolution():
     ):
         layer = layer.double()
         expected = (layer(x) - layer.bias.reshape(-1, *[1] * (x.ndim - 2))).movedim(1, -1).reshape(-1, 3)
-        assert torch.allclose(adapters._rows(layer, x) @ layer.weight.detach().flatten(1).T, expected.detach())
+        assert torch.allclose(training._rows(layer, x) @ layer.weight.detach().flatten(1).T, expected.detach())
 
 
 @pytest.mark.parametrize(
@@ -113,7 +158,7 @@ def test_patches_are_those_of_the_convolution():
         ({"net": nn.ReLU()}, ValueError, "net"),
         ({"budget": 0}, ValueError, "budget"),
         ({"budget": 3}, ValueError, "budget"),
-        ({"rounds": 0}, ValueError, "rounds"),
+        ({"steps": 0}, ValueError, "steps"),
         ({"x": "samples"}, TypeError, "x"),
         ({"y": normal(5, 2)}, ValueError, "y"),
         ({"y": normal(20, 3)}, ValueError, "y"),
@@ -146,20 +191,20 @@ def test_a_layer_whose_inputs_are_all_zero_has_no_adapter():
             return self.b(self.a(x).relu()) + self.c(x)
 
     torch.manual_seed(0)
-    pattern = bnrank.lora_ranks(Dead(), normal(40, 4), normal(40, 2, seed=1), budget=30, rounds=3)
+    pattern = bnrank.lora_ranks(Dead(), normal(40, 4), normal(40, 2, seed=1), budget=30, steps=12)
     assert list(pattern.ranks) == ["c"]
     assert "does not depend" in pattern.skipped["b"]
 
 
-def test_the_seed_changes_the_draws_of_every_round(monkeypatch):
+def test_the_seed_changes_the_draws(monkeypatch):
     drawn = []
-    prepare = adapters._Measured.prepare
-    monkeypatch.setattr(adapters._Measured, "prepare", lambda own, seed: (drawn.append(seed), prepare(own, seed))[1])
+    prepare = training.Problem.prepare
+    monkeypatch.setattr(training.Problem, "prepare", lambda own, seed: (drawn.append(seed), prepare(own, seed))[1])
     for seed in (0, 100, 2**64 - 1):
         bnrank.lora_ranks(
-            bnrank.MLP([3, 4, 2], seed=0), normal(20, 3), normal(20, 2, seed=1), budget=18, rounds=3, seed=seed
+            bnrank.MLP([3, 4, 2], seed=0), normal(20, 3), normal(20, 2, seed=1), budget=18, steps=12, seed=seed
         )
-    assert len(set(drawn[:6])) == len(drawn[:6]) == 6
+    assert drawn == [0, 1, 100, 101, 2**64 - 1, 0]
 
 
 def test_linear_layers_of_other_kinds_are_listed():
@@ -169,7 +214,7 @@ def test_linear_layers_of_other_kinds_are_listed():
         nn.TransformerEncoderLayer(6, 2, 8, batch_first=True),
         nn.Linear(6, 2),
     )
-    pattern = bnrank.lora_ranks(net, normal(20, 3, 4), normal(20, 3, 2, seed=1), budget=40, rounds=1)
+    pattern = bnrank.lora_ranks(net, normal(20, 3, 4), normal(20, 3, 2, seed=1), budget=40, steps=12)
     assert set(pattern.ranks) == {"1.linear1", "1.linear2", "2"}
     assert "computed from other parameters" in pattern.skipped["0"]
     assert "NonDynamicallyQuantizableLinear" in pattern.skipped["1.self_attn.out_proj"]
@@ -203,3 +248,23 @@ class Detached(nn.Linear):
 def test_labels_and_networks_that_do_not_fit(net, y, changes, names):
     with pytest.raises(ValueError, match=f"^{names}"):
         bnrank.lora_ranks(net, normal(20, 3), y, budget=30, **changes)
+
+
+CODE = re.findall(r"```python\n(.*?)```", (Path(__file__).parents[1] / "docs" / "lora.md").read_text(), re.DOTALL)
+
+
+def test_the_first_code_of_the_guide_runs():
+    net, x, y = bnrank.MLP([30, 80, 80, 3], seed=0), normal(40, 30).float(), torch.arange(40) % 3
+    names = {"net": net, "x": x, "y": y}
+    exec(CODE[0].replace("budget=20_000", "budget=1_000, steps=8"), names)
+    assert sum(names["pattern"].ranks.values()) > 0
+
+
+def test_the_code_of_the_guide_with_peft_runs(capsys):
+    pytest.importorskip("peft")
+    pytest.importorskip("transformers")
+    names = {}
+    exec(CODE[1], names)
+    trainable, _ = names["adapted"].get_nb_trainable_parameters()
+    assert trainable == names["pattern"].parameters <= names["budget"]
+    assert "{" in capsys.readouterr().out

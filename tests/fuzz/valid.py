@@ -396,7 +396,7 @@ OWN: dict[str, Values] = {
         "X": lambda: normal(20, 3).double().exp().numpy(),
         "y": lambda: normal(20, 3).double().exp().numpy()[:, 0] ** 2,
     },
-    "bnrank.lora_ranks": {"budget": lambda: 40, "rounds": lambda: 2},
+    "bnrank.lora_ranks": {"budget": lambda: 40, "steps": lambda: 4},
     "bnrank.discovery.symmetries": {"net": lambda: Radius(), "x": lambda: normal(40, 3), "y": lambda: None},
     "bnrank.escape.Steps": {"count": lambda: 5},
     "bnrank.escape.blow_up_time": _LAW,

@@ -6,7 +6,7 @@ from torch import nn
 
 import bnrank
 import helpers
-from bnrank.measures import ntk
+from bnrank.measures import ntk, products
 from oracles import ntk as dense_ntk
 
 normal = functools.partial(helpers.normal, dtype=torch.float32)
@@ -125,3 +125,18 @@ def test_a_dtype_that_is_not_floating_point_is_refused(dtype):
     for measure in (bnrank.ntk.gram, bnrank.ntk.trace, bnrank.Jacobian):
         with pytest.raises(TypeError, match="dtype: got"):
             measure(bnrank.MLP([3, 4, 2]), torch.ones(2, 3), dtype=dtype)
+
+
+@pytest.mark.parametrize("limit", [1, 50, 120])
+def test_traces_of_many_outputs_at_a_time_are_those_of_the_whole_jacobian(monkeypatch, limit):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 7))
+    x = torch.randn(6, 3, dtype=torch.float64)
+    whole = bnrank.ntk.trace(net, x)
+    monkeypatch.setattr(products, "CHUNK_ENTRIES", limit)
+    assert torch.allclose(bnrank.ntk.trace(net, x), whole)
+    lstm = nn.Sequential(nn.LSTM(3, 4, batch_first=True))
+    sequences = torch.randn(2, 5, 3, dtype=torch.float64)
+    found = bnrank.ntk.trace(lstm, sequences)
+    monkeypatch.setattr(products, "CHUNK_ENTRIES", 2**24)
+    assert torch.allclose(found, bnrank.ntk.trace(lstm, sequences))

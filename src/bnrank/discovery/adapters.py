@@ -1,26 +1,25 @@
-"""Ranks of low-rank adapters: a budget of parameters spent where the gradient of the loss has the largest spectrum."""
+"""Ranks of low-rank adapters: a budget of parameters spent where trained adapters need it most."""
 
 from __future__ import annotations
 
 import copy
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bnrank._core import devices, validation
+from bnrank._core import validation
+from bnrank.discovery.adapter_training import CONVOLUTIONS, PENALTY, RATES, Problem
 from bnrank.networks.functional import check_finite, example, unwrap
 from bnrank.tasks.losses import LOSSES
 
-CONVOLUTIONS = (nn.Conv1d, nn.Conv2d)
-DAMPING = 0.1
-"""Added to both second moments, in units of their mean eigenvalue."""
-SCALES = (2.0, 1.4, 1.0, 0.7, 0.5, 0.25, 0.1)
-"""Multiples of a predicted update that are tried."""
+MULTIPLE = 4  # rank of the adapters that are trained, in uniform ranks
+LEAST = 8  # rank of these adapters at least
+MARGIN = 0.05  # by which unequal ranks must be better
 
 
 class RankPattern(dict[str, int]):
@@ -39,7 +38,9 @@ class RankPattern(dict[str, int]):
     parameters, budget : int
         Number of parameters of the adapters, and how many were allowed.
     gains : dict
-        Predicted decrease of the loss at the given weights, by name: s_i^2 / 2 for every unit of rank (numpy arrays).
+        Predicted rise of the loss when a unit of rank is left out, by name: s_i^2 / 2 (numpy arrays).
+    is_uniform : bool
+        Whether the ranks are uniform, up to the rest of the budget, since unequal ones were not found to be better.
     skipped : dict
         Why a layer has no adapter, by name.
     """
@@ -51,10 +52,12 @@ class RankPattern(dict[str, int]):
         sizes: dict[str, int],
         budget: int,
         skipped: dict[str, str],
+        is_uniform: bool = False,
     ) -> None:
         chosen = {name: rank for name, rank in ranks.items() if rank}
         super().__init__({"^" + re.escape(name): rank for name, rank in chosen.items()})
         self.ranks, self.gains, self.skipped, self.budget = ranks, gains, skipped, budget
+        self.is_uniform = is_uniform
         self.alpha_pattern = dict(self)
         self.target_modules = "|".join(re.escape(name) for name in chosen)
         self.parameters = sum(rank * sizes[name] for name, rank in chosen.items())
@@ -67,41 +70,43 @@ def lora_ranks(
     *,
     budget: int,
     loss: str | Callable[[Tensor, Tensor], Tensor] | None = None,
-    rounds: int = 32,
+    steps: int = 200,
     chunk_size: int = 256,
     seed: int = 0,
 ) -> RankPattern:
     """Return ranks of low-rank adapters for every linear layer and convolution, within a budget of parameters.
 
-    The update of a layer, (n_out, r) times (r, n_in), has r (n_in + n_out) parameters. Let G = dC/dW be the gradient of
-    the loss, A the second moments of the layer's inputs, and S those of the gradients at its outputs for targets drawn
-    from the network's own prediction. With the Kronecker-factored curvature of A and S, the best update of rank r of
-    one layer decreases the loss by (s_1^2 + ... + s_r^2) / 2, with s_i the singular values of S^{-1/2} G A^{-1/2}. The
-    budget is spent in ``rounds``: each spends an equal share on the largest s_i^2 / 2 per parameter, takes these
-    updates on a copy of the network, at the best of seven scales, and computes G, A and S again, so that two layers are
-    not both paid for the same decrease of the loss.
+    The update of a layer, (n_out, r) times (r, n_in), has r (n_in + n_out) parameters. Adapters of four times the
+    uniform rank are trained on a copy of the network, with a penalty on the squared norms of both factors, which favors
+    low ranks. Let A be the second moments of a layer's inputs, and S those of the gradients at its outputs for targets
+    drawn from the network's own prediction. In the Kronecker-factored curvature of A and S, leaving out the i-th
+    singular direction of the update D of a layer raises the loss by s_i^2 / 2, with s_i the singular values of S^{1/2}
+    D A^{1/2}. The budget is spent on the largest s_i^2 / 2 per parameter. Then the update, cut to these ranks, and the
+    one cut to the uniform rank are trained further, and unless the loss of the former is smaller by 5 percent the
+    uniform rank is returned.
 
     Parameters
     ----------
     net : torch.nn.Module
         The pretrained network, which is not changed. It returns one tensor, or an object with ``logits`` or
         ``last_hidden_state``. Whether its parameters are frozen makes no difference.
-    x : Tensor or ndarray
-        Samples of the new task, (N, ...); integers for networks that embed them.
+    x : Tensor or ndarray, tuple or mapping of them
+        Samples of the new task, (N, ...); integers for networks that embed them. A mapping is passed as ``net(**x)``,
+        a tuple as ``net(*x)``.
     y : Tensor or ndarray
         Targets: (N, ...) in the shape of the outputs, -1 and +1 for "logistic"; or class indices from 0, (N,) or
-        (N, ...), without positions to be ignored.
+        (N, ...); -100 for positions to be ignored.
     budget : int
         Number of parameters of all adapters. Uniform rank r costs r times the sum of n_in + n_out.
     loss : str or callable, optional
         "mse", "cross_entropy" or "logistic", or a function of outputs and targets that returns the mean over samples.
         Default: "cross_entropy" for integer y, "mse" otherwise.
-    rounds : int
-        Number of times that the gradient is computed. One is the spectrum at the given weights alone.
+    steps : int
+        Steps of Adam of the large adapters. As many again are spent on learning rates and the comparison.
     chunk_size : int
-        Number of samples per pass.
+        Number of samples per pass and step.
     seed : int
-        Random seed of the drawn outputs.
+        Random seed of the first factors, the batches and the drawn outputs.
 
     Returns
     -------
@@ -135,8 +140,8 @@ def lora_ranks(
     validation.kind(net, "net", nn.Module, "a torch.nn.Module")
     check_finite(net)
     budget, chunk_size = validation.integer(budget, "budget"), validation.integer(chunk_size, "chunk_size")
-    rounds, seed = validation.integer(rounds, "rounds"), validation.seed(seed)
-    samples = example(unwrap(net), x).detach()
+    steps, seed = validation.integer(steps, "steps"), validation.seed(seed)
+    samples = example(unwrap(net), x, inputs=True).detach()
     targets = _targets(y, len(samples))
     if loss is None:
         loss = "mse" if targets.is_floating_point() else "cross_entropy"
@@ -145,7 +150,7 @@ def lora_ranks(
     own = copy.deepcopy(unwrap(net)).eval()
     layers, skipped = _layers(own)
     validation.expect(layers, "net", f"{type(own).__name__} with {len(skipped)} unsuitable layers", "linear layers")
-    found = _Measured(own, layers, loss, samples, targets, chunk_size)
+    found = Problem(own, layers, loss, samples, targets, chunk_size)
     used = found.prepare(seed)
     skipped |= {name: "the loss does not depend on it at these weights" for name in layers if name not in used}
     validation.expect(
@@ -154,40 +159,62 @@ def lora_ranks(
     sizes = {name: sum(layers[name].weight.flatten(1).shape) for name in used}
     least = min(sizes.values())
     validation.expect(budget >= least, "budget", budget, f"at least {least}, one unit of rank of the smallest layer")
-    ranks, gains = _spend(found, sizes, budget, rounds, seed)
-    return RankPattern(ranks, gains, sizes, budget, skipped)
+    ranks, gains, is_uniform = _proposed(found, sizes, budget, steps, seed)
+    return RankPattern(ranks, gains, sizes, budget, skipped, is_uniform)
+
+
+def _proposed(
+    found: Problem, sizes: dict[str, int], budget: int, steps: int, seed: int
+) -> tuple[dict[str, int], dict[str, np.ndarray], bool]:
+    """Return the ranks, the gains of all units of rank that were compared, and whether the ranks are uniform."""
+    names, uniform = list(sizes), budget // sum(sizes.values())
+    most = {name: min(found.layers[name].weight.flatten(1).shape) for name in names}
+    start = found.started(names, max(LEAST, MULTIPLE * uniform), seed)
+    tried = {rate: found.trained(start, max(1, steps // 8), rate, PENALTY, seed)[1] for rate in RATES}
+    rate = min(tried, key=lambda rate: tried[rate])
+    factors, value = found.trained(start, steps, rate, PENALTY, seed)
+    if not math.isfinite(value):
+        raise ValueError("net: training low-rank adapters gives a loss that is not finite, expected a finite one")
+    found.move(factors)
+    found.prepare((seed + 1) % 2**64)
+    cut: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
+    for name, (up, down) in factors.items():
+        left, right = (torch.linalg.inv(root) for root in found.roots[name])
+        cut[name] = torch.linalg.svd(left @ up.double() @ down.double() @ right, full_matrices=False)
+    gains = {name: (s[: start[name][0].shape[1]].square() / 2).cpu().numpy() for name, (_, s, _) in cut.items()}
+    own = _spend(gains, sizes, dict.fromkeys(names, 0), budget, most)
+    if not uniform:
+        return own, gains, False
+    same = {name: min(uniform, most[name]) for name in names}
+    trials = []
+    for ranks in (own, same):
+        parts = {name: _truncated(*cut[name], *found.roots[name], ranks[name], factors[name][0]) for name in names}
+        trials.append(found.trained(parts, max(1, steps // 4), rate, 0.0, seed)[1])
+    if trials[0] <= trials[1] - MARGIN * abs(trials[1]) or own == same:
+        return own, gains, own == same
+    return _spend(gains, sizes, same, budget, most), gains, True
+
+
+def _truncated(
+    u: Tensor, s: Tensor, v: Tensor, left: Tensor, right: Tensor, rank: int, like: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the factors of an update that is cut to a rank, out of the coordinates of the curvature."""
+    root = s[:rank].sqrt()
+    return (left @ (u[:, :rank] * root)).to(like), ((root[:, None] * v[:rank]) @ right).to(like)
 
 
 def _spend(
-    found: _Measured, sizes: dict[str, int], budget: int, rounds: int, seed: int
-) -> tuple[dict[str, int], dict[str, np.ndarray]]:
-    """Return the ranks, and the gains of the first round."""
-    ranks, left = dict.fromkeys(sizes, 0), budget
-    first: dict[str, np.ndarray] = {}
-    most = {name: min(found.layers[name].weight.flatten(1).shape) for name in sizes}
-    for number in range(rounds):
-        if number:
-            found.prepare((seed + number) % 2**64)
-        steps = found.steps()
-        first = first or {name: (step[1].square() / 2).cpu().numpy() for name, step in steps.items()}
-        share = left - budget * (rounds - 1 - number) // rounds
-        units = sorted(
-            (-float(s * s) / sizes[name], name, i)
-            for name, (_, values, _) in steps.items()
-            for i, s in enumerate(values)
-        )
-        taken, spent = dict.fromkeys(sizes, 0), 0
-        for _, name, i in units:
-            due = spent < share or number == rounds - 1
-            room = spent + sizes[name] <= left and ranks[name] + taken[name] < most[name]
-            if due and room and taken[name] == i:
-                taken[name] += 1
-                spent += sizes[name]
-        ranks = {name: rank + taken[name] for name, rank in ranks.items()}
-        left -= spent
-        if number < rounds - 1 and any(taken.values()):
-            found.take({name: (u[:, :k] * s[:k]) @ v[:k] for name, (u, s, v) in steps.items() if (k := taken[name])})
-    return ranks, first
+    gains: dict[str, np.ndarray], sizes: dict[str, int], ranks: dict[str, int], budget: int, most: dict[str, int]
+) -> dict[str, int]:
+    """Return ranks, raised from given ones by the units with the largest gains per parameter."""
+    ranks = dict(ranks)
+    left = budget - sum(rank * sizes[name] for name, rank in ranks.items())
+    units = sorted((-float(gain) / sizes[name], name, i) for name, row in gains.items() for i, gain in enumerate(row))
+    for _, name, i in units:
+        if ranks[name] == i < most[name] and sizes[name] <= left:
+            ranks[name] += 1
+            left -= sizes[name]
+    return ranks
 
 
 def _targets(y: Any, n: int) -> Tensor:
@@ -223,160 +250,3 @@ def _layers(net: nn.Module) -> tuple[dict[str, Any], dict[str, str]]:
         else:
             layers[name] = module
     return layers, skipped
-
-
-class _Measured:
-    """A network, its loss, and the second moments of its layers."""
-
-    def __init__(
-        self, net: nn.Module, layers: dict[str, Any], loss: Any, x: Tensor, y: Tensor, chunk_size: int
-    ) -> None:
-        self.net, self.layers, self.loss, self.chunk_size = net, layers, loss, chunk_size
-        for parameter in net.parameters():
-            parameter.requires_grad_(False)
-        for layer in layers.values():
-            layer.weight.requires_grad_(True)
-        first = next(iter(layers.values())).weight
-        self.x = x.to(first.device, first.dtype if x.is_floating_point() else x.dtype)
-        self.y = y.to(first.device, first.dtype if y.is_floating_point() else torch.int64)
-        self.roots: dict[str, tuple[Tensor, Tensor]] = {}
-
-    def prepare(self, seed: int) -> list[str]:
-        """Compute S^{-1/2} and A^{-1/2} of every layer, and return the names of those that the loss depends on."""
-        inputs: dict[str, Tensor] = {}
-        outputs: dict[str, Tensor] = {}
-        positions = dict.fromkeys(self.layers, 0)
-
-        def seen(name: str, layer: Any, given: Tensor, out: Tensor) -> None:
-            rows = _rows(layer, given.detach()).double()
-            inputs[name] = inputs.get(name, 0) + rows.T @ rows
-            positions[name] += len(rows)
-            if out.requires_grad:
-                out.register_hook(lambda slope: back(name, layer, slope))
-
-        def back(name: str, layer: Any, slope: Tensor) -> None:
-            flat = slope.movedim(1, -1) if isinstance(layer, CONVOLUTIONS) else slope
-            rows = flat.detach().reshape(-1, flat.shape[-1]).double()
-            outputs[name] = outputs.get(name, 0) + rows.T @ rows
-
-        hooks = [
-            layer.register_forward_hook(lambda own, given, out, name=name: seen(name, own, given[0], out))
-            for name, layer in self.layers.items()
-        ]
-        generator = torch.Generator().manual_seed(seed)
-        for x, y in self._chunks():
-            with torch.enable_grad():
-                out = self._outputs(x)
-                validation.expect(out.isfinite().all(), "net", "NaN or infinite outputs on x", "finite ones")
-                validation.expect(
-                    out.requires_grad, "net", "outputs without a gradient", "a forward of PyTorch operations only"
-                )
-                self._drawn(out, y, generator).backward()
-        for hook in hooks:
-            hook.remove()
-        used = [name for name in self.layers if name in outputs and outputs[name].any() and inputs[name].any()]
-        for name in used:
-            a, s = inputs[name] / positions[name], outputs[name] / len(self.x)
-            self.roots[name] = _inverse_root(s), _inverse_root(a)
-        return used
-
-    def steps(self) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
-        """Return the singular value decomposition of S^{-1/2} G A^{-1/2} of every layer."""
-        for layer in self.layers.values():
-            layer.weight.grad = None
-        for x, y in self._chunks():
-            with torch.enable_grad():
-                (self._cost(self._outputs(x), y) * (len(x) / len(self.x))).backward()
-        found = {}
-        for name, (left, right) in self.roots.items():
-            gradient = self.layers[name].weight.grad
-            moved = left @ gradient.flatten(1).double() @ right
-            if not bool(moved.isfinite().all()):
-                raise ValueError(f"net: the gradient of the loss at the weights of {name} is not finite")
-            found[name] = torch.linalg.svd(moved, full_matrices=False)
-        return found
-
-    def take(self, updates: dict[str, Tensor]) -> None:
-        """Subtract updates, in the coordinates of the roots, at the scale with the smallest loss."""
-        before = {name: self.layers[name].weight.detach().clone() for name in updates}
-        steps = {}
-        for name, update in updates.items():
-            left, right = self.roots[name]
-            steps[name] = (left @ update @ right).to(before[name].dtype).reshape(before[name].shape)
-        losses = {scale: self._at(before, steps, scale) for scale in (0.0, *SCALES)}
-        self._at(before, steps, min(losses, key=lambda scale: losses[scale]))
-
-    def _at(self, before: dict[str, Tensor], steps: dict[str, Tensor], scale: float) -> float:
-        with torch.no_grad():
-            for name, step in steps.items():
-                self.layers[name].weight.copy_(before[name] - scale * step)
-            parts = [self._cost(self._outputs(x), y) * (len(x) / len(self.x)) for x, y in self._chunks()]
-        total = float(torch.stack(parts).double().sum())
-        return total if math.isfinite(total) else math.inf
-
-    def _chunks(self) -> Iterator[tuple[Tensor, Tensor]]:
-        return zip(self.x.split(self.chunk_size), self.y.split(self.chunk_size), strict=True)
-
-    def _outputs(self, x: Tensor) -> Tensor:
-        with devices.forked(self.x.device):
-            try:
-                out = self.net(x)
-            except Exception as error:
-                raise ValueError(
-                    f"net: {type(self.net).__name__} failed on x of shape {tuple(x.shape)}: {error}"
-                ) from error
-        for name in ("logits", "last_hidden_state"):
-            out = getattr(out, name, out) if not isinstance(out, Tensor) else out
-        if not isinstance(out, Tensor) or not out.ndim or len(out) != len(x):
-            raise ValueError(
-                f"net: returns {validation.describe(out)}, expected a tensor (N, ...) for {len(x)} samples"
-            )
-        return out
-
-    def _cost(self, out: Tensor, y: Tensor) -> Tensor:
-        if callable(self.loss):
-            cost = self.loss(out, y)
-            scalar = isinstance(cost, Tensor) and cost.ndim == 0
-            validation.expect(scalar, "loss", validation.describe(cost), "a function that returns a tensor of shape ()")
-            return cost
-        if self.loss == "cross_entropy":
-            fits = out.ndim >= 2 and y.shape == out.shape[:-1] and not y.is_floating_point()
-            validation.expect(fits, "y", f"shape {tuple(y.shape)}", f"class indices of shape {tuple(out.shape[:-1])}")
-            validation.classes(y.flatten(), "y", out.shape[-1])
-            return nn.functional.cross_entropy(out.flatten(0, -2), y.flatten())
-        validation.expect(y.shape == out.shape, "y", f"shape {tuple(y.shape)}", f"that of outputs, {tuple(out.shape)}")
-        signs = self.loss != "logistic" or bool((y.abs() == 1).all())
-        validation.expect(signs, "y", "other entries than -1 and +1", "-1 and +1 for the logistic loss")
-        return LOSSES[self.loss](out.flatten(1), y.to(out.dtype).flatten(1))
-
-    def _drawn(self, out: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
-        """Return a function of the outputs whose gradient is that of the loss of every sample, for a drawn target."""
-        flat = out.flatten(0, -2) if self.loss == "cross_entropy" else out.flatten(1)
-        noise = torch.rand(flat.shape, generator=generator, dtype=torch.float64).to(flat.device).clamp(1e-12, 1 - 1e-12)
-        if self.loss == "cross_entropy":  # the largest of the logits plus Gumbel noise has the softmax's distribution
-            label = (flat.detach().double() - (-noise.log()).log()).argmax(1)
-            return nn.functional.cross_entropy(flat, label, reduction="sum") * (len(out) / len(flat)) ** 0.5
-        if self.loss == "logistic":
-            sign = torch.where(noise < flat.detach().double().sigmoid(), 1.0, -1.0).to(flat.dtype)
-            return nn.functional.softplus(-sign * flat).sum()
-        normal = torch.special.ndtri(noise).to(flat.dtype)
-        return 2**0.5 * (flat * normal).sum()
-
-
-def _rows(layer: Any, given: Tensor) -> Tensor:
-    """Return the inputs of a layer, or the patches of a convolution, as rows."""
-    if not isinstance(layer, CONVOLUTIONS):
-        return given.reshape(-1, given.shape[-1])
-    mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
-    padded = nn.functional.pad(given, layer._reversed_padding_repeated_twice, mode=mode)
-    sizes = [layer.kernel_size, layer.dilation, layer.stride]
-    if isinstance(layer, nn.Conv1d):
-        padded, sizes = padded.unsqueeze(2), [(1, *size) for size in sizes]
-    patches = nn.functional.unfold(padded, sizes[0], dilation=sizes[1], stride=sizes[2])
-    return patches.mT.reshape(-1, patches.shape[1])
-
-
-def _inverse_root(moments: Tensor) -> Tensor:
-    values, vectors = torch.linalg.eigh(moments)
-    values = values.clamp(min=0)
-    return (vectors * (values + DAMPING * values.mean()).rsqrt()) @ vectors.mT

@@ -62,7 +62,7 @@ def trace_of(function: Layers | Functional, x: Tensor, chunk_size: int | None) -
         pieces = sweep(function, x, chunk_size=chunk_size, jacobian=False, trace=True)
         return finite(torch.cat([t for _, t in pieces if t is not None]))
     jacobian = products.Products(function, x, chunk_size)
-    traces = torch.cat([(row * row).sum((1, 2)) for row in jacobian.rows()])
+    traces = jacobian.squares()
     for parameter in jacobian.parameters:
         parameter.requires_grad_(False)
     return finite(traces)

@@ -1,5 +1,6 @@
 """The parameter Jacobian df/dtheta: matrix-free products, and its rows if they fit in memory."""
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
@@ -88,6 +89,31 @@ class Products:
                 ]
                 flat = torch.stack([torch.cat([g.flatten() for g in row]) for row in rows])
                 yield flat.unflatten(0, (len(piece), self.d_out))
+
+    def squares(self) -> Tensor:
+        """Return the squared norms of df/dtheta at the samples, (N,); of many outputs, a few at a time."""
+        if self.chunk_size is not None or self.d_out * self.count <= CHUNK_ENTRIES:
+            return torch.cat([(row * row).sum((1, 2)) for row in self.rows()])
+        directions = torch.eye(self.d_out, dtype=self.function.dtype, device=self.function.device)
+        found = []
+        for out in _outputs(self.function, self.x.split(1)):
+            total = directions.new_zeros(())
+            for some in directions.split(max(1, CHUNK_ENTRIES // self.count)):
+                for gradient in self._pulled(out, some):
+                    total += gradient.square().sum()
+            found.append(total)
+        return torch.stack(found)
+
+    def _pulled(self, out: Tensor, directions: Tensor) -> Iterator[Tensor]:
+        """Iterate over the gradients of some combinations of the outputs."""
+        if len(directions) > 1:
+            with contextlib.suppress(RuntimeError):  # an operation without a batching rule
+                yield from torch.autograd.grad(
+                    out, self.parameters, directions, retain_graph=True, materialize_grads=True, is_grads_batched=True
+                )
+                return
+        for direction in directions:
+            yield from torch.autograd.grad(out, self.parameters, direction, retain_graph=True, materialize_grads=True)
 
     def _vectorized(self, x: Tensor) -> Tensor:
         def output(parameters: dict[str, Tensor], sample: Tensor) -> Tensor:

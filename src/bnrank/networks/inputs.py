@@ -141,7 +141,8 @@ def main_output(out: Any) -> Any:
         return out
     if isinstance(out, Mapping) or any(isinstance(getattr(out, name, None), Tensor) for name in OUTPUTS):
         inside = dict(out) if isinstance(out, Mapping) else vars(out)
-        values: Iterator[Any] = iter([*(inside.get(name) for name in OUTPUTS), *inside.values()])
+        known = inside if isinstance(out, Mapping) else {name: getattr(out, name, None) for name in OUTPUTS}
+        values: Iterator[Any] = iter([*(known.get(name) for name in OUTPUTS), *inside.values()])
     elif isinstance(out, tuple | list) and not isinstance(out, nn.utils.rnn.PackedSequence):
         values = (main_output(value) for value in out)
     else:
