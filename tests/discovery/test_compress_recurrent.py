@@ -122,3 +122,31 @@ def test_a_module_that_cannot_be_split_is_left_with_a_reason():
     assert {part.name.split(".")[0] for part in found.skipped} == {"body"}
     assert {part.type for part in found.skipped} == {"LSTM"}
     assert all(part.reason for part in found.skipped)
+
+
+@pytest.mark.parametrize("rank", [2, 20])
+def test_units_that_a_recurrent_module_reads_are_removed_and_it_is_saved(rank, tmp_path):
+    class Copies(nn.Module):
+        """Twenty units, of which ten are copies, before a recurrent module."""
+
+        def __init__(self):
+            super().__init__()
+            with torch.random.fork_rng():
+                torch.manual_seed(1)
+                self.read, self.body = nn.Linear(12, 20), nn.LSTM(20, 8, batch_first=True)
+                self.head = nn.Linear(8, 3)
+            with torch.no_grad():
+                self.read.weight[10:], self.read.bias[10:] = self.read.weight[:10], self.read.bias[:10]
+                self.body.weight_ih_l0.copy_(low(self.body.weight_ih_l0, rank))
+
+        def forward(self, x):
+            return self.head(self.body(self.read(x).tanh())[0][:, -1])
+
+    net, x = Copies().eval(), normal(200, 5, 12).float()
+    found = compress(net, x, tol=1e-4, **QUICK)
+    assert found.steps[0].what == "neurons or channels: read 20 to 10"
+    assert found.network.body.input_size == 10
+    loaded = bnrank.load(found.save(tmp_path / "small.safetensors"), Copies())
+    with torch.no_grad():
+        assert torch.equal(loaded(x), found.network(x))
+        assert torch.allclose(loaded(x), net(x), atol=1e-4)

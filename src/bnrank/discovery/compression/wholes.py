@@ -252,7 +252,8 @@ def merged(work: nn.Module, new: dict[str, Parts], choice: Choice, composites: S
             continue
         made: Any = copy.deepcopy(composite)
         for part in [part for part in choice if part.startswith(f"{name}.")]:
-            put(made, part.removeprefix(f"{name}."), nn.Sequential(*choice[part]))
+            new = choice[part]
+            put(made, part.removeprefix(f"{name}."), new[0] if len(new) == 1 else nn.Sequential(*new))
         if isinstance(made, SPLIT):
             found[name] = (made.refreshed(),)
         else:  # a trimmed convolution

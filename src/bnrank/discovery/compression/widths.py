@@ -14,6 +14,7 @@ from bnrank.discovery.compression.fits import with_weight
 from bnrank.discovery.compression.lowrank import Choice, Factoring, step_of, swapped
 from bnrank.discovery.compression.neurons import by_unit, forward_selection, rewritten, takes_constants
 from bnrank.discovery.compression.parts import cheapest, share
+from bnrank.networks.attention import FactoredAttention
 
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 TRIED = 4  # samples on which it is checked that nothing else reads a layer's units
@@ -46,6 +47,8 @@ def pairs(net: nn.Module, names: Sequence[str], x: Tensor) -> list[Pair]:
         layer, follower = (cast(Any, net.get_submodule(one)) for one in (name, reader))
         n = len(layer.weight)
         if order.count(name) > 1 or order.count(reader) > 1:
+            continue
+        if isinstance(net.get_submodule(reader.rpartition(".")[0]), FactoredAttention):  # reads what its sizes say
             continue
         if n < 2 or follower.weight[0].numel() % n:
             continue
