@@ -96,15 +96,15 @@ class FactoredRecurrent(nn.Module):
         return found.train(full.training)
 
     def refreshed(self) -> "FactoredRecurrent":
-        """Set ``ranks``, ``biases`` and ``input_size`` to those of the layers, and run fused; return the module itself."""
+        """Set ``ranks``, ``biases`` and ``input_size`` to those of the layers, run fused, and return the module itself."""
         layers: list[Any] = [layer for pair in zip(self.input, self.hidden, strict=True) for layer in pair]
         self.ranks = tuple(
             len(cast(Any, layer[0]).weight) if isinstance(layer, nn.Sequential) else 0 for layer in layers
         )
         lasts = [layer[-1] if isinstance(layer, nn.Sequential) else layer for layer in layers]
         self.biases = tuple(last.bias is not None for last in lasts)
-        first = layers[0][0] if isinstance(layers[0], nn.Sequential) else layers[0]
-        self.input_size, self.unrolled = first.in_features, False
+        reading: Any = layers[0][0] if isinstance(layers[0], nn.Sequential) else layers[0]
+        self.input_size, self.unrolled = reading.in_features, False
         return self
 
     def multiply_adds(self) -> int:
