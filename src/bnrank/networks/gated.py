@@ -96,7 +96,7 @@ class FactoredRecurrent(nn.Module):
         return found.train(full.training)
 
     def refreshed(self) -> "FactoredRecurrent":
-        """Set ``ranks``, ``biases`` and ``input_size`` to those of the layers, run fused, and return the module itself."""
+        """Set ``ranks``, ``biases`` and ``input_size`` to those of the layers, run fused; return the module."""
         layers: list[Any] = [layer for pair in zip(self.input, self.hidden, strict=True) for layer in pair]
         self.ranks = tuple(
             len(cast(Any, layer[0]).weight) if isinstance(layer, nn.Sequential) else 0 for layer in layers

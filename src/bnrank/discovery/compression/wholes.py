@@ -252,8 +252,8 @@ def merged(work: nn.Module, new: dict[str, Parts], choice: Choice, composites: S
             continue
         made: Any = copy.deepcopy(composite)
         for part in [part for part in choice if part.startswith(f"{name}.")]:
-            own = choice[part]
-            put(made, part.removeprefix(f"{name}."), own[0] if len(own) == 1 else nn.Sequential(*own))
+            parts = choice[part]
+            put(made, part.removeprefix(f"{name}."), parts[0] if len(parts) == 1 else nn.Sequential(*parts))
         if isinstance(made, SPLIT):
             found[name] = (made.refreshed(),)
         else:  # a trimmed convolution
