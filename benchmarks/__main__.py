@@ -35,6 +35,7 @@ SUBJECTS = (
     "escape_flow",
     "damage",
     "fits",
+    "sweep",
 )
 HEADINGS = ("what", "against", "result", "spread", "best", "target", "verdict", "note")
 WIDTH = 180  # characters of the table where the output is not a terminal

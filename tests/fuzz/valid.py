@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor, nn
 
@@ -459,12 +460,24 @@ OWN: dict[str, Values] = {
     "bnrank.plots.discovered": {"found": lambda: regressor().summary()},
     "bnrank.plots.frequency_spectra": {"profile": lambda: bnrank.profile(cnn(), normal(4, 1, 6))},
     "bnrank.plots.norm_versus_depth": {"ranks": lambda: [1, 1, 1, 1], "costs": lambda: [0.1, 0.1, 0.1, 0.1]},
+    "bnrank.plots.phase_diagram": {
+        "results": lambda: pd.DataFrame({"a": [1, 2], "b": [1, 1], "c": [0.1, 0.2]}),
+        "x": lambda: "a",
+        "y": lambda: "b",
+        "value": lambda: "c",
+        "axes": lambda: None,
+    },
     "bnrank.plots.plateaus": {"top": lambda: 3},
     "bnrank.plots.spectra_over_steps": {"layer": lambda: 1},
     "bnrank.plots.weight_spectra": {"trials": lambda: [profile()]},
     "bnrank.regions.along_lines": {"starts": lambda: torch.zeros(2, 3), "ends": lambda: normal(2, 3)},
     "bnrank.regions.enumerate": _BOX,
     "bnrank.regions.tripoints": {"net": lambda: mlp(3, 4, 3)},
+    "bnrank.reporting.follow": {
+        "folder": lambda: _swept().folder.path,
+        "path": lambda: new("page.html"),
+        "max_minutes": lambda: 0.0,
+    },
     "bnrank.reporting.tables.claim_rows": {"claims": lambda: []},
     "bnrank.reporting.tables.noted_rows": {"name": lambda: "skipped"},
     "bnrank.reporting.tables.typeset": {"text": lambda: "||theta||^2"},

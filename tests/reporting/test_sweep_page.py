@@ -121,7 +121,7 @@ def test_a_page_is_written_until_the_sweep_ends(tmp_path, monkeypatch):
     assert "4 of 12 networks are finished (33 percent), 8 waiting" in pages[1]
     assert "12 of 12" in page.read_text()
     assert 'http-equiv="refresh"' not in page.read_text()
-    with pytest.raises(ValueError, match=r"path: got .*expected the folder of a sweep"):
+    with pytest.raises(ValueError, match=r"folder: got .*expected the folder of a sweep"):
         bnrank.reporting.follow(tmp_path, page)
 
 

@@ -8,6 +8,7 @@ from bnrank._core import validation
 from bnrank.reporting.charts.sweeps import RUNNING, WAITING
 from bnrank.reporting.page import report
 from bnrank.training import Sweep
+from bnrank.training.sweeping.folder import SweepFolder
 
 
 def follow(
@@ -54,6 +55,7 @@ def follow(
     every = validation.number(every, "every", 1.0)
     limit = validation.optional(validation.number, max_minutes, "max_minutes", 0.0)
     until = float("inf") if limit is None else time.monotonic() + 60 * limit
+    folder = SweepFolder.open(folder, "folder").path
     while True:
         sweep = Sweep.open(folder)
         left = any(row["status"] in (WAITING, RUNNING) for row in sweep.rows)

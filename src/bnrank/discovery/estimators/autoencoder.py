@@ -26,7 +26,7 @@ class BottleneckAutoencoder(BottleneckEstimator):
 
     Parameters
     ----------
-    n_components, ridges, depth, width, n_networks, steps, rtol, random_state, progress, cv, robust, n_jobs
+    n_components, ridges, depth, width, n_networks, steps, rtol, random_state, progress, cv, robust, n_jobs, executor
         As in :class:`BottleneckRegressor`; a given number of components makes the split unnecessary.
 
     Attributes

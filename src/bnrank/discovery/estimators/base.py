@@ -11,7 +11,7 @@ from typing import Any, Self
 import numpy as np
 import pandas as pd
 import torch
-from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin, clone
 from sklearn.model_selection import check_cv
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_array, check_is_fitted
@@ -24,7 +24,7 @@ from bnrank.discovery.estimators.budget import FEW, MANY, MAX_PROCESSES, Budget,
 from bnrank.discovery.estimators.counts import Count, standard_error
 from bnrank.discovery.estimators.dependence import consecutive
 from bnrank.discovery.estimators.directions import directions_of, nothing_found
-from bnrank.discovery.estimators.jobs import processes_for
+from bnrank.discovery.estimators.jobs import engaged, processes_for
 from bnrank.discovery.estimators.keeping import kept
 from bnrank.discovery.estimators.notes import remarks
 from bnrank.discovery.estimators.outliers import Cleaned, cleaned
@@ -67,6 +67,7 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
     cv: Any = "auto"
     robust: bool = True
     n_jobs: int | None = None
+    executor: Any = None
 
     def transform(self, X: Any) -> np.ndarray:
         """Return the bottleneck coordinates, (N, n_components_), of mean 0 and covariance 1 on the rows of the fit."""
@@ -95,7 +96,7 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
             If the path has another extension, or a parameter is not a plain value.
         """
         check_is_fitted(self)
-        return summary.save(self, path)
+        return summary.save(self, path, without=("executor",))
 
     @classmethod
     def load(cls, path: Any, X: Any = None, y: Any = None) -> Self:
@@ -124,6 +125,13 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
             other = identity.differences(stored, now)
             validation.expect(not other, "X, y", f"another table ({'; '.join(other)})", f"that of {path}")
         return opened
+
+    def __sklearn_clone__(self) -> Self:
+        """Return an estimator with the same parameters; its executor, which cannot be copied, is the same one."""
+        own = {
+            name: clone(value, safe=False) for name, value in self.get_params(deep=False).items() if name != "executor"
+        }
+        return type(self)(**own, executor=self.executor)
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "summary_")
@@ -195,7 +203,7 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         validation.expect(np.ptp(data.x, axis=0).any(), "X", "1 row(s) that differ", "at least 2")
         plan = budget_for(data.distinct, data.x.shape[1], data.outputs, data.bound)
         changes: dict[str, Any] = {"rtol": validation.number(self.rtol, "rtol", 0.0), "seed": seed, "tell": tell}
-        processes = processes_for(self.n_jobs)
+        processes = processes_for(self.n_jobs) if self.executor is None else MAX_PROCESSES
         changes["processes"] = min(processes, MAX_PROCESSES) if data.distinct >= MANY else 1
         if isinstance(self.cv, numbers.Integral) and not isinstance(self.cv, bool):
             changes["folds"] = validation.integer(self.cv, "cv", 2)
@@ -258,7 +266,7 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
 
     def _learn(self, x: np.ndarray, scaling: Scaling, data: Data, wanted: int | None, known: Any = None) -> None:
         """Fit, and set all fitted attributes; ``known`` is a count determined elsewhere."""
-        with voice(self.progress) as tell:
+        with voice(self.progress) as tell, engaged(self.executor):
             groups = 2 if data.units is None else len(np.unique(data.units))
             left = f"1 group in the {len(data.x)} rows of weight above 0 that are no outliers"
             validation.expect(groups > 1, "groups", left, "at least 2 (robust=False keeps outliers)")

@@ -78,6 +78,9 @@ class BottleneckRegressor(RegressorMixin, MultiOutputMixin, BottleneckEstimator)
         Processes that share the trainings, as in scikit-learn: None is 1 unless a context of joblib says otherwise, -1
         as many as there are cores. The results are the same bits. Below 100 rows that differ, and inside a worker of
         joblib, it is always 1. A process needs about 0.4 GB of memory, and the first fit waits seconds for its start.
+    executor : concurrent.futures.Executor, dask.distributed.Client or function, optional
+        What shares the trainings in place of ``n_jobs``, as in `bnrank.sweep`; the results are the same bits. It is
+        neither saved nor copied by ``sklearn.base.clone``, which passes it on.
 
     Attributes
     ----------
@@ -308,7 +311,7 @@ class BottleneckClassifier(ClassifierMixin, BottleneckEstimator):
 
     Parameters
     ----------
-    n_components, ridges, depth, width, n_networks, steps, rtol, random_state, progress, cv, robust, n_jobs
+    n_components, ridges, depth, width, n_networks, steps, rtol, random_state, progress, cv, robust, n_jobs, executor
         As in :class:`BottleneckRegressor`.
 
     Attributes
