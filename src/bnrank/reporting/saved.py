@@ -1,4 +1,4 @@
-"""Opening and writing stored results: networks, runs, compressed networks and fitted estimators."""
+"""Opening and writing stored results: networks, runs, compressed networks, estimators, watches and comparisons."""
 
 import copy
 import os
@@ -8,18 +8,23 @@ from typing import Any
 
 from torch import nn
 
-from bnrank._core import identity, sources, store, validation
+from bnrank._core import datasets, identity, sources, store, validation
 from bnrank.discovery import Compressed
 from bnrank.discovery.compression import open_compressed
 from bnrank.discovery.estimators import open_estimator
 from bnrank.discovery.estimators.base import BottleneckEstimator
 from bnrank.discovery.films import StateVariables, open_state_variables
 from bnrank.discovery.films.estimator import KIND as STATE_VARIABLES
+from bnrank.measures.comparing import Comparison
 from bnrank.networks.files import fill
 from bnrank.networks.files import load as load_network
 from bnrank.networks.files import write as write_network
 from bnrank.training import Run
 from bnrank.training.history import open_run
+from bnrank.training.watching import WatchRecord
+
+RECORDS = {"watch": WatchRecord, "comparison": Comparison}
+"""Results that are a dataset, by the kind of their file."""
 
 
 def load(
@@ -29,7 +34,7 @@ def load(
     slope: float = 0.0,
     order: Sequence[str] | None = None,
 ) -> Any:
-    """Return the contents of a file or folder: a network, a run, a compressed network or a fitted estimator.
+    """Return the contents of a file or folder: a network, a run, another result that `bnrank.save` wrote.
 
     Parameters
     ----------
@@ -47,7 +52,8 @@ def load(
 
     Returns
     -------
-    nn.Module, Run or fitted estimator
+    nn.Module, Run, Compressed, fitted estimator, WatchRecord or Comparison
+        Of a watch its record: history, notes, table and plot, but not the network.
 
     Raises
     ------
@@ -77,6 +83,8 @@ def load(
         return open_estimator(stored)
     if stored.kind == STATE_VARIABLES:
         return open_state_variables(stored)
+    if stored.kind in RECORDS:
+        return RECORDS[stored.kind](datasets.dataset_of(stored))
     if net is None:
         return load_network(path, slope, order)
     if stored.kind:
@@ -88,11 +96,13 @@ def load(
 
 
 def save(result: object, path: str | os.PathLike[str], *, tag: str | None = None) -> Path:
-    """Write a network, a run, a compressed network or a fitted estimator, without pickle, and return its path.
+    """Write a network, a run, a compressed network, an estimator, a watch or a comparison, and return its path.
+
+    No pickle is written, and the same bits come back.
 
     Parameters
     ----------
-    result : nn.Module, Run, Compressed or fitted estimator
+    result : nn.Module, Run, Compressed, fitted estimator, watch or Comparison
         A module must be a network of bnrank; write others with ``safetensors.torch.save_file(net.state_dict(), path)``.
     path : path
         A folder for a run, else a name ending in ``.safetensors``. An existing one is replaced.
@@ -113,5 +123,9 @@ def save(result: object, path: str | os.PathLike[str], *, tag: str | None = None
         return result.save(path, tag)
     if isinstance(result, BottleneckEstimator | StateVariables):
         return result.save(path)
-    expected = "a network of bnrank, a run, a compressed network or a fitted estimator"
+    if isinstance(result, WatchRecord):
+        return datasets.save(path, result.history, "watch")
+    if isinstance(result, Comparison):
+        return datasets.save(path, result.data, "comparison")
+    expected = "a network of bnrank, a run, a compressed network, a fitted estimator, a watch or a comparison"
     raise TypeError(f"result: got {validation.describe(result)}, expected {expected}")
