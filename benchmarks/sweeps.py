@@ -145,12 +145,12 @@ def commands(scratch: Path) -> Iterator[None]:
 # sweeps --------------------------------------------------------------------------------------------------------------
 
 
-def run(folder: Path, members: int, steps: int, name: str) -> Any:
+def run(folder: Path, members: int, steps: int, name: str, processes: int = WORKERS) -> Any:
     """Sweep on an engine; the largest memory of this process beyond its imports goes to a file."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     task = bnrank.tasks.low_rank_map(n=40, d_in=5, d_out=4, latent=3, rank=2, seed=1)
     settings = {"steps": steps, "record": max(steps // 2, 1), "checkpoint_every": EVERY, "grid": {"width": [WIDTH]}}
-    settings |= {"depths": [2], "seeds": range(members), "processes": WORKERS, "progress": False}
+    settings |= {"depths": [2], "seeds": range(members), "processes": processes, "progress": False}
     with engine(name, folder.parent) as executor:
         found = bnrank.sweep(task, executor=executor, out=folder, **settings)
     after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
