@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import re
 from collections.abc import Callable
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 
 from bnrank._core import validation
 from bnrank.discovery.adapter_training import CONVOLUTIONS, PENALTY, RATES, Problem
-from bnrank.networks.functional import check_finite, example, unwrap
+from bnrank.networks.functional import check_finite, copied, example, unwrap
 from bnrank.tasks.losses import LOSSES
 
 MULTIPLE = 4  # rank of the adapters that are trained, in uniform ranks
@@ -147,7 +146,7 @@ def lora_ranks(
         loss = "mse" if targets.is_floating_point() else "cross_entropy"
     if not callable(loss):
         validation.choice(loss, "loss", list(LOSSES))
-    own = copy.deepcopy(unwrap(net)).eval()
+    own = copied(unwrap(net)).eval()
     layers, skipped = _layers(own)
     validation.expect(layers, "net", f"{type(own).__name__} with {len(skipped)} unsuitable layers", "linear layers")
     found = Problem(own, layers, loss, samples, targets, chunk_size)

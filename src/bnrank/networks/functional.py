@@ -1,9 +1,10 @@
 """A module as a pure function: any precision, eval mode, and no trace left on the module."""
 
+import copy
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal, TypeGuard, overload
+from typing import Any, Literal, TypeGuard, TypeVar, overload
 
 import numpy as np
 import torch
@@ -14,6 +15,8 @@ from bnrank._core import devices, validation
 from bnrank._core.shared import Shared
 from bnrank.networks.inputs import Inputs, Samples, main_output, several
 from bnrank.networks.mlp import MLP, LinearNetwork
+
+Copied = TypeVar("Copied", nn.Module, "tuple[nn.Module, ...]", Any)
 
 
 class Functional:
@@ -207,6 +210,28 @@ def aliases(net: nn.Module) -> dict[str, str]:
                 further[name] = first[id(tensor)]
             first.setdefault(id(tensor), name)
     return further
+
+
+def copied(value: Copied) -> Copied:
+    """Return a deep copy of a module or of several, also where tensors on it are results of a computation.
+
+    Such is the weight of a layer with ``torch.nn.utils.weight_norm``, which ``copy.deepcopy`` refuses: it is copied
+    without its history, and computed anew when the layer runs.
+
+    Examples
+    --------
+    >>> layer = nn.Linear(2, 2)
+    >>> layer.result = layer.weight.sum()
+    >>> torch.equal(copied(layer).result, layer.result)
+    True
+    """
+    memo: dict[int, Any] = {}
+    for net in [value] if isinstance(value, nn.Module) else value:
+        for sub in net.modules():
+            for held in vars(sub).values():
+                if isinstance(held, Tensor) and not held.is_leaf:
+                    memo[id(held)] = held.detach().clone()
+    return copy.deepcopy(value, memo)
 
 
 @contextmanager

@@ -1,6 +1,5 @@
 """Opening and writing stored results: networks, runs, compressed networks, estimators, watches and comparisons."""
 
-import copy
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from bnrank.measures.comparing import Comparison
 from bnrank.networks.files import fill
 from bnrank.networks.files import load as load_network
 from bnrank.networks.files import write as write_network
+from bnrank.networks.functional import copied
 from bnrank.training import Run
 from bnrank.training.history import open_run
 from bnrank.training.watching import WatchRecord
@@ -73,7 +73,7 @@ def load(
     validation.optional(validation.kind, net, "net", nn.Module)
     slope = validation.slope(slope)
     if os.path.isdir(path):  # noqa: PTH112 - no error for names that are too long
-        return open_run(path, copy.deepcopy(net), "path")
+        return open_run(path, copied(net), "path")
     stored = store.read(path)
     if stored.kind and (slope or order is not None):
         raise ValueError(f"slope, order: got {slope:g}, {order}, expected neither for {path}, which has its own")
@@ -90,7 +90,7 @@ def load(
     if stored.kind:
         own = identity.describe(load_network(path), "net", values=False)
         identity.expect_same(own, net, stored.path, values=False)
-    net = copy.deepcopy(net)
+    net = copied(net)
     fill(net, stored, "path", "net")
     return net
 

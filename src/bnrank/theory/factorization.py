@@ -1,6 +1,5 @@
 """Factorizations f = h o g of a network through a subspace of one of its representations."""
 
-import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,7 +9,7 @@ from torch import Tensor, nn
 
 from bnrank._core import linalg
 from bnrank.networks.chain import Chain, read_chain
-from bnrank.networks.functional import Functional, unwrap
+from bnrank.networks.functional import Functional, copied, unwrap
 from bnrank.networks.mlp import MLP, from_layers, leaky_relu
 
 Pair = tuple[nn.Module, nn.Module]
@@ -192,7 +191,7 @@ def _module_cuts(net: nn.Module, x: Tensor) -> Iterator[Cut]:
             return a.flatten(1)
 
         def split(basis: Basis) -> Pair:
-            copies = [copy.deepcopy(part).double().eval() for part in parts]
+            copies = [copied(part).double().eval() for part in parts]
             inner: list[nn.Module] = [nn.Flatten()]
             outer: list[nn.Module] = [nn.Unflatten(1, tuple(shape))] if len(shape) != 1 else []
             if basis.directions is not None:

@@ -145,6 +145,7 @@ class Facts:
     @cached_property
     def jacobian_values(self) -> Tensor:
         """Singular values of Jf(x_i), (n, min(d_in, d_out)), descending; raises NotApplicable if f has no Jacobian."""
+        self._real_inputs()
         with assuming("f can be differentiated in x, sample by sample"):
             return Jacobian(self.net, self.x, kink_rtol=None).singular_values
 
@@ -156,7 +157,12 @@ class Facts:
     @cached_property
     def near_kinks(self) -> Tensor:
         """Whether each sample is within 1e-9 (relative) of a kink, (n,), bool; the Jacobian is one-sided there."""
+        self._real_inputs()
         return Jacobian(self.net, self.x).near_kinks(KINK_RTOL)
+
+    def _real_inputs(self) -> None:
+        if not self.x.is_floating_point():
+            raise NotApplicable("x is real, so that f can be differentiated in x; it has integers, such as tokens")
 
     @cached_property
     def ranks(self) -> Tensor:

@@ -1,6 +1,5 @@
 """Brackets of the rank of a nonlinear function: the Jacobian rank and an explicit factorization."""
 
-import copy
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,7 +14,7 @@ from bnrank.measures.backward import mlp_forward
 from bnrank.measures.jacobian import Jacobian
 from bnrank.networks.chain import as_mlp
 from bnrank.networks.constructions import compose
-from bnrank.networks.functional import Functional, check_finite, example, unwrap
+from bnrank.networks.functional import Functional, check_finite, copied, example, unwrap
 from bnrank.networks.mlp import MLP
 from bnrank.theory.factorization import Basis, Cut, cuts
 
@@ -194,7 +193,7 @@ def bracket(
     cut, basis = found or globally
     upper = basis.dimension
     h, g = (part.to(f.device, dtype) for part in cut.split(basis))
-    outer, inner = (copy.deepcopy(part).double() for part in (h, g))
+    outer, inner = (copied(part).double() for part in (h, g))
     chains = isinstance(outer, MLP) and isinstance(inner, MLP)
     composition = compose(outer, inner) if chains else nn.Sequential(inner, outer)  # h o g
     with torch.no_grad():

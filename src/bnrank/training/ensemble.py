@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import hashlib
 import math
 import threading
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 
 from bnrank._core import linalg
 from bnrank._core.shared import Shared
+from bnrank.networks.functional import copied
 
 ALIGNMENT = 64  # bytes; BLAS products depend on memory alignment in their last bits, so it is the same in all runs
 PIECE = 1 << 18  # number of entries converted to float64 at a time
@@ -68,7 +68,7 @@ def in_range(divided: float, step: float, theta: Tensor, power: float) -> float:
 
 def filled(net: nn.Module, row: Tensor) -> nn.Module:
     """Return a copy of a network with these flat parameters, shape (size,), in their precision and on their device."""
-    net = copy.deepcopy(net).to(row.device, row.dtype)
+    net = copied(net).to(row.device, row.dtype)
     trained = [p for p in net.parameters() if p.requires_grad]
     with torch.no_grad():
         for parameter, piece in zip(trained, split(row, [tuple(p.shape) for p in trained]), strict=True):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 import json
 import math
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 
 from bnrank._core import identity, validation
 from bnrank.networks import MLP
-from bnrank.networks.functional import is_plain_mlp, unwrap
+from bnrank.networks.functional import copied, is_plain_mlp, unwrap
 from bnrank.networks.stack import Drawn
 from bnrank.tasks import Task
 from bnrank.training.objectives import refuse_untrainable
@@ -275,7 +274,7 @@ def starting_points(
         )
     refuse_untrainable(template)
     device = next(p.device for p in template.parameters())
-    template = copy.deepcopy(template).cpu()
+    template = copied(template).cpu()
     _check_shapes(template, task)
     size = sum(p.numel() for p in template.parameters() if p.requires_grad)
     first = _parts(template)
@@ -284,7 +283,7 @@ def starting_points(
         member = modules[0 if single else i] if modules else _call(net, member_seed)
         redrawn = seed is not None or (i > 0 and single and not _differ(per_member))
         if modules and redrawn and isinstance(member, DRAWN):
-            member = copy.deepcopy(member).reset(member_seed)
+            member = copied(member).reset(member_seed)
         row = torch.cat([p.detach().flatten() for p in member.parameters() if p.requires_grad])
         if i and len(modules) != 1:
             differ = identity.differences(first, _parts(member), ("member 0 has", f"member {i}"))

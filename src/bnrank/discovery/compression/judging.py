@@ -1,7 +1,6 @@
 """Samples of a compression (validation, split, interpolation), and the change of the output on them."""
 
 import contextlib
-import copy
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -15,7 +14,7 @@ from bnrank.discovery.compression import budget
 from bnrank.discovery.compression.parts import LINEAR, Parts, channel_rows, flow, is_linear, run
 from bnrank.discovery.storage import plain_array
 from bnrank.networks import Segment
-from bnrank.networks.functional import Functional, example
+from bnrank.networks.functional import Functional, copied, example
 
 Samples = tuple[Tensor, Callable[[Tensor], Tensor], Tensor]
 
@@ -371,7 +370,7 @@ def tuned(judge: Judge, parts: Parts, steps: int, only: Sequence[str] | None = N
     float
         Their change.
     """
-    work = tuple(copy.deepcopy(part) for part in parts)
+    work = tuple(copied(part) for part in parts)
     best, change, idle = parts, judge(parts), 0
     chosen = work if only is None else [work[0].get_submodule(name) for name in only]
     parameters = [p.requires_grad_(True) for part in chosen for p in part.parameters()]
@@ -391,7 +390,7 @@ def tuned(judge: Judge, parts: Parts, steps: int, only: Sequence[str] | None = N
         found = judge(work)
         idle += 1
         if found < change:
-            best, change, idle = tuple(copy.deepcopy(part) for part in work), found, 0
+            best, change, idle = tuple(copied(part) for part in work), found, 0
         if idle >= PATIENCE or budget.current().over:
             break
     return best, change

@@ -1,6 +1,5 @@
 """Parts of a module that run in sequence, in float64: reading, running, cost, and Lipschitz constants."""
 
-import copy
 import itertools
 import math
 from collections.abc import Sequence
@@ -12,7 +11,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
 from bnrank.measures.convolution import conv_singular_values
 from bnrank.networks import Segment, Skipped, reasons
-from bnrank.networks.functional import hooked
+from bnrank.networks.functional import copied, hooked
 from bnrank.networks.gated import FactoredRecurrent
 from bnrank.networks.layers import derived
 from bnrank.networks.reading import read
@@ -118,7 +117,7 @@ def _folded(segment: Segment) -> Segment:
     names: list[str] = []
     parts: list[nn.Module] = []
     for name, original in zip(segment.names, segment.parts, strict=True):
-        part = copy.deepcopy(original).eval()
+        part = copied(original).eval()
         if type(part) in _NORMS and parts and is_linear(parts[-1]) and part.track_running_stats:
             fuse: Any = fuse_conv_bn_eval if isinstance(parts[-1], CONVOLUTIONS) else fuse_linear_bn_eval
             parts[-1] = fuse(parts[-1], part)

@@ -1,6 +1,5 @@
 """The result of `compress`, in memory and on disk."""
 
-import copy
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ from bnrank.discovery.compression.stages import Step
 from bnrank.discovery.compression.timing import without_subnormals
 from bnrank.discovery.compression.wholes import SPLIT, layer_widths, put
 from bnrank.networks import Skipped
-from bnrank.networks.functional import unwrap
+from bnrank.networks.functional import copied, unwrap
 
 KIND = "compressed network"
 
@@ -109,10 +108,10 @@ class Compressed(Printed):
 
 def finished(original: nn.Module, new: dict[str, Parts]) -> nn.Module:
     """Return the module with new segments and no subnormal weights, in its own precision, device and mode."""
-    network = copy.deepcopy(original)
+    network = copied(original)
     first = next(p for p in original.parameters() if p.is_floating_point())
     for name, parts in new.items():
-        segment = nn.Sequential(*(copy.deepcopy(part).to(first.device, first.dtype) for part in parts))
+        segment = nn.Sequential(*(copied(part).to(first.device, first.dtype) for part in parts))
         segment.requires_grad_(True).zero_grad(set_to_none=True)
         network = replaced(network, name, segment)
     return without_subnormals(network).train(original.training)
@@ -144,7 +143,7 @@ def open_compressed(stored: store.Stored, net: nn.Module | None = None) -> nn.Mo
     validation.expect(described, "path", f"{stored.path} with a damaged plan", "layers by name of a segment")
     if "" not in plan and net is None:
         raise ValueError(f"net: got None, but {stored.path} holds segments {', '.join(plan)} of a larger module")
-    network = copy.deepcopy(net) if net is not None else nn.Module()
+    network = copied(net) if net is not None else nn.Module()
     if "" not in plan:
         identity.expect_same(stored.about.get("identity", {}), unwrap(network), stored.path, values=False)
     try:

@@ -1,6 +1,5 @@
 """`compress`: a trained module reduced to its bottleneck, and the result in memory and on disk."""
 
-import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,7 +22,7 @@ from bnrank.discovery.compression.stages import Cut, Step, cut_down, fewest
 from bnrank.discovery.compression.taps import trimmed
 from bnrank.discovery.compression.wholes import TUNED, factored, layer_widths, merged, put, split_up
 from bnrank.networks import Segment, Skipped
-from bnrank.networks.functional import Functional, check_finite, unwrap
+from bnrank.networks.functional import Functional, check_finite, copied, unwrap
 
 NONE = "no linear or convolutional layer that could be replaced"
 BLOCKS = 8  # of samples up to which points on lines are added, where a whole module has to be run
@@ -166,7 +165,7 @@ def compress(
         if labels is not None:
             validation.classes(labels, name, outputs.shape[1])
     judging.check_spread(original, x, parted.kept, reference)
-    work = copy.deepcopy(original).double().eval().requires_grad_(True)
+    work = copied(original).double().eval().requires_grad_(True)
     deciding = parted.deciding.to(function.device, torch.float64 if x.is_floating_point() else x.dtype)
     with torch.no_grad():
         split = split_up(work, deciding[:2])
@@ -294,7 +293,7 @@ def _smallest(search: _Search, work: nn.Module, found: list[Segment], tol: float
     if not search.tune or len(found) < 2:
         search.cut(work, found, tol)
         return search
-    plain, other = _Search(search.x, search.reference, search.fitted, search.real, 0), copy.deepcopy(work)
+    plain, other = _Search(search.x, search.reference, search.fitted, search.real, 0), copied(work)
     plain.cut(other, found, tol)
     search.cut(work, found, tol)
     tuned_size, size = ((parameters(net), multiply_adds(net, search.x)) for net in (work, other))
@@ -322,7 +321,7 @@ def _whole(
         if outcomes and budget.current().over:
             break
         own = _Search(search.x, search.reference, search.fitted, search.real, tune, tried=tried)
-        net = copy.deepcopy(work)
+        net = copied(work)
         if share:
             own.cut(net, several, share * tol)
             names, skipped = places(net, search.x)
@@ -368,7 +367,7 @@ def _rest(work: nn.Module, name: str, x: Tensor) -> Callable[[Tensor], Tensor]:
     if not name:
         return lambda value: value.flatten(1)
     stub: Any = nn.Module()
-    around = put(copy.deepcopy(work), name, stub)
+    around = put(copied(work), name, stub)
 
     def rest(value: Tensor) -> Tensor:
         stub.forward = lambda _: value

@@ -1,6 +1,5 @@
 """Latency of modules, with subnormal values set to 0; and how many there are, and what they cost."""
 
-import copy
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from bnrank._core import devices, validation
-from bnrank.networks.functional import example
+from bnrank.networks.functional import copied, example
 
 _BITS = {
     torch.float64: (torch.int64, 0x7FF0000000000000, 0x000FFFFFFFFFFFFF),
@@ -207,11 +206,11 @@ def _timed(
     batch = x[torch.arange(batch_size) % len(x)]
     runners = []
     for net, without in zip(nets, zeroed, strict=True):
-        copied, given = copy.deepcopy(net).eval(), like(net, batch)
+        own, given = copied(net).eval(), like(net, batch)
         if without:
-            without_subnormals(copied)
+            without_subnormals(own)
             given = torch.where(is_subnormal(given), torch.zeros_like(given), given)
-        runners.append((copied, given, without))
+        runners.append((own, given, without))
     times = np.empty((len(runners), repeats))
     with torch.no_grad():
         passes = []

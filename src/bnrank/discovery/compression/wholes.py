@@ -1,6 +1,5 @@
 """Compression of modules of several segments: attention with separate projections, and all layers factored together."""
 
-import copy
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -15,6 +14,7 @@ from bnrank.discovery.compression.parts import LINEAR, Counts, Parts, parameters
 from bnrank.discovery.compression.stages import Step, inlined, most
 from bnrank.discovery.compression.widths import Narrowing, pairs
 from bnrank.networks.attention import FactoredAttention
+from bnrank.networks.functional import copied
 from bnrank.networks.gated import FactoredRecurrent
 
 SPLIT = (FactoredAttention, FactoredRecurrent)
@@ -142,9 +142,9 @@ def factored(
     got = most(lambda made: factoring.change(made[0]), make, NARROW * tol) if narrowing.pairs else None
     if got is not None and got[0][1]:
         (choice, kept), change = got
-        slim = copy.deepcopy(net)
+        slim = copied(net)
         for name, parts in choice.items():
-            put(slim, name, copy.deepcopy(parts[0]))
+            put(slim, name, copied(parts[0]))
         what = ", ".join(f"{name} {n} to {k}" for name, n, k in kept)
         step = Step("narrow", "", f"neurons or channels: {what}", change)
         start = Factored(choice, (step,), change, parameters(slim))
@@ -199,9 +199,9 @@ def _at(factoring: Factoring, plain: bool) -> Callable[[float], Any]:
 def _tuned(
     judge: Judge, net: nn.Module, choice: Choice, tune: int, change: float
 ) -> tuple[Choice, float, tuple[Step, ...]]:
-    work = copy.deepcopy(net)
+    work = copied(net)
     for name, parts in choice.items():
-        put(work, name, nn.Sequential(*copy.deepcopy(parts)))
+        put(work, name, nn.Sequential(*copied(parts)))
     work.requires_grad_(False)
     (best,), found = tuned(judge, (work,), tune, list(choice))
     if found >= change:
@@ -250,7 +250,7 @@ def merged(work: nn.Module, new: dict[str, Parts], choice: Choice, composites: S
         also = fused and any(f.startswith(f"{parent}.") for f in found)
         if isinstance(composite, SPLIT) and name not in touched and not also:
             continue
-        made: Any = copy.deepcopy(composite)
+        made: Any = copied(composite)
         for part in [part for part in choice if part.startswith(f"{name}.")]:
             parts = choice[part]
             put(made, part.removeprefix(f"{name}."), parts[0] if len(parts) == 1 else nn.Sequential(*parts))

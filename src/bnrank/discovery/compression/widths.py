@@ -1,6 +1,5 @@
 """Neurons and channels removed anywhere in a module, where one layer alone reads them."""
 
-import copy
 import itertools
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -15,6 +14,7 @@ from bnrank.discovery.compression.lowrank import Choice, Factoring, step_of, swa
 from bnrank.discovery.compression.neurons import by_unit, forward_selection, rewritten, takes_constants
 from bnrank.discovery.compression.parts import cheapest, share
 from bnrank.networks.attention import FactoredAttention
+from bnrank.networks.functional import copied
 
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 TRIED = 4  # samples on which it is checked that nothing else reads a layer's units
@@ -78,7 +78,7 @@ def slimmed(net: nn.Module, pair: Pair, units: Tensor, layer: Any = None) -> Cho
     bias = None if layer.bias is None else layer.bias[units]
     choice: Choice = {pair.layer: (with_weight(layer, layer.weight[units].flatten(1), bias),)}
     for name in pair.norms:
-        norm: Any = copy.deepcopy(net.get_submodule(name))
+        norm: Any = copied(net.get_submodule(name))
         norm.num_features = len(units)
         for kind in ("running_mean", "running_var"):
             if getattr(norm, kind) is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 
 from bnrank.measures.balance import between
 from bnrank.networks.chain import read_chain
-from bnrank.networks.functional import unwrap
+from bnrank.networks.functional import copied, unwrap
 from bnrank.networks.mlp import MLP, from_layers
 
 Array = NDArray[Any]  # float64
@@ -120,7 +119,7 @@ def balancing(net: nn.Module) -> Balancing:
     """
     chain = Arrays.of(net)
     balanced, steps, sweeps = chain.balanced()
-    result = copy.deepcopy(unwrap(net))
+    result = copied(unwrap(net))
     layers = [m for m in result.modules() if isinstance(m, nn.Linear)]  # in call order
     with torch.no_grad():
         for layer, weight, bias in itertools.zip_longest(layers, balanced.weights, balanced.biases):

@@ -1,6 +1,5 @@
 """Gradient flow."""
 
-import copy
 import itertools
 import math
 import os
@@ -20,7 +19,7 @@ from bnrank._core.sources import DamagedError
 from bnrank._core.store import Stored
 from bnrank.measures import plateaus
 from bnrank.networks.chain import as_mlp
-from bnrank.networks.functional import Functional, check_finite, check_unshared, example, is_plain_mlp, unwrap
+from bnrank.networks.functional import Functional, check_finite, check_unshared, copied, example, is_plain_mlp, unwrap
 from bnrank.networks.mlp import MLP
 from bnrank.tasks.losses import LOSSES
 from bnrank.tasks.task import Task, as_task, signs
@@ -176,7 +175,7 @@ def _network(net: nn.Module, dtype: torch.dtype, skip_plateau: bool) -> nn.Modul
     Raises an error if the plateau is to be skipped and the theory does not apply.
     """
     check_dtype(dtype)
-    net = copy.deepcopy(unwrap(net)).cpu()
+    net = copied(unwrap(net)).cpu()
     check_finite(net)
     check_unshared(net)
     trains = [p.requires_grad for p in net.parameters()]
