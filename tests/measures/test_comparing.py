@@ -225,7 +225,7 @@ def test_convolutions_groups_recurrent_weights_and_complex_numbers():
     data = bnrank.compare(net, other.state_dict()).data  # the module says what is transposed
     shapes = dict(zip(data.layer_name.values.tolist(), data.layer_shape.values.tolist(), strict=True))
     assert shapes["up.weight"] == "5 x 27"
-    assert shapes["lstm.weight_ih_l0[forget]"] == "6 x 4"
+    assert shapes["lstm.l0.ih.forget"] == "6 x 4"
     grouped = data.isel(layer=data.layer_name.values.tolist().index("wide.weight"))
     difference = (other.wide.weight - net.wide.weight).detach().double()
     values = torch.cat([torch.linalg.svdvals(part.flatten(1)) for part in difference.split(4)])

@@ -3,6 +3,7 @@
 import functools
 import math
 import pickle
+import re
 import zipfile
 
 import numpy as np
@@ -43,9 +44,18 @@ def svd(matrix):
     return np.linalg.svd(np.asarray(matrix.detach(), dtype=np.float64), compute_uv=False)
 
 
+def tensor_of(name):
+    """The tensor that holds a gate or a projection."""
+    if found := re.fullmatch(r"(.*?)(?:(l\d+(?:_reverse)?)\.)(ih|hh)\.\w+", name):
+        return f"{found[1]}weight_{found[3]}_{found[2]}"
+    if found := re.fullmatch(r"(.*attention)\.[qkv]", name):
+        return f"{found[1]}.in_proj_weight"
+    return name
+
+
 def accounted(dataset, state):
     """Every tensor is measured, in one or more parts, or listed, and none is both."""
-    measured = {name.split("[")[0] for name in values_of(dataset)}
+    measured = {tensor_of(name) for name in values_of(dataset)}
     assert not measured & set(listed(dataset))
     assert measured | set(listed(dataset)) == set(state)
 
@@ -96,11 +106,9 @@ def test_every_tensor_of_a_module_is_measured_or_listed():
     assert "gates" not in kinds
     for i, gate in enumerate(("input", "forget", "cell", "output")):
         rows = net.lstm.weight_ih_l0_reverse[5 * i : 5 * i + 5]
-        np.testing.assert_allclose(found[f"lstm.weight_ih_l0_reverse[{gate}]"], svd(rows), rtol=1e-12)
-    np.testing.assert_allclose(found["gru.weight_hh_l0[new]"], svd(net.gru.weight_hh_l0[10:]), rtol=1e-12)
-    np.testing.assert_allclose(
-        found["attention.in_proj_weight[k]"], svd(net.attention.in_proj_weight[6:12]), rtol=1e-12
-    )
+        np.testing.assert_allclose(found[f"lstm.l0_reverse.ih.{gate}"], svd(rows), rtol=1e-12)
+    np.testing.assert_allclose(found["gru.l0.hh.new"], svd(net.gru.weight_hh_l0[10:]), rtol=1e-12)
+    np.testing.assert_allclose(found["attention.k"], svd(net.attention.in_proj_weight[6:12]), rtol=1e-12)
     assert ds.attrs["entries_measured"] == sum(p.numel() for n, p in net.named_parameters() if p.ndim > 1) + 6
     assert describe(ds)[0].startswith(f"{ds.attrs['tensors_measured']} of {ds.attrs['tensors']} tensors measured")
 
@@ -115,6 +123,25 @@ def test_a_state_dict_says_the_same_as_its_module_but_for_what_only_code_knows()
             np.testing.assert_array_equal(row, values_of(with_code)[name])
     assert listed(ds)["norm.weight"] == "scale of a normalization"
     assert "not the singular values of the convolution on images" in " ".join(notes(ds).values())
+
+
+def test_gates_and_projections_have_the_names_that_they_have_with_samples():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lstm = nn.LSTM(4, 6, 2, bidirectional=True, batch_first=True)
+            self.gru, self.rnn = nn.GRUCell(12, 6), nn.RNN(6, 6, batch_first=True)
+            self.attention = nn.MultiheadAttention(6, 2, batch_first=True)
+
+        def forward(self, x):
+            h = self.rnn(self.gru(self.lstm(x)[0].mean(1))[:, None].expand(-1, 3, -1))[0]
+            return self.attention(h, h, h)[0]
+
+    torch.manual_seed(0)
+    net = Net()
+    without = set(values_of(profile(net.state_dict()))) - {"attention.out_proj.weight"}
+    assert without == set(profile(net, normal(5, 4, 4)).layer_name.values) - {"attention.out_proj"}
+    assert len(without) == 2 * 2 * 8 + 6 + 2 + 3
 
 
 def test_columns_are_what_their_measures_say():
@@ -176,16 +203,19 @@ def test_large_matrices_say_that_they_come_from_the_gram_matrix(monkeypatch):
 def test_fused_and_stacked_tensors(name, shape, parts, note):
     tensor = normal(*shape)
     ds = profile({name: tensor})
-    assert list(values_of(ds)) == ([name] if parts is None else [f"{name}[{part}]" for part in parts])
+    whole = "rnn.l0.ih" if name.startswith("rnn") else name
+    stem = name.removesuffix(".weight")
+    named = [f"{name}[{part}]" if "experts" in name else f"{stem}.{part}" for part in parts or []]
+    assert list(values_of(ds)) == (named or [whole])
     assert note in notes(ds).get(name, "")
     if "c_attn" in name:
-        np.testing.assert_allclose(values_of(ds)[f"{name}[v]"], svd(tensor[:, 8:]), rtol=1e-12)
+        np.testing.assert_allclose(values_of(ds)[f"{stem}.v"], svd(tensor[:, 8:]), rtol=1e-12)
 
 
 def test_an_lstm_with_a_projection_has_gates_of_its_hidden_size():
     net = nn.LSTM(3, 6, proj_size=2)
     ds = profile(net.state_dict())
-    np.testing.assert_allclose(values_of(ds)["weight_hh_l0[output]"], svd(net.weight_hh_l0[18:]), rtol=1e-12)
+    np.testing.assert_allclose(values_of(ds)["l0.hh.output"], svd(net.weight_hh_l0[18:]), rtol=1e-12)
     assert "weight_hr_l0" in values_of(ds)
 
 

@@ -324,7 +324,7 @@ def _matrices(found: Entry, shapes: Mapping[str, tuple[int, ...]]) -> tuple[list
         gates = GATES.get(shape[0] // hidden) if hidden and shape[0] % hidden == 0 else None
         if gates:
             return _rows(name, shape, gates, "recurrent"), found.note
-        return [Piece(name, "recurrent", shape, _itself)], found.note
+        return [Piece(_part_name(name, ""), "recurrent", shape, _itself)], found.note
     if _FUSED.search(name):
         if 3 * shape[1] == shape[0] or 3 * shape[0] == shape[1]:
             return _thirds(name, shape, "linear"), _assumed("thirds", name)
@@ -370,7 +370,26 @@ def _rows(name: str, shape: tuple[int, int], parts: Sequence[str], kind: str) ->
     def part(i: int) -> Callable[[Tensor], Tensor]:
         return lambda tensor: _itself(tensor)[i * size : (i + 1) * size]
 
-    return [Piece(f"{name}[{label}]", kind, (size, shape[1]), part(i)) for i, label in enumerate(parts)]
+    return [Piece(_part_name(name, label), kind, (size, shape[1]), part(i)) for i, label in enumerate(parts)]
+
+
+def _part_name(name: str, label: str) -> str:
+    """Return the name of a part of a tensor, the one that :func:`bnrank.networks.read` gives it in the module.
+
+    Examples
+    --------
+    >>> [_part_name(name, "q") for name in ("a.in_proj_weight", "a.qkv.weight", "qkv")]
+    ['a.q', 'a.qkv.q', 'qkv[q]']
+    >>> _part_name("lstm.weight_ih_l0_reverse", "forget")
+    'lstm.l0_reverse.ih.forget'
+    """
+    if (match := _RECURRENT.match(name)) is not None:
+        place = match["suffix"].removeprefix("_")
+        return match["stem"] + ".".join(filter(None, (place, match["which"], label)))
+    for end in ("in_proj_weight", ".weight"):
+        if name.endswith(end):
+            return ".".join(filter(None, (name.removesuffix(end).removesuffix("."), label)))
+    return f"{name}[{label}]"
 
 
 def _thirds(name: str, shape: Sequence[int], kind: str) -> list[Piece]:
