@@ -10,7 +10,7 @@ import bnrank
 from bnrank.discovery.compression import budget, compress, judging, parameters, widths
 from bnrank.discovery.compression.fits import fit, gram_fit
 from bnrank.discovery.compression.judging import Judge
-from bnrank.discovery.compression.lowrank import Factoring, places
+from bnrank.discovery.compression.lowrank import Factoring, places, swapped
 from bnrank.discovery.compression.wholes import split_up
 from helpers import normal
 from oracles import activation_aware_svd
@@ -337,3 +337,19 @@ def test_a_layer_with_fewer_samples_than_units_does_not_keep_others_from_being_f
     found = compress(net, x, tol=0.02, **QUICK)
     assert [step.what for step in found.steps] == ["each to rank 2"]
     assert found.certificate.met
+
+
+def test_a_change_is_measured_on_the_choice_that_is_given():
+    """Also after another choice, whose output is still known."""
+    net, x = net_of("convolutions", 3)
+    flat = lambda value: value.flatten(1)  # noqa: E731
+    with torch.no_grad():
+        outputs = net(x)
+    judge = Judge((x, flat, outputs), (x[:9], flat, outputs[:9]), outputs)
+    factoring = Factoring(judge, net, places(net, x)[0], (1, 1, 1))
+    plain, _ = factoring.at(0.05, plain=True)
+    ours, _ = factoring.at(3.0)
+    for choice in (ours, plain):
+        with swapped(net, choice):
+            expected = judge((net,))
+        assert factoring.change(choice) == pytest.approx(expected, rel=1e-9)
