@@ -276,3 +276,20 @@ def test_results_print_themselves_and_become_frames_and_plots():
 def test_bad_arguments_are_named(arguments, error, text):
     with pytest.raises(error, match=f"^{text}"):
         bnrank.compare(*arguments)
+
+
+def test_weights_and_biases_in_another_order_are_matched():
+    a = mlp(4, 6, 6, 2).state_dict()
+    names = sorted(a, key=lambda name: (name[0], name[2]))  # biases first, as in a sorted file
+    found = bnrank.compare(a, {name.replace("weight", "w").replace("bias", "offset"): a[name] for name in names})
+    assert (found.data.sizes["layer"], found.data.sizes["tensor"]) == (3, 3)
+    assert float(found.data.change.max()) == float(found.data.tensor_change.max()) == 0
+    assert "only in" not in str(found)
+
+
+def test_recurrent_weights_of_one_shape_are_not_mixed_up():
+    a = {"rnn.weight_ih": normal(8, 2), "rnn.weight_hh": normal(8, 2, seed=1), "rnn.bias": normal(8)}
+    b = {f"cell.{name[4:]}": a[name] for name in sorted(a)}
+    found = bnrank.compare(a, b)
+    assert not float(found.data.change.max())
+    assert not float(found.data.tensor_change.max())

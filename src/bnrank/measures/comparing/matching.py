@@ -45,7 +45,8 @@ def matched(a: Sequence[Entry], b: Sequence[Entry]) -> Matching:
     """Return tensors in pairs: by equal names, else by names without a prefix; then by order and shape.
 
     Equal names match whatever the shapes are. By order and shape, floating-point tensors without a partner form pairs
-    of equal shape in runs that have the same order on both sides, the longest run first.
+    of equal shape: first, in order, those with the same end of the name (``weight_ih``); then runs that have the same
+    order on both sides, the longest run first.
 
     Examples
     --------
@@ -92,9 +93,34 @@ def _by_prefix(a: Sequence[str], b: Sequence[str]) -> dict[int, tuple[int, str]]
 
 
 def _by_order(a: Sequence[Entry], b: Sequence[Entry], chosen: dict[int, tuple[int, str]]) -> None:
+    _by_last_name(a, b, chosen)
+    for matrices in (True, False):  # of which a module has the weight first, and a file the bias
+        _in_order(a, b, chosen, matrices)
+
+
+def _by_last_name(a: Sequence[Entry], b: Sequence[Entry], chosen: dict[int, tuple[int, str]]) -> None:
+    """Choose in order those that have one shape and the end of the name in common."""
     taken = {j for j, _ in chosen.values()}
-    free_a = [i for i, entry in enumerate(a) if i not in chosen and entry.floating]
-    free_b = [j for j, entry in enumerate(b) if j not in taken and entry.floating]
+    groups: list[dict[tuple[str, tuple[int, ...]], list[int]]] = []
+    for entries, used in ((a, set(chosen)), (b, taken)):
+        groups.append({})
+        for i, entry in enumerate(entries):
+            if i not in used and entry.floating:
+                groups[-1].setdefault((entry.name.rpartition(".")[2], entry.shape), []).append(i)
+    for key, places in groups[0].items():
+        chosen.update({i: (j, ORDER) for i, j in zip(places, groups[1].get(key, []), strict=False)})
+
+
+def _in_order(a: Sequence[Entry], b: Sequence[Entry], chosen: dict[int, tuple[int, str]], matrices: bool) -> None:
+    taken = {j for j, _ in chosen.values()}
+    free_a, free_b = (
+        [
+            i
+            for i, entry in enumerate(entries)
+            if i not in used and entry.floating and (len(entry.shape) > 1) == matrices
+        ]
+        for entries, used in ((a, chosen), (b, taken))
+    )
     shapes = [a[i].shape for i in free_a], [b[j].shape for j in free_b]
     for block in SequenceMatcher(None, *shapes, autojunk=False).get_matching_blocks():
         for k in range(block.size):
