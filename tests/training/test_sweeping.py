@@ -13,6 +13,7 @@ import sys
 import textwrap
 import time
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,12 +23,15 @@ import torch
 import xarray as xr
 
 import bnrank
+from bnrank._core import store
+from bnrank._core.processes import end_gently
 from bnrank.training.sweeping import driver, leases
 from bnrank.training.sweeping.driver import _tell
 from bnrank.training.sweeping.folder import SweepFolder, planned
 from bnrank.training.sweeping.groups import Group, decoded, encoded, grouped, store_task
 from bnrank.training.sweeping.rows import Reader, Writer
 from bnrank.training.sweeping.work import drain, work
+from bnrank.training.trainer import CHECKPOINT
 
 from .common import dead
 
@@ -270,6 +274,27 @@ def test_what_waits_for_the_lease_of_another_process_is_trained_once(tmp_path):
     lease.release()
     assert work(*arguments) == "trained"
     assert work(*arguments) == "stored"
+
+
+def _drained(folder, text):
+    end_gently()
+    list(drain(SweepFolder.open(folder), [Group.from_json(text)], None))
+
+
+def test_a_process_that_is_asked_to_end_writes_a_checkpoint_and_gives_its_lease_back(tmp_path):
+    folder = SweepFolder.create(tmp_path)
+    (group,) = groups_of(folder, 2, **{"steps": 10**7, "record": 10**7})
+    (group,) = planned(folder, [replace(group, checkpoint_every=1009)])
+    process = multiprocessing.get_context("fork").Process(target=_drained, args=(tmp_path, group.to_json()))
+    process.start()
+    until = time.monotonic() + 60
+    while folder.progress(group) is None and time.monotonic() < until:
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGTERM)
+    process.join(60)
+    assert process.exitcode not in (None, 0)
+    assert not leases.names(tmp_path)
+    assert store.read(folder.checkpoints(group) / CHECKPOINT).about["step"] % 1009  # where it was
 
 
 def test_networks_of_dead_workers_are_waiting_and_of_live_ones_running(tmp_path):
