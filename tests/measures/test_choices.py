@@ -10,7 +10,7 @@ from torch import nn
 import bnrank
 import helpers
 from bnrank._core import deadline
-from bnrank.measures import choices, describe, profile, usage
+from bnrank.measures import choices, describe, profile, samplewise, usage
 
 normal = functools.partial(helpers.normal, dtype=torch.float32)
 OF = {
@@ -151,3 +151,15 @@ def test_jacobians_and_the_ntk_of_large_modules_are_computed_where_requested(mon
     assert not {"ntk_trace", "jacobian_singular_values"} & computed(ds)
     assert any("Jacobians and the NTK" in line and "what=" in line for line in describe(ds))
     np.testing.assert_allclose(whole.ntk_trace, profile(mlp, x).ntk_trace)  # closed forms of an MLP are cheap
+
+
+def test_recurrent_layers_with_many_outputs_have_no_ntk_and_a_hint(monkeypatch):
+    torch.manual_seed(0)
+    net, x = nn.LSTM(3, 2, batch_first=True), normal(6, 4, 3)
+    assert np.isfinite(profile(net, x).ntk_trace).all()
+    monkeypatch.setattr(samplewise, "MAX_PASSES", 5 * 4 * 2)
+    ds = profile(net, x, what=("weights", "ntk"))
+    assert "ntk_trace" not in computed(ds)
+    (line,) = [line for line in describe(ds) if "ntk_trace: 48 backward passes" in line]
+    assert line.endswith("max_jacobian_samples=5 stays below it")
+    assert np.isfinite(profile(net, x, what=("weights", "ntk"), max_jacobian_samples=5).ntk_trace).all()

@@ -19,6 +19,7 @@ from bnrank.networks.inputs import Inputs, Samples
 RTOL = 1e-6  # singular values of a Jacobian above this, relative to its largest, count as non-zero
 MAX_JACOBIAN_WORK = 10**11  # samples x d_in x d_out x min(d_in, d_out)
 BLOCKS = 10  # of samples, after each of which the time is looked at
+MAX_PASSES = 4000  # samples x d_out where outputs are differentiated one by one: some ten seconds
 MAX_NTK_WORK = 2 * 10**10  # samples x d_out x parameters, for modules other than MLP
 
 
@@ -92,6 +93,7 @@ class SampleMeasures:
             "ntk" in parts
             and not traced
             and (closed or self._affordable("ntk_trace", self.n * d_out * parameters, MAX_NTK_WORK))
+            and self._passable(net, d_out)
         ):
             try:
                 found = [ntk.trace(net, part, dtype=dtype).cpu() for part in self._blocks(x, "ntk_trace", deadline)]
@@ -136,6 +138,17 @@ class SampleMeasures:
 
     def _skip(self, reason: str) -> None:
         self.skipped.append({"name": "", "type": self.kind, "reason": reason})
+
+    def _passable(self, net: nn.Module, d_out: int) -> bool:
+        """Return whether the outputs of recurrent layers, which are differentiated one by one, are few enough."""
+        passes = self.n * d_out
+        if passes <= MAX_PASSES or not any(isinstance(part, nn.RNNBase) for part in net.modules()):
+            return True
+        most = MAX_PASSES // d_out
+        hint = f"max_jacobian_samples={most} stays below it" if most else "one sample exceeds it"
+        text = f"{passes} backward passes, one per output, since it has recurrent layers; the limit is {MAX_PASSES}"
+        self._skip(f"ntk_trace: {text}; {hint}")
+        return False
 
     def _affordable(self, what: str, work: int, limit: int) -> bool:
         if work > limit:
