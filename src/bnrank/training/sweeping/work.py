@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 import threading
@@ -18,13 +19,14 @@ from bnrank._core import store
 from bnrank._core.files import writing
 from bnrank._core.locks import StorageError
 from bnrank.measures import bottlenecks
+from bnrank.networks import MLP
 from bnrank.training.history import Run
 from bnrank.training.sweeping import leases
 from bnrank.training.sweeping.folder import ARRAYS, FAILED, SweepFolder
 from bnrank.training.sweeping.groups import Group, Member, first, load_task
 from bnrank.training.sweeping.packed import pack
 from bnrank.training.sweeping.rows import Writer
-from bnrank.training.trainer import with_checkpoints
+from bnrank.training.trainer import train, with_checkpoints
 
 SCALARS = ("loss", "cost", "parameter_norm", "gradient_norm", "balance_residual")
 KIND = "group of a sweep"
@@ -97,6 +99,7 @@ def _part(folder: SweepFolder, writer: Writer, group: Group, call: str | None, r
     folder.refresh()
     if folder.is_done(*group.members):
         return "stored"
+    _import_all()
     lease = leases.take(folder.path, group.id, progress=folder.progress(group))
     if lease is None:
         return "busy"
@@ -109,6 +112,12 @@ def _part(folder: SweepFolder, writer: Writer, group: Group, call: str | None, r
         if lease.attempt > retries + 1:
             return _isolated(folder, writer, group, lease.attempt - 1, call)
         return _trained(folder, writer, group, call, lease)
+
+
+@functools.cache
+def _import_all() -> None:
+    """Import what a training imports, which takes seconds, before a group is held: a kill then is no fault of it."""
+    train(MLP([1, 1, 1]), (torch.ones(2, 1), torch.ones(2, 1)), steps=1, progress=False)
 
 
 def _isolated(folder: SweepFolder, writer: Writer, group: Group, died: int, call: str | None) -> str:
