@@ -14,6 +14,7 @@ from bnrank import cli
 VALID = {
     "demo": [],
     "train": ["data.npz", "--depth", 2, "--width", 3, "--steps", 2, "--members", 1, "--quiet"],
+    "sweep": ["grid.toml", "--processes", 1, "--quiet"],
     "profile": ["model.safetensors", "data.npz"],
     "check": ["model.safetensors", "data.npz", "--only", "T4"],
     "discover": ["data.npz", "--ridges", 0.1, "--depth", 2, "--width", 3, "--steps", 5, "--members", 1, "--quiet"],
@@ -26,6 +27,12 @@ BAD = {  # by option; the others by their kind
     "MODEL": ["", "none.safetensors", "folder", "empty.safetensors", "bytes.safetensors", "net.py", "net.py:none"],
     "DATA": ["", "none.npz", "folder", "empty.npz", "empty.csv", "bytes.npz", "bytes.csv", "ragged.csv", "low rank"],
     "FIGURE": ["", "F99"],
+    "GRID": ["", "none.toml", "folder", "data.npz", "pipe"],
+    "--worker": ["", "none", "folder", "data.npz", "pipe"],
+    "--processes": ["0", "-1", "x"],
+    "--idle": ["-1", "nan", "x"],
+    "--threads": ["0", "-1", "x"],
+    "--table": ["", "folder", "none/t.csv", "t.txt"],
     "FOLDER": ["", "none", "folder", "data.npz", "pipe"],
     "--out": ["data.npz/x", "a" * 300],
     "A": ["", "none.safetensors", "bytes.safetensors", "net.py", "net.py:none", "pipe"],
@@ -92,6 +99,9 @@ def own(tmp_path):
     (tmp_path / "ragged.csv").write_text("a,b\n1,2\n3\n")
     (tmp_path / "net.py").write_text("from torch import nn\n\ndef build():\n    return nn.Linear(6, 3)\n")
     (tmp_path / "folder").mkdir()
+    (tmp_path / "grid.toml").write_text('[task]\nfile = "data.npz"\n[grid]\ndepth = 2\nwidth = 3\n[train]\nsteps = 2\n')
+    (tmp_path / "swept").mkdir()
+    (tmp_path / "swept" / "sweep.json").write_text("{}")
     (tmp_path / "checkpoints").mkdir()
     for step in (1, 2):
         save_file({"0.weight": torch.randn(3, 6)}, tmp_path / "checkpoints" / f"step-{step}.safetensors")
@@ -117,6 +127,8 @@ def cases():
                 given = list(VALID[verb])
                 if name in ("--code", *TABLE) and verb == "compare":
                     given += ["--x", "data.npz"]
+                if verb == "sweep" and name in ("--worker", "--idle", "--threads", "--max-minutes"):
+                    given = [] if name == "--worker" else ["--worker", "swept"]
                 if name == "--weights" and verb != "discover":
                     given[0] = "net.py:build"
                 if name in arguments:

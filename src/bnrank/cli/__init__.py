@@ -15,6 +15,7 @@ from bnrank.cli.discover import discover_command
 from bnrank.cli.naming import verb
 from bnrank.cli.profile import profile_command
 from bnrank.cli.reproduce import reproduce_command
+from bnrank.cli.sweep import sweep_command
 from bnrank.cli.terminal import escape, say
 from bnrank.cli.train import train_command
 from bnrank.cli.watch import watch_command
@@ -58,6 +59,7 @@ def root(version: Annotated[bool, typer.Option("--version", help="Show the versi
 
 app.command(name="demo")(verb(demo_command))
 app.command(name="train")(verb(train_command))
+app.command(name="sweep")(verb(sweep_command))
 app.command(name="profile")(verb(profile_command))
 app.command(name="watch")(verb(watch_command))
 app.command(name="compare")(verb(compare_command))

@@ -247,7 +247,7 @@ def load_module(spec: str, weights: str | os.PathLike[str] | None = None) -> nn.
     >>> load_module("torch.nn:Identity")
     Identity()
     """
-    function = _find_function(spec)
+    function = find_function(spec)
     try:
         module = function()
     except (Exception, SystemExit) as error:
@@ -311,7 +311,8 @@ def _prefixed(own: Mapping[str, Any], found: Mapping[str, Any]) -> str:
     return ""
 
 
-def _find_function(spec: str) -> Callable[[], Any]:
+def find_function(spec: str) -> Callable[..., Any]:
+    """Return a function of a file or a module: see :func:`load_module`."""
     expected = "'file.py:function' or 'package.module:function'"
     if not isinstance(spec, str):
         raise TypeError(f"spec: got {validation.describe(spec)}, expected {expected}")

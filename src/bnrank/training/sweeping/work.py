@@ -55,7 +55,7 @@ def work(path: str, text: str, call: str | None, threads: int | None, retries: i
     if threads is not None and os.getpid() != driver:
         torch.set_num_threads(threads)
     folder, writer = _opened(Path(path))
-    return _worked(folder, writer, Group.from_json(text), call, retries)
+    return train_group(folder, writer, Group.from_json(text), call, retries)
 
 
 def drain(folder: SweepFolder, groups: Sequence[Group], call: str | None, retries: int = RETRIES) -> Iterator[str]:
@@ -64,7 +64,7 @@ def drain(folder: SweepFolder, groups: Sequence[Group], call: str | None, retrie
         while groups:
             busy = []
             for group in groups:
-                result = _worked(folder, writer, group, call, retries)
+                result = train_group(folder, writer, group, call, retries)
                 if result == "busy":
                     busy.append(group)
                 else:
@@ -86,7 +86,8 @@ def _opened(path: Path) -> tuple[SweepFolder, Writer]:
     return _open[key][1:]
 
 
-def _worked(folder: SweepFolder, writer: Writer, group: Group, call: str | None, retries: int) -> str:
+def train_group(folder: SweepFolder, writer: Writer, group: Group, call: str | None, retries: int) -> str:
+    """Train a group, or its members one by one if it was split, unless that is done; return what `work` returns."""
     with writing("out", folder.path):
         results = [_part(folder, writer, part, call, retries) for part in folder.parts(group)]
         if "split" in results:
