@@ -364,7 +364,7 @@ def _widths(before: Sequence[tuple[str, int]], after: Sequence[tuple[str, int]])
         marks.append((start + (len(layers) - 1) / 2, f"{what} ({len(layers)})"))
         start += len(layers) + 1
     ticks = {"tickmode": "array", "tickvals": [at for at, _ in marks], "ticktext": [text for _, text in marks]}
-    x = {**ticks, "showgrid": False, "range": [0.4, start - 1.4]}
+    x = {**ticks, "title": "layers", "showgrid": False, "range": [0.4, start - 1.4]}
     units = [units for _, units in (*before, *after)]
     figure = parts.figure(bars, x, parts.value_axis("units", units), showlegend=False)
     note = "One bar for each linear or convolutional layer, in order. A layer of low rank became two, the first narrow."
