@@ -63,3 +63,11 @@ def test_a_damaged_file_is_refused(tmp_path):
     path.write_bytes(data)
     with pytest.raises(ValueError, match=r"file\.safetensors"):
         bnrank.load(path)
+
+
+def test_a_run_comes_back_without_its_network_being_given(tmp_path):
+    x = torch.randn(20, 4)
+    run = bnrank.train(bnrank.MLP([4, 3, 2]), (x, x[:, :2]), steps=2, out=tmp_path / "run", progress=False)
+    opened = bnrank.load(tmp_path / "run")
+    same(run.history, opened.history)
+    assert torch.equal(opened.network(0).weights[0], run.network(0).weights[0])

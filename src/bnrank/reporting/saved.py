@@ -73,7 +73,7 @@ def load(
     validation.optional(validation.kind, net, "net", nn.Module)
     slope = validation.slope(slope)
     if os.path.isdir(path):  # noqa: PTH112 - no error for names that are too long
-        return open_run(path, copied(net), "path")
+        return open_run(path, net if net is None else copied(net), "path")
     stored = store.read(path)
     if stored.kind and (slope or order is not None):
         raise ValueError(f"slope, order: got {slope:g}, {order}, expected neither for {path}, which has its own")
