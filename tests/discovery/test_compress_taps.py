@@ -66,6 +66,9 @@ def test_exactly_the_taps_that_never_matter_go(layer, pads, shape):
 def test_a_kernel_that_is_read_everywhere_stays_and_so_does_one_on_inputs_of_several_sizes():
     net = Padded(nn.Conv1d(2, 2, 3, padding=1))
     assert trimmed(net, ["layer"], normal(4, 2, 8)) == {}
+    net = Padded(nn.Conv1d(2, 3, 6, padding=5, dilation=2))  # reads only padding, left and right of one entry
+    assert trimmed(net, ["layer"], normal(6, 2, 1)) == {}
+    assert torch.equal(net(normal(6, 2, 1)), net.layer.bias.expand(6, -1)[..., None])
     net = Padded(nn.Conv1d(2, 2, 7, padding=3))
     net.forward = lambda x: net.layer(x)[..., :1] + net.layer(x[..., :1])
     assert trimmed(net, ["layer"], normal(4, 2, 2)) == {}

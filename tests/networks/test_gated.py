@@ -92,3 +92,23 @@ def test_what_it_does_not_take():
     packed = nn.utils.rnn.pack_sequence([torch.zeros(3, 5), torch.zeros(2, 5)])
     with pytest.raises(TypeError, match="packed sequences"):
         FactoredRecurrent("LSTM", 5, 4)(packed)
+
+
+@pytest.mark.parametrize("unrolled", [False, True])
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "LSTMCell", "GRUCell"])
+def test_inputs_and_states_of_other_shapes_are_refused_as_by_torch(kind, unrolled):
+    full, cell, lstm = made(kind), kind.endswith("Cell"), kind.startswith("LSTM")
+    found = FactoredRecurrent.like(full)
+    found.unrolled = unrolled
+    x, start = (normal(3, 5), (3, 4)) if cell else (normal(6, 3, 5), (1, 3, 4))
+    wide, deep, other = torch.cat([x, x], -1), x[None, None], normal(*start[:-2], 6, 4)
+    for given, states in ((wide, None), (deep, None), (x, other), (x, normal(*start)[None])):
+        hx = (states, states) if lstm and states is not None else states
+        for module in (full, found):
+            with pytest.raises((ValueError, RuntimeError)):
+                module(given, hx)
+    if lstm:
+        with pytest.raises(ValueError, match=r"hx: got \(.*\), expected 2 of shape"):
+            found(x, (normal(*start),))
+        state = [normal(*start, seed=1), normal(*start, seed=2)]
+        assert torch.allclose(found(x, state)[1 if cell else 0], full(x, state)[1 if cell else 0], rtol=0, atol=1e-12)

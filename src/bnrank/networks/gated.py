@@ -116,8 +116,11 @@ class FactoredRecurrent(nn.Module):
         """Return what the torch module returns."""
         if not isinstance(input, Tensor):
             raise TypeError(f"input: got a {type(input).__name__}, expected a tensor; packed sequences are not taken")
-        lstm = self.kind.startswith("LSTM")
-        if self.kind.endswith("Cell"):
+        lstm, cell = self.kind.startswith("LSTM"), self.kind.endswith("Cell")
+        if input.ndim not in ((1, 2) if cell else (2, 3)):
+            expected = "(N, features) or (features,)" if cell else "three dimensions, or two for one sample"
+            raise ValueError(f"input: got shape {tuple(input.shape)}, expected {expected}")
+        if cell:
             given = input if input.ndim == 2 else input[None]
             states = self._states(given[:, None], hx, input.ndim == 2)
             _, end = self._run(0, given[:, None], states[0])
@@ -147,7 +150,14 @@ class FactoredRecurrent(nn.Module):
         count, parts = len(self.hidden), 2 if self.kind.startswith("LSTM") else 1
         if hx is None:
             return [(value.new_zeros(len(value), self.hidden_size),) * parts] * count
-        given = hx if isinstance(hx, tuple) else (hx,)
+        given = (hx,) if isinstance(hx, Tensor) else tuple(hx)
+        shape = (count, len(value), self.hidden_size)
+        if self.kind.endswith("Cell"):
+            shape = shape[1:]
+        shape = shape if batched else tuple(n for i, n in enumerate(shape) if i != len(shape) - 2)
+        if len(given) != parts or any(tuple(state.shape) != shape for state in given):
+            got = ", ".join(str(tuple(state.shape)) for state in given)
+            raise ValueError(f"hx: got {got}, expected {parts} of shape {shape}")
         rows = [state.reshape(count, -1, self.hidden_size) for state in given]
         return [tuple(state[i] for state in rows) for i in range(count)]
 
@@ -175,6 +185,8 @@ class FactoredRecurrent(nn.Module):
         first, hidden = (cast(Any, layers[i]) for layers in (self.input, self.hidden))
         if isinstance(first, nn.Sequential):
             value, first = F.linear(value, cast(Tensor, first[0].weight)), first[1]
+        elif value.shape[-1] != first.in_features:  # torch's kernels read beyond it
+            raise ValueError(f"input: got {value.shape[-1]} features, expected {first.in_features}")
         weight = hidden.weight if isinstance(hidden, nn.Linear) else hidden[1].weight @ hidden[0].weight
         back = hidden if isinstance(hidden, nn.Linear) else hidden[1]
         biases = [layer.bias if layer.bias is not None else weight.new_zeros(len(weight)) for layer in (first, back)]

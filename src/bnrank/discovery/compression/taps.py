@@ -83,7 +83,7 @@ def _box(value: Tensor, axes: int) -> Tensor | None:
 
 
 def _smaller(layer: Any, box: list[list[int]], size: torch.Size, out: torch.Size) -> list[nn.Module] | None:
-    """Return a convolution without the taps that never read inside the box; None where all of them do."""
+    """Return a convolution without the taps that never read inside the box; None where all of them do, or none."""
     cuts, pads = [], []
     for axis, (first, last) in enumerate(zip(*box, strict=True)):
         stride, step, taps = layer.stride[axis], layer.dilation[axis], layer.kernel_size[axis]
@@ -93,7 +93,9 @@ def _smaller(layer: Any, box: list[list[int]], size: torch.Size, out: torch.Size
         starts = torch.arange(out[axis]) * stride - left
         read = starts[:, None] + step * torch.arange(taps)
         used = ((read >= first) & (read <= last)).any(0).nonzero().flatten().tolist()
-        cuts.append(slice(used[0], used[-1] + 1) if used else slice(0, 1))
+        if not used:  # the output is the bias
+            return None
+        cuts.append(slice(used[0], used[-1] + 1))
         left -= step * cuts[-1].start
         right = (out[axis] - 1) * stride + step * (cuts[-1].stop - cuts[-1].start - 1) + 1 - size[axis] - left
         pads.append((left, right))
