@@ -61,6 +61,13 @@ def test_unequal_ranks_that_are_no_better_are_not_returned(monkeypatch):
     assert set(pattern.ranks.values()) == {2}
 
 
+def test_where_nothing_is_left_to_learn_the_ranks_are_uniform():
+    net, x = bnrank.MLP([3, 8, 8, 2], seed=0), normal(50, 3).float()
+    pattern = bnrank.lora_ranks(net, x, net(x).detach(), budget=40, steps=8)
+    assert pattern.is_uniform
+    assert pattern.ranks == {"layers.0": 1, "layers.1": 1, "layers.2": 1}
+
+
 def test_ignored_labels_do_not_count():
     torch.manual_seed(0)
     net, x = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)), normal(30, 5, 4).float()

@@ -189,7 +189,7 @@ def _proposed(
     for ranks in (own, same):
         parts = {name: _truncated(*cut[name], *found.roots[name], ranks[name], factors[name][0]) for name in names}
         trials.append(found.trained(parts, max(1, steps // 4), rate, 0.0, seed)[1])
-    if trials[0] <= trials[1] - MARGIN * abs(trials[1]) or own == same:
+    if trials[0] < trials[1] - MARGIN * abs(trials[1]) or own == same:
         return own, gains, own == same
     return _spend(gains, sizes, same, budget, most), gains, True
 

@@ -151,10 +151,8 @@ class FactoredRecurrent(nn.Module):
         if hx is None:
             return [(value.new_zeros(len(value), self.hidden_size),) * parts] * count
         given = (hx,) if isinstance(hx, Tensor) else tuple(hx)
-        shape = (count, len(value), self.hidden_size)
-        if self.kind.endswith("Cell"):
-            shape = shape[1:]
-        shape = shape if batched else tuple(n for i, n in enumerate(shape) if i != len(shape) - 2)
+        shape: tuple[int, ...] = () if self.kind.endswith("Cell") else (count,)
+        shape = (*shape, len(value), self.hidden_size) if batched else (*shape, self.hidden_size)
         if len(given) != parts or any(tuple(state.shape) != shape for state in given):
             got = ", ".join(str(tuple(state.shape)) for state in given)
             raise ValueError(f"hx: got {got}, expected {parts} of shape {shape}")

@@ -70,8 +70,9 @@ def compress(
 
     In a module of several segments, steps 3 and 4 come last and cover all layers together, also those that code calls
     one by one; units are removed where a trial shows that only the next layer reads them. Before that, taps of kernels
-    that read nothing but zeros on all samples (padding, on images smaller than the kernel reaches) are removed. The
-    projections of ``nn.MultiheadAttention`` and the matrices of LSTM and GRU are layers, too: these modules become a
+    that read nothing but zeros on all samples (padding, on images smaller than the kernel reaches) are removed; the
+    reduced module is then valid only for inputs of this size. The projections of ``nn.MultiheadAttention`` and the
+    matrices of LSTM and GRU are layers, too: these modules become a
     :class:`~bnrank.networks.attention.FactoredAttention` or :class:`~bnrank.networks.gated.FactoredRecurrent`.
     Segments are reduced with 0, 60 or 100 percent of the tolerance before; the outcome with the fewest parameters is
     selected.
