@@ -22,14 +22,18 @@ def table():
 class Breaking(Executor):
     """An executor that loses its second training, and takes no more work."""
 
-    def __init__(self, lasting=False):
-        self.calls, self.lasting = 0, lasting
+    def __init__(self, lasting=False, cancels=False):
+        self.calls, self.lasting, self.cancels = 0, lasting, cancels
 
     def submit(self, function, /, *args, **kwargs):
         self.calls += 1
         if self.calls > 2 and not self.lasting:
             raise BrokenProcessPool("a process was killed")
         future = Future()
+        if self.calls == 2 and self.cancels:
+            future.cancel()
+            future.set_running_or_notify_cancel()
+            return future
         if self.calls == 2:
             future.set_exception(BrokenProcessPool("a process was killed"))
             return future
@@ -40,7 +44,7 @@ class Breaking(Executor):
         return future
 
 
-@pytest.mark.parametrize("kind", ["threads", "one that loses a training", "a function"])
+@pytest.mark.parametrize("kind", ["threads", "one that loses a training", "one that cancels a training", "a function"])
 def test_an_executor_gives_the_same_bits(table, kind):
     x, y = table
     expected = BottleneckRegressor(**SETTINGS).fit(x, y).predict(x)
@@ -51,7 +55,7 @@ def test_an_executor_gives_the_same_bits(table, kind):
         return made[-1]
 
     with ThreadPoolExecutor(2) as threads:
-        executor = {"threads": threads, "a function": make}.get(kind, Breaking(lasting=True))
+        executor = {"threads": threads, "a function": make}.get(kind, Breaking(True, cancels="cancels" in kind))
         fitted = BottleneckRegressor(**SETTINGS, executor=executor).fit(x, y)
     np.testing.assert_array_equal(fitted.predict(x), expected)
     assert kind != "a function" or len(made) >= 2

@@ -18,6 +18,10 @@ def normal(*shape, seed=0, dtype=torch.float32):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
+def zeros(*shape):
+    return torch.zeros(shape)
+
+
 def mlp(*widths, seed=0, between=nn.ReLU):
     torch.manual_seed(seed)
     layers = [part for a, b in itertools.pairwise(widths) for part in (nn.Linear(a, b), between())]
@@ -137,7 +141,7 @@ def test_outputs_change_over_their_norm_and_over_their_spread():
     assert found.data.attrs["output_change_of_spread"] == pytest.approx(
         math.sqrt(30) / float((out - out.mean(0)).norm())
     )
-    assert "No matrix changed, but 1 other tensors did." in str(found)
+    assert "No matrix changed, 1 vector or other tensor did." in str(found)
 
 
 def test_tensors_are_matched_by_name_prefix_and_order():
@@ -259,6 +263,28 @@ def test_results_print_themselves_and_become_frames_and_plots():
     assert found.layers()[1]["matrix"] == "2: 2.weight"
     assert [row["layer of b"] for row in found.representations()] == ["1: 0", "2: 2", "3: 4"]
     assert found.data["change"].attrs["long_name"]
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "said"),
+    [
+        ({"w": zeros(3, 3)}, {"w": torch.eye(3)}, "1 of 1 matrix changed, from 0; the stable rank of the change is 3 "),
+        (mlp(4, 6, 2), mlp(4, 7, 2), "1 vector or other tensor did. 2 matrices with a partner of another shape."),
+        ({"w": zeros(2, 3), "b": zeros(3)}, {"w": zeros(2, 2), "b": zeros(3)}, "The only tensor that was compared is "),
+        ({"w": zeros(2, 3), "b": zeros(3)}, {"w": zeros(2, 2), "b": zeros(3)}, "equal. 1 matrix with a partner of ano"),
+        ({"v": normal(3), "w": normal(3)}, {"v": zeros(3), "w": zeros(3)}, "2 vectors and other tensors did."),
+        (
+            {"v": normal(3, 3), "w": normal(3, 2)},
+            {"v": zeros(3, 3), "w": normal(4, 2)},
+            "1 of 2 matrices changed, by 1 times",
+        ),
+    ],
+)
+def test_the_headline_says_what_differs(a, b, said):
+    headline = bnrank.compare(a, b).headline
+    assert said in headline
+    assert "1 matrices" not in headline
+    assert "All 1" not in headline
 
 
 @pytest.mark.parametrize(

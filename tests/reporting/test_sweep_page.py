@@ -65,6 +65,43 @@ def test_values_far_apart_have_a_logarithmic_scale():
     assert texts == ["1e-06", "1"]
 
 
+def test_axes_of_numbers_texts_and_none_are_drawn(tmp_path):
+    settings = [
+        {"init": init, "batch_size": size, "depth": depth}
+        for init in ("he", 0.1)
+        for size in (None, 8)
+        for depth in (2, 3)
+    ]
+    settings = [setting | {"width": 4} for setting in settings]
+    quick = {name: value for name, value in QUICK.items() if name != "grid"} | {"optimizer": "adam"}
+    table = bnrank.sweep(TASK, grid=settings, out=tmp_path / "out", **quick)
+    stored = bnrank.Sweep.open(tmp_path / "out")
+    for results in (table, stored.to_frame()):
+        drawn = phase_diagram(results, "init", "batch_size", "loss")
+        assert (drawn.xs, drawn.ys) == ([0.1, "he"], [8, "None"])
+        means = [[results.loss[[a, a + 1]].mean() for a in row] for row in ((6, 2), (4, 0))]
+        np.testing.assert_allclose(drawn.means, means, rtol=1e-12)
+    assert stored.run(init="he", batch_size=None, depth=2).summary.loss.values == table.loss[0]
+    captions = list(sweep_figures(stored))
+    assert "loss, mean of 2 networks per cell, over init and batch size" in captions
+    assert bnrank.report(stored, tmp_path / "page.html").exists()
+
+
+def test_a_result_of_many_numbers_per_network_is_refused(swept):
+    _, results = swept
+    with pytest.raises(ValueError, match="'weight_singular_values', over layer and index, expected one number per net"):
+        phase_diagram(results, "depth", "ridge", "weight_singular_values")
+    first = results.sel(layer=1, index=1)
+    assert (phase_diagram(first, "depth", "ridge", "weight_singular_values").counts == 2).all()
+
+
+def test_a_sweep_of_which_nothing_is_trained_is_drawn(tmp_path):
+    bnrank.sweep(TASK, out=tmp_path, **AXES, **QUICK | {"processes": 0})
+    stored = bnrank.Sweep.open(tmp_path)
+    assert stored.plot().get_title() == "bottleneck rank: no network has one"
+    assert stored.to_frame()[["status", "loss", "bottleneck_rank"]].isna().all().tolist() == [False, True, True]
+
+
 def test_a_sweep_draws_and_reports_itself(swept, tmp_path):
     folder, results = swept
     stored = bnrank.Sweep.open(folder)
@@ -123,6 +160,16 @@ def test_a_page_is_written_until_the_sweep_ends(tmp_path, monkeypatch):
     assert 'http-equiv="refresh"' not in page.read_text()
     with pytest.raises(ValueError, match=r"folder: got .*expected the folder of a sweep"):
         bnrank.reporting.follow(tmp_path, page)
+
+
+def test_failures_need_not_have_all_axes_of_the_folder(tmp_path):
+    bnrank.sweep(TASK, depths=[2], out=tmp_path, **QUICK)
+    grid = {"width": [4], "lr": [1e-3, 1e-2]}
+    bnrank.sweep(TASK, depths=[2], out=tmp_path, **QUICK | {"grid": grid, "optimizer": "adam"})
+    stored = bnrank.Sweep.open(tmp_path)
+    rows = [row | {"status": "failed", "error": "a"} for row in stored.rows]
+    (title, _), *_ = failures(bnrank.Sweep(stored.folder, rows))
+    assert title == "3 failed: a"
 
 
 def test_errors_of_one_kind_are_one_entry(swept):

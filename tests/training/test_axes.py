@@ -85,6 +85,19 @@ def test_one_value_is_no_axis_of_the_result():
     assert list(same.loss.dims) == ["depth", "width", "size", "ridge", "seed"]
 
 
+def test_seeds_of_64_bits_are_trained_and_stored_as_they_are(tmp_path):
+    seeds = [2**64 - 1, 2**63, 5]
+    found = bnrank.sweep(TASK, depths=[2], seeds=seeds, grid={"width": [4]}, out=tmp_path, **QUICK)
+    assert found.seed.values.tolist() == seeds
+    for seed in seeds:
+        assert_same(found.sel(seed=seed).squeeze(), alone(TASK, seed=seed))
+        assert bnrank.Sweep.open(tmp_path).run(seed=seed, depth=np.int64(2)).summary.seed.values.tolist() == [seed]
+    run = bnrank.train(bnrank.MLP([5, 4, 4]), TASK, seed=[2**64 - 1, 5], steps=5, progress=False)
+    assert run.summary.seed.values.tolist() == [2**64 - 1, 5]
+    same = bnrank.sweep(TASK, depths=[2], seeds=[2**63], grid={"width": [4]}, **QUICK)  # the only one
+    assert same.loss.item() == found.loss.sel(seed=2**63).item()
+
+
 # keys ----------------------------------------------------------------------------------------------------------------
 
 

@@ -8,6 +8,7 @@ import torch
 from scipy.optimize import minimize
 from torch import nn
 
+import bnrank
 from bnrank.tasks import Task
 from bnrank.training import kronecker
 from bnrank.training.ensemble import Workers
@@ -244,6 +245,12 @@ def test_kronecker_curvature_of_one_layer_is_the_hessian(loss):
     estimate = torch.linalg.inv(inverse)
     assert float((estimate - hessian).norm() / hessian.norm()) < 0.12
     assert float(cost(flat(net))) == pytest.approx(float(cost_of(net, task).detach()))
+
+
+@pytest.mark.parametrize("seed", [2**45, 2**64 - 1])
+def test_seeds_of_64_bits_reach_the_curvature(seed):
+    run = bnrank.train(mlp(3, 5, 2), random_task(20), seed=seed, optimizer="kfac-lbfgs", steps=3, progress=False)
+    assert np.isfinite(run.summary.loss.values).all()
 
 
 def test_curvature_of_a_diverging_member_does_not_fail():

@@ -13,8 +13,8 @@ def watched_blocks(record: WatchRecord, key: str) -> list[Block]:
     steps, rows = history["step"].values, record.summary()
     blocks: list[Block] = [Text(watched_headline(record), "headline")]
     if len(steps):
-        many = f"{len(steps)} measurements, steps {steps[0]:,} to {steps[-1]:,}"
-        blocks.append(Text(f"{many}. Ranges in the table are from the first to the last, other numbers of the last."))
+        ranges = "Ranges in the table are from the first to the last, other numbers of the last."
+        blocks.append(Text(f"{record.span}. {ranges}"))
     blocks += [Text(f"{note[0].upper()}{note[1:]}.") for note in record.notes]
     blocks += [Plot(key, view)] if view.groups[0].charts else []
     return [*blocks, *table(rows, f"Layers ({len(rows)})", whole=len(rows) <= ALL_LAYERS)]

@@ -129,7 +129,7 @@ class KroneckerCurvature:
 
     def _random_outputs(self, output: Tensor, count: int) -> Tensor:
         """Return one random vector per sample whose covariance is the Hessian of the loss in the outputs."""
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + count)
+        generator = torch.Generator().manual_seed((self.seed * 1_000_003 + count) % 2**64)
         noise = torch.randn(output.shape, generator=generator, dtype=output.dtype).to(output.device)
         if self.loss == "mse":
             return noise.mul_(math.sqrt(2))

@@ -333,6 +333,17 @@ def _optimizer(optimizer: object, net: nn.Module, batch_size: int | None) -> tup
     return name, Adam() if name == "adam" else GradientDescent() if name == "gd" else None
 
 
+def whole_numbers(values: Sequence[int]) -> np.ndarray:
+    """Return integers as an array: with one beyond 2**63, such as a seed, NumPy would make floating-point numbers.
+
+    Examples
+    --------
+    >>> whole_numbers([0, 7]).dtype, whole_numbers([0, 2**64 - 1]).tolist()
+    (dtype('int64'), [0, 18446744073709551615])
+    """
+    return np.array(values, dtype=np.uint64 if max(values) >= 2**63 else np.int64)
+
+
 def _seeds(seed: int | Sequence[int] | None, count: int, default: int) -> tuple[int, ...]:
     entries = _entries(seed)
     if entries is not None:

@@ -32,7 +32,7 @@ from bnrank.training.kronecker import KroneckerCurvature
 from bnrank.training.objectives import MLPObjective, ModuleObjective
 from bnrank.training.options import Adam, GradientDescent, Record, Save, Stop, Watcher, folder_of, given
 from bnrank.training.quasi_newton import LBFGS, Optimizer, WarmStarted
-from bnrank.training.settings import Start, TrainSettings, by_hand, starting_points
+from bnrank.training.settings import Start, TrainSettings, by_hand, starting_points, whole_numbers
 
 CHECKPOINT = "checkpoint.safetensors"
 
@@ -407,7 +407,7 @@ class _Trainer:
 
     def _result(self, status: list[str]) -> Run:
         settings = self.settings
-        values = {"seed": list(settings.seeds), "ridge": list(settings.ridge), "status": status}
+        values = {"seed": whole_numbers(settings.seeds), "ridge": list(settings.ridge), "status": status}
         if settings.lr:
             values["lr"] = list(settings.lr)
         coords = {name: ("member", value) for name, value in values.items()}

@@ -27,7 +27,7 @@ from bnrank.discovery.estimators.keeping import folder_of_trainings, kept
 from bnrank.discovery.estimators.progress import current, voice
 from bnrank.training.ensemble import Workers
 from bnrank.training.interruption import interruptions
-from bnrank.training.sweeping.engines import Engine
+from bnrank.training.sweeping.engines import Engine, error_of
 from bnrank.training.sweeping.engines import engine as engine_of
 
 T = TypeVar("T")
@@ -133,7 +133,7 @@ def _on_engine(calls: Sequence[Callable[[], T]], engine: Engine) -> list[T]:
                     break
                 futures[future] = number
             for future in wait(futures, return_when=FIRST_COMPLETED).done:
-                number, lost = futures.pop(future), future.exception()
+                number, lost = futures.pop(future), error_of(future)
                 if lost is not None:
                     failures[number] += 1
                     if failures[number] > ATTEMPTS:

@@ -178,26 +178,29 @@ class Comparison(Printed):
         count = data.sizes["layer"]
         if not count and not len(known):
             return "No tensors to compare."
-        partners = f"{count} {'matrix' if count == 1 else 'matrices'}"
+        partners = _counted(count, "matrix", "matrices")
         if not len(known):
             return f"{partners} with a partner, all of another shape."
+        norms = data["update_norm"].values if "update_norm" in data else np.zeros(0)
+        others = int(np.isnan(norms).sum())
+        apart = f" {_counted(others, 'matrix', 'matrices')} with a partner of another shape." if others else ""
         if not known.any():
-            return f"All {len(known)} tensors that were compared are equal."
-        same = np.isfinite(data["change"].values) if "change" in data else np.zeros(count, dtype=bool)
-        if not same.any():
-            return f"{partners} with a partner of another shape."
-        changed = same & (data["update_norm"].values > 0)
+            many = f"All {len(known)} tensors that were compared are equal."
+            return f"{many if len(known) > 1 else 'The only tensor that was compared is equal.'}{apart}"
+        changed = norms > 0
         if not changed.any():
-            return f"No matrix changed, but {int((known > 0).sum())} other tensors did."
+            vectors = _counted(int((known > 0).sum()), "vector or other tensor", "vectors and other tensors")
+            return f"No matrix changed, {vectors} did.{apart}"
         stable, before = data["update_stable_rank"].values[changed], data["stable_rank"].values[0][changed]
-        sizes = _range(data["change"].values[changed])
-        said = f"{int(changed.sum())} of {partners} changed, by {sizes} times their norm; "
-        said += f"the stable rank of the change is {_range(stable)} (that of the weights {_range(before)})"
+        sizes = _range(data["change"].values[changed])  # infinite from 0
+        own = _range(before) or "undefined"
+        said = f"{int(changed.sum())} of {partners} changed, {f'by {sizes} times their norm' if sizes else 'from 0'}; "
+        said += f"the stable rank of the change is {_range(stable)} (that of the weights {own})"
         large = changed & (data["full_rank"].values[0] > self.top)
         if large.any():
             share = 100 * float(np.median(data["update_share"].values[large]))
             said += f", and {share:.3g} percent of it (median) is in its {self.top} largest singular values"
-        return f"{said}."
+        return f"{said}.{apart}"
 
     def _outputs(self) -> str:
         attrs = self.data.attrs
@@ -240,8 +243,15 @@ def _from_to(a: float, b: float) -> str | None:
     return first if first == second else f"{first} to {second}"
 
 
+def _counted(count: int, one: str, many: str) -> str:
+    return f"{count} {one if count == 1 else many}"
+
+
 def _range(values: np.ndarray) -> str:
+    """Return the least and the largest finite value; nothing without any."""
     known = values[np.isfinite(values)]
+    if not known.size:
+        return ""
     low, high = f"{known.min():.3g}", f"{known.max():.3g}"
     return low if low == high else f"{low} to {high}"
 

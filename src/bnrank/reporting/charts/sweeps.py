@@ -67,9 +67,9 @@ def failures(sweep: Sweep, most: int = 20) -> list[tuple[str, str]]:
     found = []
     for error, count in Counter(str(row["error"]) for row in rows).most_common(most):
         one = next(row for row in rows if str(row["error"]) == error)
-        place = ", ".join(f"{words(name)} {short(one[name])}" for name in sweep.axes)
+        place = ", ".join(f"{words(name)} {short(one[name])}" for name in sweep.axes if name in one)
         first = error.splitlines()[0] if error else "no reason is known"
-        found.append((f"{count} failed, as at {place or 'the only point'}: {first}", error))
+        found.append((f"{count} failed{f', as at {place}' if place else ''}: {first}", error))
     return found
 
 

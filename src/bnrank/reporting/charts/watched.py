@@ -64,7 +64,7 @@ def watched_headline(record: Record) -> str:
         said.append(f"Stable ranks of the weights: {first}{_range(last['stable_rank'].values)} at {when}.")
     if "change" in history and np.isfinite(last["change"].values).any():
         said.append(f"Weights have changed by {_range(last['change'].values)} times their norm.")
-    return " ".join(said) or f"{len(steps)} measurements, steps {steps[0]:,} to {steps[-1]:,}."
+    return " ".join(said) or f"{record.span}."
 
 
 def _range(values: np.ndarray) -> str:

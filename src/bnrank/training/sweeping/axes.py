@@ -12,7 +12,7 @@ import torch
 
 from bnrank._core import validation
 from bnrank.training.options import Adam, GradientDescent
-from bnrank.training.settings import OPTIMIZERS, check_dtype
+from bnrank.training.settings import OPTIMIZERS, check_dtype, whole_numbers
 
 TASK = "task."  # before the name of an argument of the function that makes the task
 BASE = ("depth", "width", "size", "ridge", "seed")
@@ -209,21 +209,23 @@ def _argument(value: Any, label: str) -> Any:
 
 
 def shown(value: Any) -> Any:
-    """Return a value as a number, text, boolean or None.
+    """Return a value as a number, text or boolean: a table has no other sign for None than for no value.
 
     Examples
     --------
-    >>> shown(Adam(0.1)), shown((3, 4)), shown(torch.float64), shown(2)
-    ("Adam(lr=0.1, schedule='constant')", '[3, 4]', 'float64', 2)
+    >>> shown(Adam(0.1)), shown((3, 4)), shown(torch.float64), shown(None), shown(2)
+    ("Adam(lr=0.1, schedule='constant')", '[3, 4]', 'float64', 'None', 2)
     """
     if isinstance(value, torch.dtype):
         return str(value).removeprefix("torch.")
+    if isinstance(value, np.generic):
+        return value.item()
     if isinstance(value, tuple):
         return str(list(value))
-    return value if value is None or isinstance(value, bool | int | float | str) else repr(value)
+    return value if isinstance(value, bool | int | float | str) else repr(value)
 
 
-def coordinate(values: Sequence[Any]) -> list[Any]:
+def coordinate(values: Sequence[Any]) -> Any:
     """Return the values of an axis for a dataset: numbers, booleans, or the texts of all.
 
     Examples
@@ -232,6 +234,8 @@ def coordinate(values: Sequence[Any]) -> list[Any]:
     ([1, 0.5], ['None', '32'])
     """
     found = [shown(value) for value in values]
+    if all(type(value) is int for value in found) and 0 <= min(found) <= max(found) < 2**64:
+        return whole_numbers(found)
     for kinds in ((int, float), (bool,)):
         if all(type(value) in kinds for value in found):
             return found

@@ -113,6 +113,8 @@ def phase_diagram(results: xr.Dataset | pd.DataFrame, x: str, y: str, value: str
         validation.text(text, name)
     if isinstance(results, xr.Dataset):
         validation.expect(value in results, "value", repr(value), f"one of {', '.join(map(str, results.data_vars))}")
+        many = [str(name) for name in ("layer", "index") if name in results[value].dims]
+        validation.expect(not many, "value", f"{value!r}, over {' and '.join(many)}", "one number per network")
         results = results[[value]].to_dataframe().reset_index()
     validation.expect(isinstance(results, pd.DataFrame), "results", results, "a Dataset or a DataFrame", TypeError)
     for name, column in (("x", x), ("y", y), ("value", value)):
@@ -121,10 +123,15 @@ def phase_diagram(results: xr.Dataset | pd.DataFrame, x: str, y: str, value: str
     values = pd.to_numeric(results[value], errors="coerce")
     got = f"{value!r}, which holds texts or no numbers"
     validation.expect(values.notna().any() or results[value].isna().all(), "value", got, "numbers")
-    cells = values.groupby([results[y], results[x]]).agg(["mean", "count"])
-    xs, ys = (sorted(results[name].dropna().unique().tolist()) for name in (x, y))
+    cells = values.groupby([results[y], results[x]], sort=False).agg(["mean", "count"])
+    xs, ys = (_ordered(results[name].dropna().unique().tolist()) for name in (x, y))
     means, counts = (cells[name].unstack().reindex(index=ys, columns=xs).to_numpy() for name in ("mean", "count"))
     return Diagram(x, y, value, xs, ys, means.astype(float), np.nan_to_num(counts).astype(int))
+
+
+def _ordered(values: list[Any]) -> list[Any]:
+    """Return values sorted, numbers before texts."""
+    return sorted(values, key=lambda value: (isinstance(value, str), value))
 
 
 def words(name: str) -> str:

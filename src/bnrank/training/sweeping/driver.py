@@ -25,7 +25,7 @@ from bnrank._core.locks import StorageError
 from bnrank._core.processes import end_gently, end_with_parent
 from bnrank._core.progress import bar
 from bnrank.training.sweeping import leases
-from bnrank.training.sweeping.engines import Engine
+from bnrank.training.sweeping.engines import Engine, error_of
 from bnrank.training.sweeping.folder import FAILED, SweepFolder
 from bnrank.training.sweeping.groups import Group
 from bnrank.training.sweeping.rows import Writer
@@ -262,7 +262,7 @@ def _some(ended: queue.SimpleQueue[Future[str]]) -> Iterator[Future[str]]:
 
 def _judged(folder: SweepFolder, group: Group, future: Future[str], errors: Counter[str]) -> list[Group]:
     """Return the group of a future that has ended without its rows, unless it has failed too often."""
-    failed = _error_of(future)
+    failed = error_of(future)
     if isinstance(failed, StorageError):
         raise failed
     errors[group.id] += failed is not None
@@ -283,13 +283,6 @@ def _lost(folder: SweepFolder, futures: dict[Future[str], Group]) -> list[Group]
             group = futures.pop(future)
             found += [] if done else [group]
     return found
-
-
-def _error_of(future: Future[str]) -> BaseException | None:
-    try:
-        return future.exception()
-    except BaseException as error:  # a cancelled future raises
-        return error
 
 
 def _fail(folder: SweepFolder, groups: Iterable[Group], error: BaseException) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Executor
+from concurrent.futures import CancelledError, Executor, Future
 from typing import Any
 
 from bnrank._core import validation
@@ -43,6 +43,21 @@ def engine(executor: Any) -> Engine | None:
         return found
 
     return make
+
+
+def error_of(future: Future[Any]) -> BaseException | None:
+    """Return the error of a future that has ended, also of a cancelled one.
+
+    Examples
+    --------
+    >>> future = Future()
+    >>> future.cancel(), error_of(future)
+    (True, CancelledError())
+    """
+    try:
+        return future.exception()
+    except CancelledError as error:
+        return error
 
 
 def _ready(executor: Any) -> Executor | None:

@@ -13,10 +13,11 @@ from bnrank._core.results import Printed
 from bnrank._core.sources import DamagedError
 from bnrank.training.history import Run
 from bnrank.training.sweeping import leases
+from bnrank.training.sweeping.axes import shown
 from bnrank.training.sweeping.diagrams import phase_diagram
 from bnrank.training.sweeping.folder import ARRAYS, FAILED, WAITING, SweepFolder
 from bnrank.training.sweeping.packed import unpack
-from bnrank.training.sweeping.tabulated import placed
+from bnrank.training.sweeping.tabulated import SCALARS, placed
 from bnrank.training.sweeping.work import KIND
 
 if TYPE_CHECKING:
@@ -73,8 +74,8 @@ class Sweep(Printed):
                 row = folder.rows.get(member.key)
                 if row is None:
                     row = {"status": RUNNING if parts[member.key] in held else WAITING}
-                shown = {name: value for name, value in row.items() if name not in ("key", "call")}
-                rows[member.key] = {"key": member.key, **placed(member.point, shown)}
+                result = {name: value for name, value in row.items() if name not in ("key", "call")}
+                rows[member.key] = {"key": member.key, **placed(member.point, result)}
         return cls(folder, list(rows.values()))
 
     @property
@@ -108,7 +109,8 @@ class Sweep(Printed):
         import pandas as pd
 
         hidden = ("weight_singular_values", "arrays", "member")
-        return pd.DataFrame([{k: v for k, v in row.items() if k not in hidden} for row in self.rows])
+        found = pd.DataFrame([{k: v for k, v in row.items() if k not in hidden} for row in self.rows])
+        return found.reindex(columns=list(dict.fromkeys([*found.columns, *SCALARS])))  # also if none is trained yet
 
     @property
     def axes(self) -> list[str]:
@@ -150,7 +152,8 @@ class Sweep(Printed):
         """
         unknown = [name for name in point if not any(name in row for row in self.rows)]
         validation.expect(not unknown, "point", f"{unknown}", "axes of the sweep")
-        rows = [row for row in self.rows if all(row.get(name) == value for name, value in point.items())]
+        wanted = {name: shown(value) for name, value in point.items()}
+        rows = [row for row in self.rows if all(row.get(name) == value for name, value in wanted.items())]
         files = {row["arrays"] for row in rows if "arrays" in row}
         counts = dict(Counter(row["status"] for row in rows))
         got = f"{point}, at which are {counts or 'no networks'}"

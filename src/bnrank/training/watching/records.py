@@ -155,6 +155,14 @@ class Record(Printed):
         axes[0].legend(fontsize=7, frameon=False)
         return axes
 
+    @property
+    def span(self) -> str:
+        """How many measurements there are, and of which steps."""
+        steps = self.history["step"].values
+        if len(steps) < 2:
+            return f"1 measurement, at step {steps[0]:,}" if len(steps) else "nothing measured yet"
+        return f"{len(steps)} measurements, steps {steps[0]:,} to {steps[-1]:,}"
+
     def __str__(self) -> str:
         history, rows = self.history, self.summary()
         title = str(history.attrs.get("title", "watch"))
@@ -162,7 +170,7 @@ class Record(Printed):
         if not len(steps):
             return "\n".join([f"{title}: nothing measured yet", *self.notes])
         chosen = evenly_spaced(len(rows), SHOWN).tolist()
-        lines = [f"{title}: {len(steps)} measurements, steps {steps[0]} to {steps[-1]}"]
+        lines = [f"{title}: {self.span}"]
         lines.append(text.render([rows[i] for i in chosen]) if rows else "no layer with a weight matrix")
         if len(chosen) < len(rows):
             lines.append(f"{len(chosen)} of {len(rows)} layers shown; .history has all")
