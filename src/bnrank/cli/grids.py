@@ -14,8 +14,10 @@ from typing import Any
 
 import bnrank
 from bnrank._core import validation
+from bnrank.cli.naming import naming
 from bnrank.networks.files import find_function
 from bnrank.training import Range, sample_settings
+from bnrank.training.sweeping.axes import CHECKS, TASK
 
 EXAMPLE = """\
 # bnrank sweep grid.toml --out sweep
@@ -50,6 +52,9 @@ steps = 100
 SECTIONS = ("task", "grid", "train", "samples", "ranges", "settings")
 LISTS = ("depth", "width", "size", "ridge", "seed")  # axes of every result
 OWN = ("checkpoint_every", "device")  # arguments of bnrank.sweep that are no axes
+SAMPLES = ("n", "method", "seed")
+ELSEWHERE = ("out", "processes")  # what errors name that does not come from the file
+ORDER = ("grid", "train", "settings", "ranges", "samples", "task")  # where a key is looked for
 
 
 @dataclass(frozen=True)
@@ -109,35 +114,51 @@ class GridFile:
 
     def naming(self) -> _Naming:
         """Name the line of a key in errors that name the key."""
-        return _Naming(self.text, self.name)
+        listed = len(tomllib.loads(self.text).get("settings", ())) or len(self.grid)
+        return _Naming(self.text, self.name, len(self.grid) // max(1, listed))
 
 
 class _Naming:
     """A context in which errors that name a key of a file name its line, too."""
 
-    def __init__(self, text: str, name: str) -> None:
-        self.text, self.name = text, name
+    def __init__(self, text: str, name: str, each: int = 1) -> None:
+        self.text, self.name, self.each = text, name, each
 
     def __enter__(self) -> None:
         return None
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, ValueError | TypeError) and not str(error).startswith(self.name):
-            head = str(error).partition(": ")[0]
+            head, colon, rest = str(error).partition(": ")
+            if setting := re.fullmatch(r"grid\[(\d+)\]\.(.+)", head):
+                place = f"settings[{int(setting[1]) // self.each}].{setting[2]}"
+                line = _line(self.text, place) or _line(self.text, setting[2])
+                where = f"{self.name}, line {line}" if line else self.name
+                raise ValueError(f"{where}: {setting[2]}{colon}{rest}") from error
             quoted = re.match(r"\S+: got '([^']+)'", str(error))
             words = [quoted[1]] if quoted and head.startswith("grid") else re.split(r"[\[\], ]+", head)
             for word in [part for each in words for part in (each, each.rpartition(".")[2])]:
                 if _line(self.text, word):
                     raise ValueError(f"{_where(self.text, self.name, word)}: {error}") from error
-            if head in ("grid", "task", "ranges", "n", "method"):
+            if head not in ELSEWHERE:
                 raise ValueError(f"{self.name}: {error}") from error
 
 
 def _line(text: str, key: str) -> int:
-    """Return the first line of a key or a table, 0 if there is none."""
-    alternatives = "|".join({re.escape(key), re.escape(key.removeprefix("task."))})
-    pattern = re.compile(rf"\s*(\[+\s*)?[\"']?(task\.)?({alternatives})[\"']?\s*[=\].]")
-    return next((i for i, line in enumerate(text.splitlines(), 1) if pattern.match(line)), 0)
+    """Return the line of a key, which may follow its table and a dot, or of a table; 0 if there is none."""
+    table, listed, lines = "", 0, dict[str, int]()
+    for i, line in enumerate(text.splitlines(), 1):
+        bare = re.sub(r"[\"'\s]|#.*", "", line)
+        if header := re.fullmatch(r"\[+([A-Za-z_][^\[\]]*)\]+", bare):
+            table = header[1]
+            lines.setdefault(table, i)
+            listed += bare == "[[settings]]"
+        elif own := re.match(r"([A-Za-z_][\w.-]*)=", bare):
+            lines.setdefault(f"{table}.{own[1]}".removeprefix("."), i)
+            lines.setdefault(f"{table}[{listed - 1}].{own[1]}", i)
+    first, dot, _ = key.partition(".")
+    places = [*(f"{table}.{key}" for table in ORDER), key, *([first] if dot and first == "samples" else [])]
+    return next((lines[place] for place in places if place in lines), 0)
 
 
 def _where(text: str, name: str, key: str) -> str:
@@ -164,7 +185,8 @@ def _task(table: dict[str, Any], folder: Path, name: str) -> Callable[..., Any]:
         place = value if value in bnrank.tasks.NAMED else str(folder / value)
         function = functools.partial(bnrank.tasks.load_table, place)
     elif ":" in value:
-        function = find_function(str(folder / value) if value.partition(":")[0].endswith(".py") else value)
+        with naming({"spec": "make"}):
+            function = find_function(str(folder / value) if value.partition(":")[0].endswith(".py") else value)
     else:
         function = getattr(bnrank.tasks, validation.choice(value, "make", _makers()))
     parameters = inspect.signature(function).parameters
@@ -191,28 +213,38 @@ def _settings(
     """Return the grid, or, with samples or settings, a list of settings."""
     given = [name for name in ("samples", "ranges", "settings") if name in found]
     if not given:
-        return train | {
-            key: [value] if key in LISTS and not isinstance(value, list) else value for key, value in grid.items()
-        }
+        values = {**train, **grid}
+        _expect_depth(values, "a number, or a list of numbers, in [grid]")
+        return {key: [v] if key in LISTS and not isinstance(v, list) else v for key, v in values.items()}
     if "settings" in given:
         validation.expect(given == ["settings"], "settings", " and ".join(given), "settings, or samples of ranges")
+        validation.expect(found["settings"], "settings", "[]", "at least one table [[settings]]")
         listed = [_flat(setting) for setting in found["settings"]]
     else:
         both = "a table [samples] with n, and a table [ranges]"
         validation.expect(given == ["samples", "ranges"], given[0], f"[{given[0]}] alone", both)
         samples = found["samples"]
         for key in samples:
-            validation.choice(key, "samples", ("n", "method", "seed"))
+            validation.choice(key, "samples", SAMPLES)
         validation.expect("n" in samples, "samples", "no n", "the number of settings")
-        listed = sample_settings({key: _range(key, value) for key, value in _flat(found["ranges"]).items()}, **samples)
+        ranges = {key: _range(key, value) for key, value in _flat(found["ranges"]).items()}
+        with naming({key: f"samples.{key}" for key in SAMPLES}):
+            listed = sample_settings(ranges, **samples)
     for setting in listed:
         for key in setting:
             twice = key in grid or key in train
             validation.expect(not twice, key, "a value of its own and one in [grid] or [train]", "one of the two")
+        _expect_depth({**setting, **grid, **train}, "a number in [grid], in [ranges], or in all [[settings]]")
     axes = {key: value if isinstance(value, list) else [value] for key, value in grid.items()}
     validation.expect(all(axes.values()), next((key for key in axes if not axes[key]), ""), "[]", "a list of values")
     points = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
     return [train | point | setting for setting in listed for point in points]
+
+
+def _expect_depth(keys: Mapping[str, Any], expected: str) -> None:
+    """Raise unless there is a depth, or an unknown key, which `bnrank.sweep` refuses."""
+    known = all(key in CHECKS or key.startswith(TASK) for key in keys)
+    validation.expect("depth" in keys or not known, "depth", "none", expected)
 
 
 def _range(key: str, value: Any) -> Any:

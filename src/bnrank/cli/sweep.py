@@ -10,7 +10,7 @@ import bnrank
 from bnrank._core import files, validation
 from bnrank.cli.arguments import Quiet, output_path
 from bnrank.cli.grids import EXAMPLE, GridFile
-from bnrank.cli.naming import Names
+from bnrank.cli.naming import naming
 from bnrank.cli.terminal import say
 
 LEFT = 75  # exit status of a worker that ended before all was done: try again
@@ -23,7 +23,6 @@ class Worker:
     worker: Annotated[
         str | None,
         typer.Option(metavar="FOLDER", help="Train what is left in the folder of a sweep, as one of any number."),
-        Names(path="--worker", out="--worker"),
     ] = None
     max_minutes: Annotated[
         float | None, typer.Option(help="Worker: wall time, after which a checkpoint is written.")
@@ -92,7 +91,8 @@ def _work(worker: Worker) -> None:
 
     assert worker.worker is not None
     limits = {"idle": worker.idle, "max_minutes": worker.max_minutes}
-    found = drain_folder(worker.worker, threads=worker.threads, **limits)
+    with naming({"path": "--worker", "out": "--worker"}):  # here "out" is not the option --out
+        found = drain_folder(worker.worker, threads=worker.threads, **limits)
     say(f"{worker.worker}: {found}")
     if found.ended != DONE:
         raise typer.Exit(LEFT)

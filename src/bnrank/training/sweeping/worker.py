@@ -85,7 +85,7 @@ def drain_folder(
     idle = validation.optional(validation.number, idle, "idle", 0.0)
     max_minutes = validation.optional(validation.number, max_minutes, "max_minutes", 0.0, strict=True)
     threads = validation.integer(threads, "threads", 1, MAX_THREADS)
-    folder = SweepFolder.open(path)
+    folder = SweepFolder.open(path, worker=True)
     folder.check_versions()
     before, worker = torch.get_num_threads(), _Worker(folder, idle)
     torch.set_num_threads(threads)
