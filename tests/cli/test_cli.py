@@ -221,6 +221,10 @@ def test_the_same_code_compares_two_files_of_weights(own, command):
     assert "mean CCA" in done.out
     done = command("compare", "net.py:build", "net.py:build", "--x", "data.npz")
     assert (done.code, "2 of 2 matrices changed" in done.out) == (0, True)  # two draws
+    (own / "step-2").mkdir()
+    save_file(other, own / "step-2" / "model.safetensors")
+    done = command("compare", "model.safetensors", "step-2/model.safetensors")
+    assert done.out.startswith("model.safetensors and step-2/model.safetensors: 2 of 2 matrices changed")
     done = command("compare", *files, "--code", "net.py:build")
     assert (done.code, "--code: got 'net.py:build' without --x" in done.error) == (2, True)
     done = command("compare", "model.safetensors", "--x", "data.npz")

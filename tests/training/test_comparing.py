@@ -86,6 +86,17 @@ def test_a_layer_that_changes_its_shape_or_comes_later_has_no_change():
     assert float(history["change"].sel(layer="0").values[2]) == 0  # its own first one
 
 
+def test_one_checkpoint_has_not_changed_by_0(tmp_path):
+    nets, _ = checkpoints()
+    for step, said in ((7, "1 measurement, at step 7"), (9, "2 measurements, steps 7 to 9")):
+        save_file(nets[0].state_dict(), tmp_path / f"step-{step}.safetensors")
+        found = bnrank.compare(tmp_path)
+        page = bnrank.report(found, tmp_path / "page.html").read_text()
+        assert said in str(found)
+        assert f"{said}. Ranges" in page
+        assert ("Weights have changed by 0 times" in page) == (step == 9)
+
+
 def test_pages_of_checkpoints_show_the_change(tmp_path):
     nets, _ = checkpoints()
     page = bnrank.report(bnrank.compare(nets), tmp_path / "page.html").read_text()

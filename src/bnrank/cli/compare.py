@@ -58,8 +58,8 @@ def compare_command(
         validation.expect(runs or code is None, "code", f"{code!r} without --x", "it with --x")
         sides = (_network(a, "A", code, runs), _network(b, "B", code, runs))
         found = bnrank.compare(*sides, None if x is None else _samples(x, columns), top=top)
-        found.data.attrs |= {"name_a": Path(a).name, "name_b": Path(b).name}
-        found.data.attrs["title"] = f"{Path(a).name} and {Path(b).name}"
+        names = (a, b) if Path(a).name == Path(b).name else (Path(a).name, Path(b).name)
+        found.data.attrs |= {"name_a": names[0], "name_b": names[1], "title": " and ".join(names)}
     console.print(escape(str(found)), highlight=False, soft_wrap=True)
     if out is not None:
         write_page(found, out, "bnrank compare")

@@ -62,7 +62,7 @@ def watched_headline(record: Record) -> str:
     elif "stable_rank" in history and np.isfinite(last["stable_rank"].values).any():
         first = f"{_range(history['stable_rank'].values[0])} at step {steps[0]:,}, " if len(steps) > 1 else ""
         said.append(f"Stable ranks of the weights: {first}{_range(last['stable_rank'].values)} at {when}.")
-    if "change" in history and np.isfinite(last["change"].values).any():
+    if "change" in history and np.isfinite(last["change"].values).any() and (len(steps) > 1 or last["change"].any()):
         said.append(f"Weights have changed by {_range(last['change'].values)} times their norm.")
     return " ".join(said) or f"{record.span}."
 
