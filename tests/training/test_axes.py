@@ -1,6 +1,7 @@
 """Grids of anything: axes of the task and of training, lists of settings, and samples of ranges."""
 
 import functools
+import itertools
 
 import numpy as np
 import pandas as pd
@@ -38,6 +39,16 @@ def test_every_cell_equals_the_run_trained_by_itself():
         own = {name: point[name] for name in ("ridge", "seed", "depth")}
         run = alone(MAKER(rank=point["task.rank"]), **own, optimizer=Adam(point["lr"]))
         assert_same(found.sel(point).squeeze(), run)
+
+
+def test_step_sizes_of_an_optimizer_belong_to_ridges_and_seeds():
+    rates, (ridges, seeds) = (1e-3, 3e-3, 1e-2, 3e-2), ([1e-3, 0.1], [0, 7])
+    grid = {"width": [4], "slope": [0.0, 0.5]}
+    found = bnrank.sweep(TASK, depths=[2, 3], ridges=ridges, seeds=seeds, grid=grid, optimizer=Adam(rates), **QUICK)
+    for (ridge, seed), lr in zip(itertools.product(ridges, seeds), rates, strict=True):
+        for depth in (2, 3):
+            cell = found.sel(ridge=ridge, seed=seed, depth=depth, slope=0.0).squeeze()
+            assert_same(cell, alone(TASK, ridge=ridge, seed=seed, depth=depth, optimizer=Adam(lr)))
 
 
 @pytest.mark.parametrize(
