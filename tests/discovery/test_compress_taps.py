@@ -42,6 +42,7 @@ CASES = [
     (nn.Conv1d(2, 3, 9, padding=4, stride=3), (), (2, 5)),
     (nn.Conv1d(2, 3, 5, padding="same", dilation=2, bias=False), (), (2, 4)),
     (nn.Conv1d(2, 3, 16), (7, 8), (2, 4)),
+    (nn.Conv1d(2, 3, 15), (7, 7), (2, 4)),
     (nn.Conv1d(2, 3, 3), (4, 0), (2, 6)),
     (nn.Conv2d(2, 3, 3, padding=1), (), (2, 1, 1)),
     (nn.Conv2d(2, 3, 3, padding=1, stride=2), (), (2, 2, 2)),

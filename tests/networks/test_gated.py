@@ -79,6 +79,12 @@ def test_factors_stand_for_their_product(kind):
     assert same(found(x), full(x))
 
 
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_at_full_rank_it_has_the_multiply_adds_of_all_layers_and_directions(settings):
+    full = made("GRU", **settings)
+    assert FactoredRecurrent.like(full).multiply_adds() == sum(p.numel() for p in full.parameters() if p.ndim == 2)
+
+
 def test_frozen_parameters_stay_frozen():
     full = made("GRU")
     full.weight_hh_l0.requires_grad_(False)
