@@ -1,5 +1,6 @@
 """Grids of anything: axes of the task and of training, lists of settings, and samples of ranges."""
 
+import dataclasses
 import functools
 import itertools
 
@@ -39,6 +40,22 @@ def test_every_cell_equals_the_run_trained_by_itself():
         own = {name: point[name] for name in ("ridge", "seed", "depth")}
         run = alone(MAKER(rank=point["task.rank"]), **own, optimizer=Adam(point["lr"]))
         assert_same(found.sel(point).squeeze(), run)
+
+
+@pytest.mark.parametrize("options", [{}, {"optimizer": "adam", "batch_size": 4}])
+def test_samples_are_weighted_as_in_a_run_by_itself(tmp_path, options):
+    def weighted(least):
+        return dataclasses.replace(TASK, weights=torch.linspace(least, 2, TASK.n, dtype=torch.float64))
+
+    grid = {"task.least": [0.0, 1.0], "width": [4], "size": [12, 30]}
+    found = bnrank.sweep(weighted, depths=[2], grid=grid, out=tmp_path, **options, **QUICK)
+    assert len(set(found.loss.values.ravel().tolist())) == 4
+    for least, size in itertools.product((0.0, 1.0), (12, 30)):
+        task = weighted(least)
+        part = dataclasses.replace(task, x=task.x[:size], y=task.y[:size], weights=task.weights[:size])
+        assert_same(found.sel({"task.least": least, "size": size}).squeeze(), alone(part, **options))
+    again = bnrank.sweep(weighted(1.0), depths=[2], grid={"width": [4]}, out=tmp_path, **options, **QUICK)
+    assert again.attrs["ran"] == 0
 
 
 def test_step_sizes_of_an_optimizer_belong_to_ridges_and_seeds():

@@ -116,10 +116,9 @@ def test_the_curvature_is_weighted():
 
 def test_other_functions_refuse_a_task_with_weights():
     task = replace(random_task(30, 3, 2), weights=weights_of(30))
-    message = "^task: got a task with weights, expected none: only bnrank.train weights samples"
+    message = "^task: got a task with weights, expected none: only bnrank.train and bnrank.sweep weight samples"
     for call in (
         lambda: bnrank.flow(mlp(3, 6, 2), task, 1.0),
-        lambda: bnrank.sweep(task, depths=[2], seeds=[0], width=4),
         lambda: bnrank.tasks.autoencoder(task),
     ):
         with pytest.raises(ValueError, match=message):

@@ -106,7 +106,8 @@ def autoencoder(task: Task) -> Task:
     """
     if not isinstance(task, Task):
         raise TypeError(f"task: got {validation.describe(task)}, expected a bnrank.tasks.Task")
-    validation.expect(task.weights is None, "task", "a task with weights", "none: only bnrank.train weights samples")
+    expected = "none: only bnrank.train and bnrank.sweep weight samples"
+    validation.expect(task.weights is None, "task", "a task with weights", expected)
     x = task.x.flatten(1)
     x_test = None if task.x_test is None else task.x_test.flatten(1)
     truth = task.truth

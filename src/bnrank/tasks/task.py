@@ -185,7 +185,7 @@ def as_task(task: object, *, weighted: bool = False) -> Task:
         return Task(task[0], task[1], loss=task[2] if len(task) == 3 else "mse")
     if not isinstance(task, Task):
         raise TypeError(f"task: got {validation.describe(task)}, expected a bnrank.tasks.Task or a tuple (x, y)")
-    expected = "none: only bnrank.train weights samples"
+    expected = "none: only bnrank.train and bnrank.sweep weight samples"
     validation.expect(weighted or task.weights is None, "task", "a task with weights", expected)
     return task
 

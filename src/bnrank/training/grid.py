@@ -58,8 +58,9 @@ def sweep(
     Parameters
     ----------
     task : Task, tuple or function
-        Data and loss: (x, y) for the squared error, or (x, y, loss). Or a function that returns these, such as
-        `bnrank.tasks.low_rank_map`, whose arguments are axes, too. ``functools.partial`` sets those that are not.
+        Data and loss: (x, y) for the squared error, or (x, y, loss); with ``Task.weights``, as in `bnrank.train`. Or a
+        function that returns these, such as `bnrank.tasks.low_rank_map`, whose arguments are axes, too.
+        ``functools.partial`` sets those that are not.
     depths : sequence of int, optional
         Values of the depth L. Give them here or as "depth" of the grid.
     ridges : sequence of float, optional

@@ -33,7 +33,7 @@ class Maker:
     def __init__(self, task: Any) -> None:
         function = callable(task) and not isinstance(task, Task | tuple)
         self.function: Callable[..., Any] | None = task if function else None
-        self.task = None if function else as_task(task)
+        self.task = None if function else as_task(task, weighted=True)
         self.of = functools.lru_cache(maxsize=KEPT)(self._of)
 
     @property
@@ -82,7 +82,7 @@ class Maker:
         returned = isinstance(made, Task | tuple)
         expected = "a bnrank.tasks.Task or a tuple (x, y)"
         validation.expect(returned, "task", f"{validation.describe(made)} from {call}", expected, TypeError)
-        return as_task(made)
+        return as_task(made, weighted=True)
 
 
 def arguments_of(setting: Mapping[str, Any]) -> Arguments:
