@@ -5,7 +5,7 @@ import copy
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 import bnrank
@@ -84,6 +84,17 @@ def test_a_layer_that_changes_its_shape_or_comes_later_has_no_change():
     assert history.layer.values.tolist() == ["weight", "0"]
     assert np.isnan(history["change"].sel(layer="weight").values[1])
     assert float(history["change"].sel(layer="0").values[2]) == 0  # its own first one
+
+
+def test_checkpoints_are_those_of_one_member(tmp_path):
+    task = bnrank.tasks.low_rank_map(n=20, d_in=4, d_out=2, latent=2, rank=1, width=5, seed=0)
+    kept = bnrank.training.Checkpoints(tmp_path, member=1)
+    record = bnrank.training.Record(3, watch=kept)
+    run = bnrank.train(bnrank.MLP([4, 6, 2]), task, members=2, steps=6, record=record, progress=False)
+    assert kept.written == 3
+    last = load_file(tmp_path / "step-6.safetensors")
+    assert all(torch.equal(last[name], value) for name, value in run.network(1).state_dict().items())
+    assert not torch.equal(last["layers.0.weight"], run.network(0).layers[0].weight)
 
 
 def test_one_checkpoint_has_not_changed_by_0(tmp_path):
