@@ -265,6 +265,16 @@ def test_results_print_themselves_and_become_frames_and_plots():
     assert found.data["change"].attrs["long_name"]
 
 
+def test_angles_are_of_at_most_half_a_side():
+    a, b = normal(9, 5).double(), normal(9, 5, seed=1).double()
+    data = bnrank.compare({"w": a}, {"w": b}, top=8).data.isel(layer=0)
+    assert int(data.subspace) == 2
+    for side, i in (("left", 0), ("right", 2)):
+        sets = [torch.linalg.svd(m)[i] if i == 0 else torch.linalg.svd(m)[i].T for m in (a, b)]
+        cosines = torch.linalg.svdvals(sets[0][:, :2].T @ sets[1][:, :2])
+        assert np.allclose(np.cos(data[f"{side}_angles"].values), cosines)
+
+
 @pytest.mark.parametrize(
     ("a", "b", "said"),
     [
