@@ -99,6 +99,7 @@ def test_wherever_a_disk_is_full_no_network_fails(tmp_path, folder, command, mon
         assert re.search(rf"--worker: cannot write .*{re.escape(str(place))}.*No space left on device", done.error)
         counts.append(statuses(place).count("finished"))
         assert set(statuses(place)) <= {"finished", "waiting"}
+        assert not (place / "split").exists()  # nor is one suspected
     assert k > 4
     assert counts == sorted(counts)
     assert {*counts} == {0, 2}
