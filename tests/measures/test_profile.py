@@ -220,3 +220,11 @@ def test_one_sample_has_a_profile(plain):
     assert np.isnan(activations[1:]).all()
     many = profile(net, x.repeat(3, 1))
     assert np.allclose(many.jacobian_singular_values[0], ds.jacobian_singular_values[0], equal_nan=True)
+
+
+def test_a_limit_that_is_not_reached_changes_nothing():
+    net, x = bnrank.MLP([3, 8, 6, 2], seed=0), normal(23, 3)  # Jacobians of two samples at a time
+    free, limited = bnrank.profile(net, x), bnrank.profile(net, x, max_minutes=60)
+    for name in ("jacobian_singular_values", "ntk_trace", "activation_singular_values", "nonlinearity"):
+        assert np.allclose(free[name], limited[name], rtol=0, atol=1e-12, equal_nan=True), name
+    assert bool(np.isfinite(limited["ntk_trace"]).all())
