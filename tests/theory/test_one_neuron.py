@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bnrank._core.validation import RangeError
+from bnrank.measures import one_neuron_search
+from bnrank.measures.one_neuron import fastest
+from bnrank.measures.one_neuron_search import branch_and_bound, norm_bound
 from bnrank.networks import from_layers
-from bnrank.theory.escape import one_neuron_search
-from bnrank.theory.escape.one_neuron import fastest, one_neuron_speed, rank_one_speed
-from bnrank.theory.escape.one_neuron_search import branch_and_bound, norm_bound
+from bnrank.theory.escape.one_neuron import one_neuron_speed, rank_one_speed
 
 
 def circle(points=8):

@@ -11,8 +11,9 @@ from matplotlib.figure import Figure as Picture
 from bnrank.figures.harness.claims import Claim, above, below
 from bnrank.figures.harness.drawing import color, label, panels
 from bnrank.figures.harness.figure import Figure, Outcome
+from bnrank.measures.one_neuron import OneNeuron
 from bnrank.reporting import Section
-from bnrank.theory.escape.one_neuron import OneNeuron, one_neuron_speed, rank_one_speed
+from bnrank.theory.escape.one_neuron import one_neuron_speed, rank_one_speed
 
 BEST = math.sqrt(2) - 1
 RANK_TWO = 0.5

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from bnrank._core import validation
+from bnrank.measures.one_neuron import OneNeuron, fastest
 from bnrank.networks.mlp import leaky_relu
-from bnrank.theory.escape.one_neuron import OneNeuron, fastest
 from bnrank.theory.escape.passes import Pass
 from bnrank.theory.escape.reading import Loss, bias_free, gradient_at
 
