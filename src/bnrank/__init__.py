@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from bnrank.reporting import Section, load, plots, report, save
     from bnrank.tasks import Task
     from bnrank.theory import check, cost, escape, invariants, rank
-    from bnrank.training import Flow, Run, Sweep, compare, flow, sweep, train, watch
+    from bnrank.training import Flow, Run, Sweep, compare, finish, flow, sweep, train, watch
 
 __all__ = [
     "MLP",
@@ -38,6 +38,7 @@ __all__ = [
     "discovery",
     "escape",
     "figures",
+    "finish",
     "flow",
     "frequencies",
     "graph",
@@ -81,7 +82,7 @@ _ROOMS = {
     "reporting": ("Section", "load", "plots", "report", "save"),
     "tasks": ("Task",),
     "theory": ("check", "cost", "escape", "invariants", "rank"),
-    "training": ("Flow", "Run", "Sweep", "compare", "flow", "sweep", "train", "watch"),
+    "training": ("Flow", "Run", "Sweep", "compare", "finish", "flow", "sweep", "train", "watch"),
 }
 
 

@@ -6,6 +6,7 @@ from typing import Any
 from bnrank.measures import similarity, usage
 from bnrank.measures.bottlenecks import bottleneck
 from bnrank.measures.comparing import Comparison
+from bnrank.measures.critical_points import Stationarity, stationarity
 from bnrank.measures.jacobian import Jacobian, JacobianRank
 from bnrank.measures.kinks import KinkWarning
 from bnrank.measures.profiles import describe, profile
@@ -15,10 +16,12 @@ __all__ = [
     "Jacobian",
     "JacobianRank",
     "KinkWarning",
+    "Stationarity",
     "bottleneck",
     "describe",
     "profile",
     "similarity",
+    "stationarity",
     "usage",
 ]
 

@@ -1,6 +1,7 @@
 """Training of networks: ensembles, optimizers, gradient flow, checkpoints and recording."""
 
 from bnrank.training.comparing import compare
+from bnrank.training.finishing.finisher import Finished, finish
 from bnrank.training.gradient_flow import Flow, flow
 from bnrank.training.grid import sweep
 from bnrank.training.history import Run
@@ -28,6 +29,7 @@ __all__ = [
     "Checkpoints",
     "Collapse",
     "CollapseError",
+    "Finished",
     "Flow",
     "GradientDescent",
     "Limits",
@@ -45,6 +47,7 @@ __all__ = [
     "Watch",
     "Watcher",
     "compare",
+    "finish",
     "flow",
     "read_checkpoints",
     "read_csv",

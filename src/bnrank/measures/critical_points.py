@@ -1,0 +1,353 @@
+"""How far a network is from a local minimum of C + lambda ||theta||^2, with one-sided derivatives at kinks."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import scipy.optimize
+from torch import nn
+
+from bnrank._core import validation
+from bnrank._core.results import Printed
+from bnrank.measures.one_neuron import fastest
+from bnrank.measures.second_order import Array, Evaluation, Problem, join
+from bnrank.networks.chain import as_mlp
+from bnrank.tasks.task import Task, as_task
+
+KINK_RTOL = 1e-9
+ENTRIES = 1 << 26  # largest number of entries of the derivatives of the gradient with respect to the slopes
+DEPENDENT = 1e-9  # singular values of the kinks' gradients, relative to the largest, that count as 0
+FLAT = 1e-7  # least curvature, relative to 2 lambda, that counts as positive
+LARGEST = 6000  # largest number of live parameters for which the curvature is computed
+BIRTH_RTOL = 1e-6  # a new neuron must exceed 2 lambda by this factor
+
+
+@dataclass(frozen=True)
+class Birth:
+    """What a new neuron in a layer with room for one would do.
+
+    Attributes
+    ----------
+    layer : int
+        The hidden layer, from 1.
+    lower, upper : float
+        Bracket of max over unit u of ||sum_i sigma(u . a~_i) delta_i|| / (2 lambda), with a~_i the layer's input
+        (with a 1 for the bias) and delta_i the derivative of C with respect to the next layer's preactivations. A neuron
+        of small weights lowers the loss if it is above 1, and does not, to first order in its squared norm, below.
+    incoming, outgoing : ndarray
+        The unit weights of the neuron that attains ``lower``.
+    """
+
+    layer: int
+    lower: float
+    upper: float
+    incoming: Array
+    outgoing: Array
+
+
+@dataclass(frozen=True)
+class Stationarity(Printed):
+    """How far a network is from a stationary point and from a local minimum of C + lambda ||theta||^2.
+
+    Attributes
+    ----------
+    kind : str
+        "not stationary"; "stationary"; "local minimum of the live network": stationary, with positive curvature along
+        the kinks and slopes strictly inside their range, without the dead neurons; "local minimum": no new neuron
+        lowers the loss either; "local minimum, as far as searched": none was found that does.
+    residual : float
+        The least ||grad C + 2 lambda theta|| over the derivatives of the activation at kinks, from the activation's
+        slope to 1, divided by ||grad C|| + ||2 lambda theta||.
+    plain : float
+        The same with the derivatives that PyTorch takes, the slope at kinks.
+    loss : float
+        C + lambda ||theta||^2.
+    layers, neurons, samples : ndarray of int, (K,)
+        The kinks: hidden layers from 1, neurons and samples from 0.
+    slopes : ndarray, (K,)
+        The derivatives at the kinks that attain ``residual``.
+    margin : float
+        The least distance of a slope from the ends of its range; nan without kinks.
+    independent : bool
+        Whether the gradients of the kinks' preactivations are linearly independent. If they are not, not every choice of
+        slopes is a subgradient, and ``residual`` may be too small.
+    curvature : float
+        The least eigenvalue of the Hessian along directions that keep the kinks, divided by 2 lambda; nan if it was not
+        computed (the residual is above rtol, or the live network has more than 6,000 parameters).
+        Directions in which the loss is constant because neurons of one layer that are active on the same samples, without
+        kinks, can be rotated among each other are left out.
+    symmetries : int
+        Dimension of these rotations.
+    flat : int
+        Number of eigenvalues that are zero up to 1e-7 of 2 lambda.
+    live : tuple of int
+        Neurons per hidden layer whose incoming and outgoing weights are not both zero.
+    births : tuple of Birth
+        One per hidden layer with dead neurons, if the residual is at most rtol.
+    """
+
+    kind: str
+    residual: float
+    plain: float
+    loss: float
+    layers: Array
+    neurons: Array
+    samples: Array
+    slopes: Array
+    margin: float
+    independent: bool
+    curvature: float
+    symmetries: int
+    flat: int
+    live: tuple[int, ...]
+    births: tuple[Birth, ...]
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.kind}: loss {self.loss:.10g}, relative gradient {self.residual:.2g} "
+            f"({self.plain:.2g} with PyTorch's derivatives at kinks)",
+            f"live neurons {list(self.live)}",
+        ]
+        if len(self.slopes):
+            dependent = "" if self.independent else ", their gradients dependent"
+            lines.append(f"{len(self.slopes)} kinks, slopes at least {self.margin:.2g} inside their range{dependent}")
+        if not math.isnan(self.curvature):
+            flat = f", {self.flat} flat directions" if self.flat else ""
+            rotations = f", besides {self.symmetries} rotations of neurons" if self.symmetries else ""
+            lines.append(f"least curvature {self.curvature:.3g} (in units of 2 lambda){flat}{rotations}")
+        lines += [f"a new neuron in layer {b.layer}: {b.lower:.4f} to {b.upper:.4f} (lowers the loss above 1)" for b in self.births]
+        return "\n".join(lines)
+
+
+def stationarity(
+    net: nn.Module,
+    task: Task | tuple[Any, ...],
+    ridge: float,
+    *,
+    rtol: float = 1e-8,
+    kink_rtol: float = KINK_RTOL,
+    births: bool = True,
+    seed: int = 0,
+) -> Stationarity:
+    r"""Return how far a network is from a local minimum of C(f_theta) + lambda ||theta||^2.
+
+    The loss of a ReLU network has creases: points where a preactivation is zero on a sample, and where many minima lie.
+    There the gradient PyTorch returns need not be small. A point is stationary (Clarke) if 0 is a subgradient, that is,
+    if derivatives of the activation between its slope and 1 at the kinks make the gradient zero.
+
+    Parameters
+    ----------
+    net : nn.Module
+        A chain of linear layers with one activation of slope in (-1, 1), such as `bnrank.MLP`, or 1.
+    task : Task or tuple
+        Data and loss: (x, y) for the squared error, or (x, y, loss).
+    ridge : float
+        lambda > 0, of both weights and biases.
+    rtol : float
+        Largest residual of a stationary point.
+    kink_rtol : float
+        A preactivation counts as 0 up to this times ||w|| ||a|| (with b and 1 appended).
+    births : bool
+        Whether to search for new neurons that would lower the loss, in layers with dead ones.
+    seed : int
+        Random seed of this search.
+
+    Returns
+    -------
+    Stationarity
+        The residual, the kinks with their slopes, the curvature, and the kind of point.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If the network is not such a chain, the sizes of network and task differ, or ridge is not positive.
+
+    Notes
+    -----
+    Without dead neurons, that is, on the live network: stationary with linearly independent kinks, slopes strictly
+    inside their range, nonzero derivatives of C with respect to the activations there and positive curvature along the
+    kinks imply a strict local minimum. A network with dead neurons has directions of zero curvature; the condition on
+    births, |sum_i sigma(u . a~_i) delta_i| < 2 lambda for every unit u, makes it a local minimum among all networks of
+    the given widths with a strict inequality. Source: T14 assumes such points.
+
+    Examples
+    --------
+    >>> import bnrank, torch
+    >>> net = bnrank.networks.from_layers([torch.tensor([[1.0]]), torch.tensor([[1.0]])])
+    >>> at = bnrank.measures.stationarity(net, (torch.ones(2, 1), torch.full((2, 1), 1.5)), ridge=0.5)
+    >>> at.residual < 1e-12, at.kind
+    (True, 'local minimum')
+    """
+    ridge = validation.number(ridge, "ridge", 0.0, strict=True)
+    rtol = validation.number(rtol, "rtol", 0.0)
+    kink_rtol = validation.number(kink_rtol, "kink_rtol", 0.0)
+    task, chain = as_task(task, weighted=True), as_mlp(net)
+    problem = Problem.of(chain, task, ridge)
+    return of_layers(problem, problem.layers(chain), rtol, kink_rtol, births=births, seed=validation.seed(seed))
+
+
+def of_layers(
+    problem: Problem, layers: Sequence[Array], rtol: float, kink_rtol: float, *, births: bool = True, seed: int = 0
+) -> Stationarity:
+    """Return the stationarity of layers W_l with the bias as last column; see :func:`stationarity`."""
+    live = [
+        low.any(1) | high[:, : len(low)].any(0) for low, high in zip(layers, layers[1:], strict=False)
+    ]
+    small = _selected(layers, live)
+    at = Evaluation(problem, small)
+    masks = []
+    for layer, inputs, z in zip(small[:-1], at.inputs, at.z, strict=False):
+        terms = np.linalg.norm(inputs, axis=1)[:, None] * np.linalg.norm(layer, axis=1)
+        masks.append((np.abs(z) <= kink_rtol * terms) & (problem.slope != 1))
+    kinks = [np.nonzero(mask) for mask in masks]
+    number = np.repeat(np.arange(len(kinks)), [len(samples) for samples, _ in kinks])
+    samples, neurons = (
+        np.concatenate([pair[i] for pair in kinks]).astype(int) if kinks else np.zeros(0, dtype=int) for i in (0, 1)
+    )
+    expected = f"at most {ENTRIES // at.cost_gradient.size} kinks for {at.cost_gradient.size} live parameters"
+    got = f"{len(number)} preactivations that count as 0"
+    validation.expect(len(number) * at.cost_gradient.size <= ENTRIES, "kink_rtol", got, expected)
+    slopes = _best_slopes(problem, small, (number, neurons, samples))
+    best = Evaluation(problem, small, (), (number, neurons, samples), slopes)
+    residual = best.relative_gradient
+    rows = best.preactivation_gradients(number, neurons, samples)
+    independent, _ = _complement(rows)
+    margin = float(np.minimum(slopes - problem.slope, 1 - slopes).min()) if len(slopes) else math.nan
+    forces = np.array([best.below[a][c, b] for a, b, c in zip(number, neurons, samples, strict=True)])
+    curvature, flat, symmetries = math.nan, 0, 0
+    stationary = residual <= rtol
+    if stationary and rows.shape[1] <= LARGEST:
+        orbits = _rotations(small, best.first, (number, neurons))
+        held = np.concatenate([rows, orbits])
+        symmetries = len(orbits)
+        _, basis = _complement(held)
+        hessian = best.hessian()
+        if basis is not None:
+            hessian = basis.T @ hessian @ basis
+        values = np.linalg.eigvalsh(hessian) / (2 * problem.ridge) if len(hessian) else np.array([np.inf])
+        curvature, flat = float(values[0]), int((np.abs(values) <= FLAT).sum())
+    found = _births(problem, layers, small, best, live, seed) if stationary and births else ()
+    proper = independent and bool((forces > 0).all()) and not margin <= 0 and curvature > FLAT
+    names = [np.flatnonzero(mask) for mask in live]
+    return Stationarity(
+        kind=_kind(stationary, proper, found if births else None, all(mask.all() for mask in live)),
+        residual=residual,
+        plain=at.relative_gradient,
+        loss=at.loss,
+        layers=number + 1,
+        neurons=np.array([names[a][b] for a, b in zip(number, neurons, strict=True)], dtype=int),
+        samples=np.array([int(np.flatnonzero(problem.rows == c)[0]) for c in samples], dtype=int),
+        slopes=slopes,
+        margin=margin,
+        independent=independent,
+        curvature=curvature,
+        symmetries=symmetries,
+        flat=flat,
+        live=tuple(int(mask.sum()) for mask in live),
+        births=found,
+    )
+
+
+def _kind(stationary: bool, proper: bool, births: tuple[Birth, ...] | None, full: bool) -> str:
+    if not stationary:
+        return "not stationary"
+    if not proper:
+        return "stationary"
+    if full or (births and all(birth.upper <= 1 + BIRTH_RTOL for birth in births)):
+        return "local minimum"
+    if births and all(birth.lower <= 1 + BIRTH_RTOL for birth in births):
+        return "local minimum, as far as searched"
+    return "local minimum of the live network"
+
+
+def _selected(layers: Sequence[Array], live: Sequence[Array]) -> list[Array]:
+    result = [layer.copy() for layer in layers]
+    for number, mask in enumerate(live):
+        high = result[number + 1]
+        result[number] = result[number][mask]
+        result[number + 1] = np.concatenate([high[:, : len(mask)][:, mask], high[:, len(mask) :]], axis=1)
+    return result
+
+
+def _complement(rows: Array) -> tuple[bool, Array | None]:
+    """Return whether the rows are independent, and an orthonormal basis of the vectors orthogonal to them."""
+    if not len(rows):
+        return True, None
+    if len(rows) > rows.shape[1]:
+        independent = False
+    _, singular, vt = np.linalg.svd(rows, full_matrices=True)
+    rank = int((singular > DEPENDENT * singular[0]).sum())
+    independent = rank == len(rows)
+    return independent, vt[rank:].T
+
+
+def _rotations(layers: Sequence[Array], first: Sequence[Array], kinks: tuple[Array, Array]) -> Array:
+    """Return an orthonormal basis of the rotations of neurons with equal patterns and without kinks, one per row."""
+    starts = np.concatenate([[0], np.cumsum([layer.size for layer in layers])])
+    found = []
+    for number, (low, high, values) in enumerate(zip(layers, layers[1:], first, strict=False)):
+        free = np.setdiff1d(np.arange(len(low)), kinks[1][kinks[0] == number])
+        for i, j in itertools.combinations(free, 2):
+            if (values[:, i] == values[:, j]).all():
+                into, out = np.zeros_like(low), np.zeros_like(high)
+                into[i], into[j] = low[j], -low[i]
+                out[:, i], out[:, j] = high[:, j], -high[:, i]
+                one = np.zeros(starts[-1])
+                one[starts[number] : starts[number + 1]] = into.ravel()
+                one[starts[number + 1] : starts[number + 2]] += out.ravel()
+                found.append(one)
+    if not found:
+        return np.zeros((0, starts[-1]))
+    _, singular, vt = np.linalg.svd(np.array(found), full_matrices=False)
+    return vt[singular > DEPENDENT * singular[0]]
+
+
+def _best_slopes(problem: Problem, layers: Sequence[Array], kinks: tuple[Array, Array, Array]) -> Array:
+    """Return the slopes in [slope, 1] of least gradient: bounded least squares, repeated as forces depend on slopes."""
+    low = min(problem.slope, 1.0)
+    slopes = np.full(len(kinks[0]), (low + 1) / 2)
+    best, least = slopes, math.inf
+    for _ in range(20 if len(slopes) else 0):
+        at = Evaluation(problem, layers, (), kinks, slopes)
+        size = float(np.linalg.norm(at.gradient))
+        if not size < least * (1 - 1e-3):
+            if size < least:
+                best = slopes
+            break
+        best, least = slopes, size
+        forces = np.array([at.below[a][c, b] for a, b, c in zip(*kinks, strict=True)])
+        columns = at.preactivation_gradients(*kinks).T * forces
+        target = columns @ slopes - at.gradient
+        free = np.linalg.lstsq(columns, target, rcond=1e-12)[0]
+        if ((free >= low) & (free <= 1)).all():
+            slopes = free
+        else:
+            slopes = scipy.optimize.lsq_linear(columns, target, (low, 1.0), tol=1e-14, lsmr_tol=None).x
+    return best
+
+
+def _births(
+    problem: Problem,
+    layers: Sequence[Array],
+    small: Sequence[Array],
+    best: Evaluation,
+    live: Sequence[Array],
+    seed: int,
+) -> tuple[Birth, ...]:
+    """Return the new neurons of largest effect in layers with dead ones."""
+    result = []
+    for number, mask in enumerate(live):
+        if mask.all():
+            continue
+        a, delta = best.inputs[number], best.deltas[number + 1]
+        unit = 2 * problem.ridge
+        found = fastest(a, delta, problem.slope, seed=seed, rank_rtol=1e-12)
+        # The derivative along the neuron is sum_i sigma(u . a_i) delta_i; the best outgoing weights point against it.
+        outgoing = found.output.numpy()
+        result.append(Birth(number + 1, found.lower / unit, found.upper / unit, found.direction.numpy(), outgoing))
+    return tuple(result)

@@ -1,0 +1,1 @@
+"""From trained networks to exact stationary points and local minima."""

@@ -1,0 +1,68 @@
+"""Steps that rotate neurons: curved paths along which the loss is flat.
+
+Neurons of one layer that are active on the same samples form a linear map, W -> R W and V -> V R^T of their incoming and
+outgoing weights W and V with an orthogonal R leave function and norm unchanged. A straight step along such an orbit
+leaves it at second order, where the loss rises, so that only short ones decrease the loss. Here the part of a step that
+is a rotation is carried out as one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import scipy.linalg
+
+from bnrank.measures.second_order import Array
+
+ALIKE = 0.9  # share of the samples on which neurons of one group are both active or both inactive
+LARGEST = 0.5  # norm of the generator of the largest rotation
+
+
+def groups(first: Sequence[Array]) -> list[list[Array]]:
+    """Return groups of two or more neurons with nearly the same activation pattern, for every hidden layer.
+
+    Parameters
+    ----------
+    first : sequence of ndarray
+        Derivatives of the activation, (N, n_l), one per hidden layer.
+    """
+    result = []
+    for values in first:
+        left, found = list(range(values.shape[1])), []
+        while left:
+            one = left[0]
+            near = [i for i in left if np.abs(values[:, i] - values[:, one]).mean() <= 1 - ALIKE]
+            left = [i for i in left if i not in near]
+            if len(near) > 1:
+                found.append(np.array(near))
+        result.append(found)
+    return result
+
+
+def moved(layers: Sequence[Array], steps: Sequence[Array], alike: Sequence[Sequence[Array]]) -> list[Array]:
+    """Return layers + steps to first order, with the rotations that the steps contain carried out exactly.
+
+    The generator Phi, antisymmetric, of a group is the one for which Phi W and -V Phi are nearest to the steps of W and
+    V: Phi M + M Phi = K - K^T with M = W W^T + V^T V and K = dW W^T - V^T dV.
+    """
+    rest = [step.copy() for step in steps]
+    rotations = []
+    for number, found in enumerate(alike):
+        for group in found:
+            w, v = layers[number][group], layers[number + 1][:, group]
+            dw, dv = rest[number][group], rest[number + 1][:, group]
+            size, k = w @ w.T + v.T @ v, dw @ w.T - v.T @ dv
+            phi = scipy.linalg.solve_sylvester(size, size, k - k.T)
+            phi = (phi - phi.T) / 2
+            norm = float(np.linalg.norm(phi))
+            if not np.isfinite(norm):
+                continue
+            rest[number][group] -= phi @ w
+            rest[number + 1][:, group] += v @ phi
+            rotations.append((number, group, scipy.linalg.expm(phi * min(1.0, LARGEST / max(norm, 1e-300)))))
+    result = [layer + step for layer, step in zip(layers, rest, strict=True)]
+    for number, group, rotation in rotations:
+        result[number][group] = rotation @ result[number][group]
+        result[number + 1][:, group] = result[number + 1][:, group] @ rotation.T
+    return result
