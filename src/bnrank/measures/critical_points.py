@@ -15,12 +15,13 @@ from torch import nn
 from bnrank._core import validation
 from bnrank._core.results import Printed
 from bnrank.measures.one_neuron import fastest
-from bnrank.measures.second_order import Array, Evaluation, Problem, join
+from bnrank.measures.second_order import Array, Evaluation, Problem
 from bnrank.networks.chain import as_mlp
 from bnrank.tasks.task import Task, as_task
 
 KINK_RTOL = 1e-9
 ENTRIES = 1 << 26  # largest number of entries of the derivatives of the gradient with respect to the slopes
+FEW = 100  # largest number of kinks for which several starts are tried
 DEPENDENT = 1e-9  # singular values of the kinks' gradients, relative to the largest, that count as 0
 FLAT = 1e-7  # least curvature, relative to 2 lambda, that counts as positive
 LARGEST = 6000  # largest number of live parameters for which the curvature is computed
@@ -37,8 +38,8 @@ class Birth:
         The hidden layer, from 1.
     lower, upper : float
         Bracket of max over unit u of ||sum_i sigma(u . a~_i) delta_i|| / (2 lambda), with a~_i the layer's input
-        (with a 1 for the bias) and delta_i the derivative of C with respect to the next layer's preactivations. A neuron
-        of small weights lowers the loss if it is above 1, and does not, to first order in its squared norm, below.
+        (with a 1 for the bias) and delta_i the derivative of C with respect to the next layer's preactivations. Above
+        1, a neuron of small weights lowers the loss. It is 1 for neurons parallel to live ones of the layer.
     incoming, outgoing : ndarray
         The unit weights of the neuron that attains ``lower``.
     """
@@ -71,16 +72,16 @@ class Stationarity(Printed):
         The kinks: hidden layers from 1, neurons and samples from 0.
     slopes : ndarray, (K,)
         The derivatives at the kinks that attain ``residual``.
-    margin : float
-        The least distance of a slope from the ends of its range; nan without kinks.
+    margin : float or None
+        The least distance of a slope from the ends of its range; None without kinks.
     independent : bool
-        Whether the gradients of the kinks' preactivations are linearly independent. If they are not, not every choice of
-        slopes is a subgradient, and ``residual`` may be too small.
-    curvature : float
-        The least eigenvalue of the Hessian along directions that keep the kinks, divided by 2 lambda; nan if it was not
-        computed (the residual is above rtol, or the live network has more than 6,000 parameters).
-        Directions in which the loss is constant because neurons of one layer that are active on the same samples, without
-        kinks, can be rotated among each other are left out.
+        Whether the gradients of the kinks' preactivations are linearly independent. If they are not, not every choice
+        of slopes is a subgradient, and ``residual`` may be too small.
+    curvature : float or None
+        The least eigenvalue of the Hessian along directions that keep the kinks, divided by 2 lambda; None if it was
+        not computed (the residual is above rtol, or the live network has more than 6,000 parameters).
+        Directions in which the loss is constant because neurons of one layer that are active on the same samples,
+        without kinks, can be rotated among each other are left out.
     symmetries : int
         Dimension of these rotations.
     flat : int
@@ -99,9 +100,9 @@ class Stationarity(Printed):
     neurons: Array
     samples: Array
     slopes: Array
-    margin: float
+    margin: float | None
     independent: bool
-    curvature: float
+    curvature: float | None
     symmetries: int
     flat: int
     live: tuple[int, ...]
@@ -113,14 +114,16 @@ class Stationarity(Printed):
             f"({self.plain:.2g} with PyTorch's derivatives at kinks)",
             f"live neurons {list(self.live)}",
         ]
-        if len(self.slopes):
+        if self.margin is not None:
             dependent = "" if self.independent else ", their gradients dependent"
             lines.append(f"{len(self.slopes)} kinks, slopes at least {self.margin:.2g} inside their range{dependent}")
-        if not math.isnan(self.curvature):
+        if self.curvature is not None:
             flat = f", {self.flat} flat directions" if self.flat else ""
             rotations = f", besides {self.symmetries} rotations of neurons" if self.symmetries else ""
             lines.append(f"least curvature {self.curvature:.3g} (in units of 2 lambda){flat}{rotations}")
-        lines += [f"a new neuron in layer {b.layer}: {b.lower:.4f} to {b.upper:.4f} (lowers the loss above 1)" for b in self.births]
+        for birth in self.births:
+            bracket = f"{birth.lower:.4f} to {birth.upper:.4f}"
+            lines.append(f"a new neuron in layer {birth.layer}: {bracket} (lowers the loss above 1)")
         return "\n".join(lines)
 
 
@@ -185,9 +188,10 @@ def stationarity(
     """
     ridge = validation.number(ridge, "ridge", 0.0, strict=True)
     rtol = validation.number(rtol, "rtol", 0.0)
-    kink_rtol = validation.number(kink_rtol, "kink_rtol", 0.0)
+    kink_rtol, births = validation.number(kink_rtol, "kink_rtol", 0.0), validation.flag(births, "births")
     task, chain = as_task(task, weighted=True), as_mlp(net)
     problem = Problem.of(chain, task, ridge)
+    problem.refuse_infinite(problem.layers(chain))
     return of_layers(problem, problem.layers(chain), rtol, kink_rtol, births=births, seed=validation.seed(seed))
 
 
@@ -195,9 +199,9 @@ def of_layers(
     problem: Problem, layers: Sequence[Array], rtol: float, kink_rtol: float, *, births: bool = True, seed: int = 0
 ) -> Stationarity:
     """Return the stationarity of layers W_l with the bias as last column; see :func:`stationarity`."""
-    live = [
-        low.any(1) | high[:, : len(low)].any(0) for low, high in zip(layers, layers[1:], strict=False)
-    ]
+    live = []
+    for low, high in itertools.pairwise(layers):
+        live.append(np.logical_or(low.any(1), high[:, : len(low)].any(0)))
     small = _selected(layers, live)
     at = Evaluation(problem, small)
     masks = []
@@ -217,9 +221,10 @@ def of_layers(
     residual = best.relative_gradient
     rows = best.preactivation_gradients(number, neurons, samples)
     independent, _ = _complement(rows)
-    margin = float(np.minimum(slopes - problem.slope, 1 - slopes).min()) if len(slopes) else math.nan
+    margin = float(np.minimum(slopes - problem.slope, 1 - slopes).min()) if len(slopes) else None
     forces = np.array([best.below[a][c, b] for a, b, c in zip(number, neurons, samples, strict=True)])
-    curvature, flat, symmetries = math.nan, 0, 0
+    curvature: float | None = None
+    flat, symmetries = 0, 0
     stationary = residual <= rtol
     if stationary and rows.shape[1] <= LARGEST:
         orbits = _rotations(small, best.first, (number, neurons))
@@ -232,7 +237,8 @@ def of_layers(
         values = np.linalg.eigvalsh(hessian) / (2 * problem.ridge) if len(hessian) else np.array([np.inf])
         curvature, flat = float(values[0]), int((np.abs(values) <= FLAT).sum())
     found = _births(problem, layers, small, best, live, seed) if stationary and births else ()
-    proper = independent and bool((forces > 0).all()) and not margin <= 0 and curvature > FLAT
+    inside = margin is None or margin > 0
+    proper = independent and bool((forces > 0).all()) and inside and curvature is not None and curvature > FLAT
     names = [np.flatnonzero(mask) for mask in live]
     return Stationarity(
         kind=_kind(stationary, proper, found if births else None, all(mask.all() for mask in live)),
@@ -308,26 +314,47 @@ def _rotations(layers: Sequence[Array], first: Sequence[Array], kinks: tuple[Arr
 
 
 def _best_slopes(problem: Problem, layers: Sequence[Array], kinks: tuple[Array, Array, Array]) -> Array:
-    """Return the slopes in [slope, 1] of least gradient: bounded least squares, repeated as forces depend on slopes."""
-    low = min(problem.slope, 1.0)
-    slopes = np.full(len(kinks[0]), (low + 1) / 2)
-    best, least = slopes, math.inf
-    for _ in range(20 if len(slopes) else 0):
-        at = Evaluation(problem, layers, (), kinks, slopes)
-        size = float(np.linalg.norm(at.gradient))
-        if not size < least * (1 - 1e-3):
-            if size < least:
-                best = slopes
+    """Return the slopes in [slope, 1] of least gradient.
+
+    The gradient is linear in the slopes of one layer, multilinear in all: Gauss-Newton steps with bounds, from several
+    starts if there are kinks in several layers, as there may be local minima.
+    """
+    low, count = min(problem.slope, 1.0), len(kinks[0])
+    if not count:
+        return np.zeros(0)
+
+    def gradient(slopes: Array) -> Evaluation:
+        return Evaluation(problem, layers, (), kinks, slopes)
+
+    starts = [np.full(count, (low + 1) / 2)]
+    if len(np.unique(kinks[0])) > 1 and count <= FEW:
+        starts += [np.full(count, low), np.ones(count)]
+    best, least = starts[0], math.inf
+    for start in starts:
+        slopes, size = start, float(np.linalg.norm(gradient(start).gradient))
+        for _ in range(20):
+            at = gradient(slopes)
+            forces = np.array([at.below[a][c, b] for a, b, c in zip(*kinks, strict=True)])
+            columns = at.preactivation_gradients(*kinks).T * forces
+            target = columns @ slopes - at.gradient
+            aim = np.linalg.lstsq(columns, target, rcond=1e-12)[0]
+            if ((aim < low) | (aim > 1)).any():
+                aim = scipy.optimize.lsq_linear(columns, target, (low, 1.0), tol=1e-14).x
+            tried, share = math.inf, 1.0
+            while share > 1e-3:
+                tried = float(np.linalg.norm(gradient(slopes + share * (aim - slopes)).gradient))
+                if tried < size:
+                    break
+                share /= 2
+            if not tried < size:
+                break
+            slopes, before, size = slopes + share * (aim - slopes), size, tried
+            if size > before * (1 - 1e-9):
+                break
+        if size < least:
+            best, least = slopes, size
+        if least <= 1e-12 * float(np.linalg.norm(gradient(best).cost_gradient)):
             break
-        best, least = slopes, size
-        forces = np.array([at.below[a][c, b] for a, b, c in zip(*kinks, strict=True)])
-        columns = at.preactivation_gradients(*kinks).T * forces
-        target = columns @ slopes - at.gradient
-        free = np.linalg.lstsq(columns, target, rcond=1e-12)[0]
-        if ((free >= low) & (free <= 1)).all():
-            slopes = free
-        else:
-            slopes = scipy.optimize.lsq_linear(columns, target, (low, 1.0), tol=1e-14, lsmr_tol=None).x
     return best
 
 

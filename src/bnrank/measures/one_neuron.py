@@ -65,9 +65,10 @@ def fastest(
 ) -> OneNeuron:
     """Return the largest ||G^T sigma(X v)|| over unit v, of float64 arrays; zeros are allowed and give 0.
 
-    See :func:`bnrank.escape.rank_one_speed`, which has the method and the arguments. With one output and ``signed``, it is the maximum of G^T sigma(X v) itself, or 0 if that is negative. Directions of
-    X and of G with singular values up to ``rank_rtol`` times the largest are left out of the search. The lower end is
-    evaluated on all of X and G, and the upper end accounts for the omitted directions.
+    The method and the arguments are those of `bnrank.escape.rank_one_speed`. With one output and ``signed``, it is the
+    maximum of G^T sigma(X v) itself, or 0 if that is negative. Directions of X and of G with singular values up to
+    ``rank_rtol`` times the largest are left out of the search. The lower end is evaluated on all of X and G, and the
+    upper end accounts for the omitted directions.
     """
     starts, steps = validation.integer(starts, "starts"), validation.integer(steps, "steps")
     max_cones, seed = validation.integer(max_cones, "max_cones", 0), validation.seed(seed, bits=128)

@@ -9,6 +9,7 @@ from functools import cached_property
 import numpy as np
 import torch
 
+from bnrank._core import validation
 from bnrank.networks.mlp import MLP
 from bnrank.tasks.losses import cost_and_gradient, output_hessians
 from bnrank.tasks.task import Task
@@ -59,7 +60,17 @@ class Problem:
 
     @classmethod
     def of(cls, net: MLP, task: Task, ridge: float) -> Problem:
-        """Return the problem of a network and a task, in float64 on the CPU."""
+        """Return the problem of a network and a task, in float64 on the CPU.
+
+        Raises
+        ------
+        ValueError
+            If the sizes of network and task differ.
+        """
+        outputs = 1 if task.loss == "logistic" else task.d_out
+        expected = f"{net.widths[0]} inputs and {net.widths[-1]} outputs, as the network"
+        fits = task.x[0].numel() == net.widths[0] and outputs == net.widths[-1]
+        validation.expect(fits, "task", f"{task.x[0].numel()} inputs and {outputs} outputs", expected)
         x = task.x.detach().cpu().double().flatten(1).numpy()
         distinct, rows = np.unique(x, axis=0, return_inverse=True)
         if len(distinct) == len(x):
@@ -88,6 +99,16 @@ class Problem:
         result = np.zeros((len(self.x), *values.shape[1:]))
         np.add.at(result, self.rows, values)
         return result
+
+    def refuse_infinite(self, layers: Sequence[Array]) -> None:
+        """Raise if the loss or the square of its gradient is not finite."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            at = Evaluation(self, layers)
+            size = at.loss + float(at.gradient @ at.gradient) + float(sum((z * z).sum() for z in at.z))
+        expected = "a finite one; bring weights and data to another scale"
+        validation.expect(
+            np.isfinite(size), "net, task", f"a loss of {at.loss:g} with its gradient out of range", expected
+        )
 
     def layers(self, net: MLP) -> list[Array]:
         """Return the layers of a network: W_l with b_l as last column."""
@@ -144,7 +165,7 @@ class Evaluation:
         self,
         problem: Problem,
         layers: Sequence[Array],
-        smooth: Sequence[float] = (),
+        smooth: Sequence[float] | Array = (),
         kinks: tuple[Array, Array, Array] | None = None,
         slopes: Array | None = None,
     ) -> None:
@@ -234,9 +255,9 @@ class Evaluation:
     def hessian(self) -> Array:
         """Return the Hessian of C + lambda ||theta||^2, (P, P).
 
-        With H_l the Hessian of C with respect to z_l and G_ml = dz_m/dz_l, the entry of W_m[k, p] and W_l[j, q], m >= l,
-        is the sum over samples of (H_m G_ml)[k, j] a_{m-1}[p] a_{l-1}[q] + delta_m[k] (da_{m-1}/dz_l)[p, j] a_{l-1}[q],
-        the second term for m > l only.
+        With H_l the Hessian of C with respect to z_l and G_ml = dz_m/dz_l, the entry of W_m[k, p] and W_l[j, q] for
+        m >= l is the sum over samples of
+        (H_m G_ml)[k, j] a_{m-1}[p] a_{l-1}[q] + delta_m[k] (da_{m-1}/dz_l)[p, j] a_{l-1}[q], the second term for m > l.
         """
         layers, n, curvatures = self.layers, len(self.problem.x), self.curvatures()
         starts = np.concatenate([[0], np.cumsum([layer.size for layer in layers])])

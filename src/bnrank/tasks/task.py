@@ -182,6 +182,9 @@ def as_task(task: object, *, weighted: bool = False) -> Task:
         If it is neither, or the data do not fit the loss, or it has weights, unless ``weighted``.
     """
     if isinstance(task, tuple) and len(task) in (2, 3):
+        if len(task) == 3 and not isinstance(task[2], str):
+            got = f"(x, y, {validation.describe(task[2])})"
+            raise TypeError(f"task: got {got}, expected the name of a loss as the third entry")
         return Task(task[0], task[1], loss=task[2] if len(task) == 3 else "mse")
     if not isinstance(task, Task):
         raise TypeError(f"task: got {validation.describe(task)}, expected a bnrank.tasks.Task or a tuple (x, y)")

@@ -68,7 +68,7 @@ class Kinks:
 
     @classmethod
     def where(cls, masks: Sequence[Array], slopes: Sequence[Array]) -> Kinks:
-        """Return the kinks at the entries of masks, (N, n_l), one per hidden layer, with the derivatives given there."""
+        """Return the kinks where masks, (N, n_l), one per hidden layer, are set, with the derivatives given there."""
         found = [np.nonzero(mask) for mask in masks]
         layers = np.repeat(np.arange(len(found)), [len(samples) for samples, _ in found])
         samples, neurons = (np.concatenate([pair[i] for pair in found]).astype(int) for i in (0, 1))
@@ -76,7 +76,7 @@ class Kinks:
         return cls(layers, neurons, samples, values)
 
 
-def of_smoothed(problem: Problem, layers: Sequence[Array], smooth: Sequence[float]) -> Kinks:
+def of_smoothed(problem: Problem, layers: Sequence[Array], smooth: Array) -> Kinks:
     """Return the kinks near a stationary point of the smoothed loss, with the slopes that it suggests."""
     first = Evaluation(problem, layers, smooth).first
     low, high = min(problem.slope, 1.0), 1.0
@@ -280,7 +280,8 @@ def search(
                 break
     excess = float(np.clip(excesses(crease), 0, None).max(initial=0))
     sizes = float(np.linalg.norm(crease.at.cost_gradient) + np.linalg.norm(crease.at.penalty_gradient))
-    return Corner(split(crease.theta, shapes), crease.kinks, crease.at.relative_gradient, excess / sizes, reason)
+    relative = excess / sizes if sizes > 0 else 0.0
+    return Corner(split(crease.theta, shapes), crease.kinks, crease.at.relative_gradient, relative, reason)
 
 
 def _moved(crease: Crease, step: Array, alike: list[list[Array]]) -> Array:

@@ -25,11 +25,13 @@ from bnrank.training.finishing import corners, newton, quasi, shrinking
 SMOOTHING = (1e-2, 3e-3, 1e-3, 1e-4, 1e-5, 1e-6)  # eps in units of the root mean square preactivation of the layer
 SHRINKING = 1e-3  # down to this eps, weak neurons are removed and parallel ones merged
 TRIED = 1e-4  # from this eps on, the kinks are identified and the search along them is tried
+SMALLEST = 1e-100  # least root mean square preactivation that is assumed
 LOOSE = 1e-3  # relative gradient at which the smoothing is reduced
 EVERY, ROUNDS = 300, 40  # iterations of L-BFGS between reductions of the network, and the number of rounds
 GAIN = 1e-4  # relative decrease of the loss per round below which Newton's method takes over
 DENSE = 12_000  # largest number of parameters for Newton's method
 STEPS, PASSES = 10, 30  # Newton steps between reductions, and the number of such passes at one eps
+CORNER_STEPS = 300  # Newton steps along kinks
 RESTART = 3e-3  # eps after a neuron was added
 BIRTHS = 60  # largest number of neurons added
 
@@ -138,12 +140,13 @@ def finish(
     (True, True)
     """
     ridge = validation.number(ridge, "ridge", 0.0, strict=True)
-    rtol = validation.number(rtol, "rtol", 0.0, strict=True)
+    rtol, births = validation.number(rtol, "rtol", 0.0, strict=True), validation.flag(births, "births")
     limit = validation.optional(validation.number, max_minutes, "max_minutes", 0.0, strict=True)
     task, chain = as_task(task, weighted=True), as_mlp(net)
     validation.expect(chain.slope != 1, "net", "a linear network", "an activation of slope below 1")
+    validation.expect(chain.depth > 1, "net", "a network without hidden layers", "at least one hidden layer")
     problem = Problem.of(chain, task, ridge)
-    validation.expect(problem.x.shape[1] == chain.widths[0], "task", f"{problem.x.shape[1]} inputs", f"{chain.widths[0]}")
+    problem.refuse_infinite(problem.layers(chain))
     with bar(progress, "finishing", 100) as tell:
         search = _Search(problem, rtol, limit, validation.seed(seed), births, chain.widths[1:-1], tell)
         layers, reason = search.run(problem.layers(chain))
@@ -180,7 +183,8 @@ class _Search:
         widths: Sequence[int],
         tell: Any,
     ) -> None:
-        self.problem, self.rtol, self.seed, self.births, self.widths, self.tell = problem, rtol, seed, births, widths, tell
+        self.problem, self.rtol, self.seed, self.births = problem, rtol, seed, births
+        self.widths, self.tell = widths, tell
         self.began, self.limit, self.born = time.perf_counter(), max_minutes, 0
 
     def late(self) -> bool:
@@ -199,8 +203,9 @@ class _Search:
             if birth is None:
                 break
             found, ended = self.grown(best, birth)
-            if not self.loss(found) < self.loss(best):
-                reason = f"a new neuron lowers the loss, but the search from there ended above it ({ended})"
+            if ended != "stationary" or not self.loss(found) < self.loss(best):
+                below = "below" if self.loss(found) < self.loss(best) else "above"
+                reason = f"certified; a new neuron lowers the loss, but the search from there ended {below} it: {ended}"
                 break
             best, reason, self.born = found, ended, self.born + 1
         if self.late() and reason != "stationary":
@@ -214,7 +219,7 @@ class _Search:
     def smoothing(self, layers: Sequence[Array], eps: float) -> Array:
         """Return eps times the root mean squares of the preactivations of the hidden layers."""
         squares = [float((z * z).mean()) for z in Evaluation(self.problem, layers).z[:-1]]
-        return np.array([eps * max(np.sqrt(square), 1e-300) for square in squares])
+        return np.array([eps * max(np.sqrt(square), SMALLEST) for square in squares])
 
     def descended(self, start: Sequence[Array], *, shrink: bool) -> tuple[list[Array], str]:
         """Return a stationary point reached with L-BFGS and then Newton's method."""
@@ -262,7 +267,7 @@ class _Search:
                 best = layers
             if eps <= TRIED and not self.late():
                 kinks = corners.of_smoothed(problem, layers, smooth)
-                corner = corners.search(problem, layers, kinks, self.rtol / 10, 300, self.late)
+                corner = corners.search(problem, layers, kinks, self.rtol / 10, CORNER_STEPS, self.late)
                 reason = corner.reason
                 if self.loss(corner.layers) < self.loss(best) or reason == "stationary":
                     best = corner.layers
@@ -298,7 +303,10 @@ class _Search:
         if best is None:
             return layers, "no size of it lowers the loss"
         found, reason = self.sharpened(best, RESTART, shrink=True)
-        return found, reason
+        if reason == "stationary" and self.loss(found) < self.loss(layers):
+            return found, reason
+        corner = corners.search(self.problem, best, kinks, self.rtol / 10, CORNER_STEPS, self.late)
+        return corner.layers, corner.reason
 
 
 def _with_room(layers: Sequence[Array], widths: Sequence[int]) -> list[Array]:

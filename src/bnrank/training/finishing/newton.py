@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import scipy.linalg
 
-from bnrank.training.finishing import orbits
 from bnrank.measures.second_order import Array, Evaluation, Problem, join, split
+from bnrank.training.finishing import orbits
 
 GROWTH = 4.0  # factor of the damping after a failed step
 CORRECTIONS = 3  # steps with the same factor
@@ -16,7 +16,7 @@ DEGENERATE = 1.0
 
 
 def curving(at: Evaluation) -> float:
-    """Return ||gradient|| / ||theta||, the size of the curvature that a symmetry of the loss has off a stationary point.
+    """Return ||gradient|| / ||theta||, the size of the curvature of a symmetry of the loss off a stationary point.
 
     Neurons active on the same samples can be rotated among each other without changing the loss. Along such a direction
     the Hessian is of the order of the gradient, and an undamped step would be long and leave the curved orbit.
@@ -27,7 +27,7 @@ def curving(at: Evaluation) -> float:
 def descend(
     problem: Problem,
     layers: Sequence[Array],
-    smooth: Sequence[float],
+    smooth: Array,
     rtol: float,
     iterations: int,
     damping: float = 0.0,

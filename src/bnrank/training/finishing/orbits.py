@@ -1,9 +1,9 @@
 """Steps that rotate neurons: curved paths along which the loss is flat.
 
-Neurons of one layer that are active on the same samples form a linear map, W -> R W and V -> V R^T of their incoming and
-outgoing weights W and V with an orthogonal R leave function and norm unchanged. A straight step along such an orbit
-leaves it at second order, where the loss rises, so that only short ones decrease the loss. Here the part of a step that
-is a rotation is carried out as one.
+Let W and V be the incoming and outgoing weights of neurons of one layer that are active on the same samples. Replacing
+them by R W and V R^T, with R orthogonal, leaves function and norm unchanged. A straight step along such an orbit leaves
+it at second order, where the loss rises, so that only short steps decrease the loss. Here the part of a step that is a
+rotation is carried out as one.
 """
 
 from __future__ import annotations

@@ -47,17 +47,18 @@ class Coordinates:
 
 
 def descend(
-    problem: Problem, layers: Sequence[Array], smooth: Sequence[float], iterations: int, out_of_time: Callable[[], bool]
+    problem: Problem, layers: Sequence[Array], smooth: Array, iterations: int, out_of_time: Callable[[], bool]
 ) -> list[Array]:
     """Return layers of a lower smoothed loss after L-BFGS iterations."""
     shapes = [layer.shape for layer in layers]
     coordinates = Coordinates(Evaluation(problem, layers, smooth))
-    best = [np.inf, coordinates.to(join(layers))]
+    least, best = np.inf, coordinates.to(join(layers))
 
     def value(u: Array) -> tuple[float, Array]:
+        nonlocal least, best
         at = Evaluation(problem, split(coordinates.back(u), shapes), smooth)
-        if at.loss < best[0]:
-            best[:] = [at.loss, u.copy()]
+        if at.loss < least:
+            least, best = at.loss, u.copy()
         return at.loss, coordinates.gradient(at.gradient)
 
     def stop(_: Array) -> None:
@@ -65,5 +66,5 @@ def descend(
             raise StopIteration
 
     options = {"maxiter": iterations, "maxfun": 2 * iterations, "maxcor": MEMORY, "ftol": 0.0, "gtol": 0.0}
-    minimize(value, best[1], jac=True, method="L-BFGS-B", callback=stop, options=options)
-    return split(coordinates.back(best[1]), shapes)
+    minimize(value, best, jac=True, method="L-BFGS-B", callback=stop, options=options)
+    return split(coordinates.back(best), shapes)

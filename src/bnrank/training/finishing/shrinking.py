@@ -27,7 +27,7 @@ def balanced(layers: Sequence[Array], sweeps: int = 100) -> list[Array]:
             outgoing = high[:, : len(low)]
             into, out = np.linalg.norm(low, axis=1), np.linalg.norm(outgoing, axis=0)
             alive = (into > 0) & (out > 0)
-            factor = np.sqrt(np.divide(out, into, out=np.ones(len(low)), where=alive), where=alive, out=np.ones(len(low)))
+            factor = np.sqrt(np.divide(out, into, out=np.ones(len(low)), where=alive))
             largest = max(largest, float(np.abs(factor - 1).max(initial=0)))
             low *= factor[:, None]
             outgoing /= factor
@@ -81,7 +81,7 @@ def tidy(layers: Sequence[Array], weak: float = WEAK, parallel: float = PARALLEL
     return balanced(result)
 
 
-def thinned(problem: Problem, layers: Sequence[Array], smooth: Sequence[float], change: float = CHANGE) -> list[Array]:
+def thinned(problem: Problem, layers: Sequence[Array], smooth: Array, change: float = CHANGE) -> list[Array]:
     """Return layers with fewer neurons: those removed whose work the others of their layer can do.
 
     A neuron with weights w and v becomes sqrt(c) w and sqrt(c) v, c >= 0. The loss as a function of the c of one layer,
@@ -100,7 +100,10 @@ def thinned(problem: Problem, layers: Sequence[Array], smooth: Sequence[float], 
         hessian = np.einsum("ik,ak,iaj,ij->kj", a, outgoing, bent, a, optimize=True)
         cost = problem.ridge * ((low * low).sum(1) + (outgoing * outgoing).sum(0))
         gradient = ((at.deltas[number + 1] @ outgoing) * a).sum(0) + cost
-        hessian[np.diag_indices(width)] += 1e-7 * np.trace(hessian) / width
+        size = float(np.trace(hessian))
+        if not size > 1e-200:  # the layer has no effect
+            continue
+        hessian[np.diag_indices(width)] += 1e-7 * size / width
         c = _removed(gradient, hessian, change * at.loss)
         kept = np.flatnonzero(c)
         if len(kept) == width:

@@ -1,0 +1,143 @@
+"""Tests of stationarity: closed forms, brute force over slopes, and what new neurons would do."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+import bnrank
+from bnrank.measures import stationarity
+from bnrank.measures.second_order import Evaluation, Problem
+
+
+def scalar(v, w, b=None):
+    """Return x -> v relu(w x + b) for scalars, one neuron."""
+    layers = [torch.tensor([[w]], dtype=torch.float64), torch.tensor([[v]], dtype=torch.float64)]
+    biases = None if b is None else [torch.tensor([b], dtype=torch.float64), torch.zeros(1, dtype=torch.float64)]
+    return bnrank.networks.from_layers(layers, biases or ())
+
+
+def test_a_smooth_minimum_in_closed_form():
+    # C = (v w - 2)^2, lambda = 1/2: v = w = sqrt(2 - lambda) is the minimum, and 2 lambda - 2 (2 - v w) = 0 there.
+    x, y, ridge = torch.ones(1, 1), torch.full((1, 1), 2.0), 0.5
+    side = (2 - ridge) ** 0.5
+    at = stationarity(scalar(side, side), (x, y), ridge)
+    assert at.residual < 1e-15
+    assert at.kind == "local minimum"
+    assert at.loss == pytest.approx(ridge**2 + 2 * ridge * (2 - ridge))
+    assert not len(at.slopes)
+    # The Hessian of (v w - 2)^2 + (v^2 + w^2) / 2 there is [[2 w^2 + 1, 4 v w - 4], [.., 2 v^2 + 1]].
+    hessian = np.array([[2 * side**2 + 1, 4 * side**2 - 4], [4 * side**2 - 4, 2 * side**2 + 1]])
+    assert at.curvature == pytest.approx(np.linalg.eigvalsh(hessian)[0], rel=1e-9)
+    off = stationarity(scalar(side, 1.1 * side), (x, y), ridge)
+    assert off.kind == "not stationary"
+    assert off.residual > 0.01
+
+
+def at_a_kink():
+    """Return a network, data and a ridge with a kink at the second sample whose slope 0.25 makes it stationary.
+
+    f(x) = v relu(w x + b) + c with v = w = 1 and b = 0 at x = 1 and x = 0, where z = 0. With r_i = (y_i - f(x_i)) / 2,
+    half the derivatives of C + lambda |theta|^2 are -r_1 + lambda (for w and for v), -r_1 - s r_2 (for b), and
+    -r_1 - r_2 + lambda c. They vanish for s = 1/4 if r_1 = lambda, r_2 = -4 lambda and c = -3. As r_2 < 0, the second
+    output should be lower: dC/da > 0.
+    """
+    ridge, c = 0.1, -3.0
+    y = torch.tensor([[1 + c + 2 * ridge], [c - 8 * ridge]], dtype=torch.float64)
+    net = bnrank.networks.from_layers([torch.ones(1, 1)] * 2, [torch.zeros(1), torch.full((1,), c)])
+    return net, bnrank.Task(torch.tensor([[1.0], [0.0]], dtype=torch.float64), y), ridge
+
+
+def test_the_slope_at_a_kink_in_closed_form():
+    net, task, ridge = at_a_kink()
+    at = stationarity(net, task, ridge)
+    assert at.residual < 1e-12
+    assert at.slopes == pytest.approx([0.25], abs=1e-10)
+    assert (at.layers.tolist(), at.neurons.tolist(), at.samples.tolist()) == ([1], [0], [1])
+    assert at.plain > 0.1
+    assert at.margin == pytest.approx(0.25)
+    assert at.independent
+
+
+@pytest.mark.parametrize("slope", [0.0, 0.2])
+def test_the_slopes_are_the_best_of_a_fine_grid(slope):
+    generator = torch.Generator().manual_seed(4)
+    net = bnrank.MLP([3, 4, 4, 2], slope=slope, seed=2, dtype=torch.float64)
+    x = torch.randn(5, 3, generator=generator, dtype=torch.float64)
+    y = torch.randn(5, 2, generator=generator, dtype=torch.float64)
+    with torch.no_grad():  # kinks of one layer at two samples, of another at one
+        for neuron, sample in ((0, 1), (2, 3)):
+            net.biases[0][neuron] -= (net.layers[0](x))[sample, neuron]
+        hidden = torch.nn.functional.leaky_relu(net.layers[0](x), slope)
+        net.biases[1][1] -= net.layers[1](hidden)[2, 1]
+    at = stationarity(net, (x, y), 0.01, kink_rtol=1e-12)
+    assert len(at.slopes) == 3
+    p = Problem.of(net, bnrank.Task(x, y), 0.01)
+    places = (at.layers - 1, at.neurons, at.samples)
+
+    def size(values):
+        return float(np.linalg.norm(Evaluation(p, p.layers(net), (), places, np.array(values)).gradient))
+
+    grid = [size(values) for values in itertools.product(np.linspace(slope, 1, 11), repeat=3)]
+    assert min(grid) * 0.999 <= size(at.slopes) <= min(grid) * (1 + 1e-9)
+    assert size(at.slopes) <= size([slope] * 3)
+
+
+def test_repeated_samples_share_one_slope():
+    net, task, ridge = at_a_kink()
+    weights = torch.tensor([2.0, 1.0, 1.0])
+    same = stationarity(net, bnrank.Task(task.x[[0, 1, 1]], task.y[[0, 1, 1]], weights=weights), ridge)
+    assert same.slopes == pytest.approx([0.25], abs=1e-10)
+    # Two targets far apart: their mean is what counts, although separate slopes could make the gradient zero.
+    apart = task.y[[0, 1, 1]] + torch.tensor([[0.0], [2.0], [-2.0]])
+    at = stationarity(net, bnrank.Task(task.x[[0, 1, 1]], apart, weights=weights), ridge)
+    assert at.slopes == pytest.approx([0.25], abs=1e-10)
+    wrong = task.y[[0, 1, 1]] + torch.tensor([[0.0], [3.0], [-0.5]])  # the mean pulls up: no slope in [0, 1] fits
+    assert stationarity(net, bnrank.Task(task.x[[0, 1, 1]], wrong, weights=weights), ridge).residual > 1e-2
+
+
+def test_dead_neurons_and_births():
+    # One live neuron on one sample; a second, dead, could take the other sign: f = relu(w x) fits y = -1 at x = -1.
+    x, y, ridge = torch.tensor([[1.0], [-1.0]]), torch.tensor([[2.0], [1.0]]), 0.05
+    side = (2 - 2 * ridge) ** 0.5  # C = ((v w - 2)^2 + 1) / 2
+    live = [torch.tensor([[side], [0.0]], dtype=torch.float64), torch.tensor([[side, 0.0]], dtype=torch.float64)]
+    at = stationarity(bnrank.networks.from_layers(live), (x, y), ridge)
+    assert at.residual < 1e-12
+    assert at.live == (1,)
+    assert at.kind == "local minimum of the live network"
+    # delta at x = -1 is 2 (0 - 1) / 2 = -1, so |B| = 1 at u = -1.
+    assert at.births[0].lower == pytest.approx(1 / (2 * ridge))
+    assert at.births[0].incoming == pytest.approx([-1.0])
+    assert at.births[0].outgoing == pytest.approx([1.0])
+    enough = 0.6  # now |B| = 1 < 2 lambda: the neuron stays dead
+    side = (2 - 2 * enough) ** 0.5
+    with torch.no_grad():
+        live = [torch.tensor([[side], [0.0]], dtype=torch.float64), torch.tensor([[side, 0.0]], dtype=torch.float64)]
+    at = stationarity(bnrank.networks.from_layers(live), (x, y), enough)
+    assert at.kind == "local minimum"
+    assert at.births[0].upper == pytest.approx(1.0)  # the copy of the live neuron
+
+
+def test_rotations_of_linear_neurons_are_not_counted_as_flat():
+    # f(x) = V W x on positive samples, V = W^T, minimizes |V W - A|^2 + ridge (|V|^2 + |W|^2) for A = diag(3, 3):
+    # every rotation of the two neurons that keeps them active is a minimum too.
+    x, ridge = 3 + torch.eye(2, dtype=torch.float64), 0.05
+    y = 3 * x
+    turned = torch.tensor([[1.0, 0.2], [0.2, 1.0]], dtype=torch.float64)
+    start = bnrank.networks.from_layers([1.7 * turned, 1.7 * turned.inverse()])
+    done = bnrank.finish(start, (x, y), ridge, births=False, progress=False)
+    at = done.stationarity
+    assert at.residual < 1e-8
+    assert at.live == (2,)
+    assert not len(at.slopes)
+    assert at.symmetries == 1
+    assert at.flat == 0
+    assert at.curvature > 1e-3
+    assert at.kind == "local minimum"
+
+
+@pytest.mark.parametrize("ridge", [0.0, -1.0, float("nan")])
+def test_a_ridge_that_is_not_positive_is_refused(ridge):
+    with pytest.raises(ValueError, match="ridge"):
+        stationarity(scalar(1.0, 1.0), (torch.ones(1, 1), torch.ones(1, 1)), ridge)

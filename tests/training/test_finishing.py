@@ -1,0 +1,221 @@
+"""Tests of finish: stationary points with certificates that are checked independently."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import bnrank
+from bnrank.measures.second_order import Evaluation, Problem
+from bnrank.training.finishing import corners, newton, orbits, quasi, shrinking
+
+
+def small(seed=0, slope=0.0, loss="mse", bias=True):
+    """Return a trained network, its task and its ridge."""
+    if loss == "mse":
+        task = bnrank.tasks.low_rank_map(n=30, d_in=3, d_out=3, latent=2, rank=1, width=10, seed=seed)
+    else:
+        generator = torch.Generator().manual_seed(seed)
+        x = torch.randn(40, 2, generator=generator, dtype=torch.float64)
+        inside = (x.square().sum(1) + torch.randn(40, generator=generator)) < 1.5
+        y = inside.long() if loss == "cross_entropy" else torch.where(inside, 1.0, -1.0).double()[:, None]
+        task = bnrank.Task(x, y, loss=loss)
+    d_out = 1 if loss == "logistic" else task.d_out
+    net = bnrank.MLP([task.d_in, 8, 8, d_out], slope=slope, bias=bias)
+    run = bnrank.train(net, task, ridge=5e-3, steps=300, seed=seed, progress=False)
+    return run.network(0), task, 5e-3
+
+
+def loss_of(net, task, ridge):
+    p = Problem.of(net, task, ridge)
+    return Evaluation(p, p.layers(net)).loss
+
+
+@pytest.mark.parametrize(
+    ("seed", "slope", "loss", "bias"),
+    [
+        (0, 0.0, "mse", True),
+        (1, 0.2, "mse", True),
+        (2, 0.0, "mse", False),
+        (3, 0.0, "cross_entropy", True),
+        (4, 0.0, "logistic", True),
+    ],
+)
+def test_the_result_is_stationary_and_nothing_near_is_lower(seed, slope, loss, bias):
+    net, task, ridge = small(seed, slope, loss, bias)
+    before = [p.clone() for p in net.parameters()]
+    done = bnrank.finish(net, task, ridge, progress=False)
+    assert all(torch.equal(p, q) for p, q in zip(net.parameters(), before, strict=True))
+    assert done.stationarity.residual <= 1e-8, done
+    assert done.loss <= done.loss_before
+    assert done.network.widths == net.widths
+    assert loss_of(done.network, task, ridge) == pytest.approx(done.loss, rel=1e-14)
+    # Independent of all derivatives: no random direction lowers the loss by more than rounding. Zero neurons are left
+    # as they are: a new one may lower it, which the certificate says.
+    generator = torch.Generator().manual_seed(0)
+    live = [p != 0 for p in done.network.parameters()]
+    lower = 0
+    for size in (1e-3, 1e-4, 1e-5):
+        for _ in range(40):
+            moved = bnrank.MLP(net.widths, slope=slope, bias=bias, dtype=torch.float64)
+            with torch.no_grad():
+                for p, q, mask in zip(moved.parameters(), done.network.parameters(), live, strict=True):
+                    step = torch.randn(p.shape, generator=generator, dtype=torch.float64) * mask
+                    p.copy_(q + size * step)
+            lower += loss_of(moved, task, ridge) < done.loss - 1e-13
+    assert lower == 0
+
+
+def test_neurons_are_balanced_where_t14_applies():
+    net, task, ridge = small(0)
+    done = bnrank.finish(net, task, ridge, progress=False)
+    for low, bias, high in zip(done.network.weights, done.network.biases, done.network.weights[1:], strict=False):
+        into = low.square().sum(1) + bias.square()
+        torch.testing.assert_close(into, high.square().sum(0), rtol=1e-6, atol=1e-9)
+
+
+def test_a_random_network_without_training_is_finished_too():
+    task = bnrank.tasks.low_rank_map(n=20, d_in=2, d_out=2, latent=1, rank=1, width=10, seed=5)
+    done = bnrank.finish(bnrank.MLP([2, 5, 5, 2], seed=1), task, 0.02, progress=False)
+    assert done.stationarity.residual <= 1e-8
+
+
+def test_pure_noise_with_a_large_ridge_ends_at_zero():
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(20, 3, generator=generator), torch.randn(20, 2, generator=generator)
+    done = bnrank.finish(bnrank.MLP([3, 5, 5, 2], seed=1), (x, y - y.mean(0)), 10.0, progress=False)
+    assert done.stationarity.residual <= 1e-8
+    assert done.loss == pytest.approx(float((y - y.mean(0)).square().sum() / 20), rel=1e-6)
+
+
+def test_one_sample():
+    done = bnrank.finish(bnrank.MLP([2, 4, 4, 1], seed=0), (torch.ones(1, 2), torch.ones(1, 1)), 0.01, progress=False)
+    assert done.stationarity.residual <= 1e-8
+
+
+def test_the_time_limit_is_kept_and_said():
+    net, task, ridge = small(0)
+    done = bnrank.finish(net, task, ridge, max_minutes=1e-6, progress=False)
+    assert done.reason == "out of time"
+    assert done.loss <= done.loss_before
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"ridge": 0.0}, "ridge"),
+        ({"rtol": 0.0}, "rtol"),
+        ({"max_minutes": 0.0}, "max_minutes"),
+        ({"net": bnrank.LinearNetwork([3, 4, 3])}, "linear network"),
+        ({"task": (torch.ones(4, 2), torch.ones(4, 3))}, "task: got 2 inputs"),
+    ],
+)
+def test_bad_input_is_named(change, match):
+    given = {"net": bnrank.MLP([3, 4, 3]), "task": (torch.ones(4, 3), torch.ones(4, 3)), "ridge": 0.1} | change
+    with pytest.raises(ValueError, match=match):
+        bnrank.finish(given.pop("net"), given.pop("task"), given.pop("ridge"), progress=False, **given)
+
+
+def test_the_page_on_minima_runs(capsys):
+    text = (Path(__file__).parents[2] / "docs" / "minima.md").read_text(encoding="utf-8")
+    names = {}
+    for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+        exec(block, names)
+    printed = capsys.readouterr().out
+    assert "not stationary" in printed
+    assert names["done"].stationarity.residual <= 1e-8
+
+
+# Parts -----------------------------------------------------------------------------------------------------------
+
+
+def problem(seed=0, widths=(3, 6, 6, 2), n=25):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, widths[0], generator=generator, dtype=torch.float64)
+    task = bnrank.Task(x, torch.randn(n, widths[-1], generator=generator, dtype=torch.float64))
+    net = bnrank.MLP(widths, seed=seed, dtype=torch.float64)
+    p = Problem.of(net, task, 1e-2)
+    return p, p.layers(net)
+
+
+def outputs(p, layers):
+    return Evaluation(p, layers).z[-1]
+
+
+def test_balancing_keeps_the_function_and_lowers_the_norm():
+    p, layers = problem()
+    even = shrinking.balanced(layers)
+    np.testing.assert_allclose(outputs(p, even), outputs(p, layers), atol=1e-12)
+    assert sum((w * w).sum() for w in even) <= sum((w * w).sum() for w in layers)
+
+
+def test_copies_of_neurons_are_merged_and_weak_ones_removed():
+    p, layers = problem()
+    low = np.concatenate([layers[0], 2 * layers[0][:1], 1e-9 * layers[0][1:2]])
+    high = np.concatenate([layers[1][:, :6], 0.3 * layers[1][:, :1], layers[1][:, 1:2], layers[1][:, 6:]], axis=1)
+    wide = [low, high, layers[2]]
+    less = shrinking.tidy(wide)
+    assert [len(w) for w in less] == [6, 6, 2]
+    np.testing.assert_allclose(outputs(p, less), outputs(p, wide), atol=1e-6)
+    assert Evaluation(p, less).loss <= Evaluation(p, wide).loss
+
+
+def test_neurons_that_others_replace_are_removed():
+    # Six linear neurons (large biases) that carry a map of rank 2: at most 3 (with the constant) are needed.
+    generator = np.random.default_rng(0)
+    p, _ = problem(widths=(2, 6, 2))
+    low = np.concatenate([generator.normal(size=(6, 2)), np.full((6, 1), 9.0)], axis=1)
+    layers = [low, generator.normal(size=(2, 7)) / 9]
+    less = shrinking.thinned(p, layers, np.array([1e-6]), change=1e-3)
+    assert len(less[0]) < 6
+    assert Evaluation(p, less).loss <= Evaluation(p, layers).loss * 1.01
+
+
+def test_rotations_leave_the_function_of_linear_neurons():
+    p, layers = problem(widths=(3, 4, 2))
+    layers[0][:, -1] = 30.0  # active on all samples
+    assert [len(g) for g in orbits.groups(Evaluation(p, layers).first)[0]] == [4]
+    generator = np.random.default_rng(1)
+    phi = generator.normal(size=(4, 4))
+    phi = 0.05 * (phi - phi.T)
+    v = layers[1][:, :4]
+    steps = [phi @ layers[0], np.concatenate([-v @ phi, np.zeros((2, 1))], axis=1)]
+    turned = orbits.moved(layers, steps, orbits.groups(Evaluation(p, layers).first))
+    np.testing.assert_allclose(outputs(p, turned), outputs(p, layers), atol=1e-10)
+    assert np.abs(turned[0] - layers[0]).max() > 0.1
+    straight = [layer + step for layer, step in zip(layers, steps, strict=True)]
+    assert np.abs(outputs(p, straight) - outputs(p, layers)).max() > 1e-3
+
+
+def test_newton_reaches_a_stationary_point_of_the_smoothed_loss():
+    p, layers = problem()
+    smooth = np.full(2, 0.05)
+    layers = quasi.descend(p, layers, smooth, 200, lambda: False)
+    found, relative, _, steps = newton.descend(p, layers, smooth, 1e-10, 100)
+    assert relative <= 1e-10
+    assert steps < 100
+    at = Evaluation(p, found, smooth)
+    assert at.relative_gradient == relative
+    assert at.loss <= Evaluation(p, layers, smooth).loss
+
+
+def test_coordinates_of_l_bfgs_are_exact_changes_of_variables():
+    p, layers = problem()
+    at = Evaluation(p, layers, np.full(2, 0.05))
+    c = quasi.Coordinates(at)
+    theta = np.concatenate([w.ravel() for w in layers])
+    u = c.to(theta)
+    np.testing.assert_allclose(c.back(u), theta, atol=1e-12)
+    step = np.random.default_rng(0).normal(size=u.shape)
+    assert c.gradient(at.gradient) @ step == pytest.approx(at.gradient @ (c.back(u + step) - theta), rel=1e-9)
+
+
+def test_points_are_moved_onto_kinks():
+    p, layers = problem()
+    kinks = corners.Kinks(*(np.array(v) for v in ([0, 1, 1], [2, 0, 3], [4, 7, 7])), np.full(3, 0.5))
+    there = corners.onto(p, layers, kinks)
+    values = kinks.select(Evaluation(p, there).z)
+    assert np.abs(values).max() < 1e-13
+    assert len(corners.at_zero(p, there, 1e-9)) == 3
