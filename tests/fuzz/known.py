@@ -37,6 +37,7 @@ MEANT = {
     "Tail.ratios": "of a layer that is 0, as documented",
     "bnrank.training.read_checkpoints": "padding of spectra, and quantities of a change of 0",
     "bnrank.spectra.stable_rank": "of singular values that are all 0, as documented",
+    "bnrank.training.read_csv": "fields that are empty in the file",
     "bnrank.watch": "weights of the network itself, which is held",
 }
 """Functions whose plain result may hold NaN, with its meaning."""

@@ -118,7 +118,7 @@ def entry(name: str, tensor: object, **more: Any) -> Entry:
         more["reason"] = f"{str(tensor.layout).removeprefix('torch.')} layout; .to_dense() makes it measurable"
     elif tensor.numel():
         offset = tensor.storage_offset()
-        key = (tensor.untyped_storage().data_ptr(), offset, tuple(tensor.shape), tuple(tensor.stride()))
+        key = (tensor.untyped_storage()._cdata, offset, tuple(tensor.shape), tuple(tensor.stride()))
         more.setdefault("storage", key)
     return Entry(name, tuple(tensor.shape), dtype, lambda: tensor, **more)
 

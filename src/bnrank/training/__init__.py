@@ -1,7 +1,9 @@
 """Training of networks: ensembles, optimizers, gradient flow, checkpoints and recording."""
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from bnrank.training.comparing import compare
-from bnrank.training.finishing.finisher import Finished, finish
 from bnrank.training.gradient_flow import Flow, flow
 from bnrank.training.grid import sweep
 from bnrank.training.history import Run
@@ -22,6 +24,9 @@ from bnrank.training.watching import (
     read_csv,
     watch,
 )
+
+if TYPE_CHECKING:
+    from bnrank.training.finishing.finisher import Finished, finish
 
 __all__ = [
     "Adam",
@@ -56,3 +61,10 @@ __all__ = [
     "train",
     "watch",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what needs SciPy's optimizers on first use."""
+    if name in ("Finished", "finish"):
+        return getattr(importlib.import_module(f"{__name__}.finishing.finisher"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,5 +1,6 @@
 """Parameters, fitting and methods shared by the three estimators."""
 
+import copy
 import numbers
 import warnings
 from collections.abc import Callable, Sequence
@@ -131,7 +132,11 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         own = {
             name: clone(value, safe=False) for name, value in self.get_params(deep=False).items() if name != "executor"
         }
-        return type(self)(**own, executor=self.executor)
+        result = type(self)(**own, executor=self.executor)
+        for name in ("_metadata_request", "_sklearn_output_config"):  # as scikit-learn copies them
+            if hasattr(self, name):
+                setattr(result, name, copy.deepcopy(getattr(self, name)))
+        return result
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "summary_")
