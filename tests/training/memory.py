@@ -22,6 +22,7 @@ def run(width, n, members, **arguments):
 
 
 width, n, members, optimizer, *out = sys.argv[1:]
-arguments = {"optimizer": optimizer, "out": Save(out[0], checkpoint_every=2) if out else None}
-run(20, 300, 2, optimizer=optimizer)
-print(run(int(width), int(n), int(members), **arguments))
+for size in ((20, 300, 2), (int(width), int(n), int(members))):  # the first imports what any training needs
+    folder = Save(Path(out[0]) / str(size[0]), checkpoint_every=2) if out else None
+    added = run(*size, optimizer=optimizer, out=folder)
+print(added)
