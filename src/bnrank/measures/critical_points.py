@@ -174,9 +174,10 @@ def stationarity(
     -----
     Without dead neurons, that is, on the live network: stationary with linearly independent kinks, slopes strictly
     inside their range, nonzero derivatives of C with respect to the activations there and positive curvature along the
-    kinks imply a strict local minimum. A network with dead neurons has directions of zero curvature; the condition on
-    births, |sum_i sigma(u . a~_i) delta_i| < 2 lambda for every unit u, makes it a local minimum among all networks of
-    the given widths with a strict inequality. Source: T14 assumes such points.
+    kinks imply a strict local minimum, up to rotations of linear neurons. With dead neurons, the condition on births,
+    |sum_i sigma(u . a~_i) delta_i| <= 2 lambda for every unit u, is necessary for a local minimum among all networks of
+    the given widths, and ``kind`` calls a point that fulfills both (up to 1e-6) a local minimum. That these together
+    are sufficient is not proved: copies of live neurons attain equality. Source: T14 assumes such points.
 
     Examples
     --------
@@ -284,12 +285,9 @@ def _complement(rows: Array) -> tuple[bool, Array | None]:
     """Return whether the rows are independent, and an orthonormal basis of the vectors orthogonal to them."""
     if not len(rows):
         return True, None
-    if len(rows) > rows.shape[1]:
-        independent = False
     _, singular, vt = np.linalg.svd(rows, full_matrices=True)
     rank = int((singular > DEPENDENT * singular[0]).sum())
-    independent = rank == len(rows)
-    return independent, vt[rank:].T
+    return rank == len(rows), vt[rank:].T
 
 
 def _rotations(layers: Sequence[Array], first: Sequence[Array], kinks: tuple[Array, Array]) -> Array:

@@ -53,7 +53,7 @@ class Finished(Printed):
     seconds : float
         Time it took.
     reason : str
-        Why it ended: "certified", "out of time", "interrupted", or what it could not do.
+        Why it ended: "stationary", "out of time", or what it could not do.
     """
 
     network: MLP
@@ -205,12 +205,14 @@ class _Search:
             found, ended = self.grown(best, birth)
             if ended != "stationary" or not self.loss(found) < self.loss(best):
                 below = "below" if self.loss(found) < self.loss(best) else "above"
-                reason = f"certified; a new neuron lowers the loss, but the search from there ended {below} it: {ended}"
+                reason = (
+                    f"stationary; a new neuron lowers the loss, but the search from there ended {below} it: {ended}"
+                )
                 break
             best, reason, self.born = found, ended, self.born + 1
-        if self.late() and reason != "stationary":
-            reason = "out of time"
-        return best, "certified" if reason == "stationary" else reason
+        if self.late():
+            reason = "stationary; out of time for new neurons" if reason == "stationary" else "out of time"
+        return best, reason
 
     def loss(self, layers: Sequence[Array]) -> float:
         """Return C + lambda ||theta||^2."""
