@@ -10,9 +10,10 @@ import torch
 from scipy.optimize import lsq_linear, minimize
 
 import bnrank
+from bnrank.measures.subgradients import _projected
 from bnrank.networks import LinearNetwork, from_layers
 from bnrank.theory.escape.direction import speed
-from bnrank.theory.escape.stationarity import _projected, examine, residual
+from bnrank.theory.escape.stationarity import examine, residual
 
 DEPTHS = [2, 3, 5]
 

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import scipy.optimize
 from torch import nn
 
 from bnrank._core import validation
 from bnrank._core.results import Printed
 from bnrank.measures.one_neuron import fastest
 from bnrank.measures.second_order import Array, Evaluation, Problem
+from bnrank.measures.subgradients import KINK_RTOL, least
 from bnrank.networks.chain import as_mlp
 from bnrank.tasks.task import Task, as_task
 
-KINK_RTOL = 1e-9
-ENTRIES = 1 << 26  # largest number of entries of the derivatives of the gradient with respect to the slopes
-FEW = 100  # largest number of kinks for which several starts are tried
 DEPENDENT = 1e-9  # singular values of the kinks' gradients, relative to the largest, that count as 0
 FLAT = 1e-7  # least curvature, relative to 2 lambda, that counts as positive
 LARGEST = 6000  # largest number of live parameters for which the curvature is computed
@@ -200,25 +196,9 @@ def of_layers(
     problem: Problem, layers: Sequence[Array], rtol: float, kink_rtol: float, *, births: bool = True, seed: int = 0
 ) -> Stationarity:
     """Return the stationarity of layers W_l with the bias as last column; see :func:`stationarity`."""
-    live = []
-    for low, high in itertools.pairwise(layers):
-        live.append(np.logical_or(low.any(1), high[:, : len(low)].any(0)))
-    small = _selected(layers, live)
-    at = Evaluation(problem, small)
-    masks = []
-    for layer, inputs, z in zip(small[:-1], at.inputs, at.z, strict=False):
-        terms = np.linalg.norm(inputs, axis=1)[:, None] * np.linalg.norm(layer, axis=1)
-        masks.append((np.abs(z) <= kink_rtol * terms) & (problem.slope != 1))
-    kinks = [np.nonzero(mask) for mask in masks]
-    number = np.repeat(np.arange(len(kinks)), [len(samples) for samples, _ in kinks])
-    samples, neurons = (
-        np.concatenate([pair[i] for pair in kinks]).astype(int) if kinks else np.zeros(0, dtype=int) for i in (0, 1)
-    )
-    expected = f"at most {ENTRIES // at.cost_gradient.size} kinks for {at.cost_gradient.size} live parameters"
-    got = f"{len(number)} preactivations that count as 0"
-    validation.expect(len(number) * at.cost_gradient.size <= ENTRIES, "kink_rtol", got, expected)
-    slopes = _best_slopes(problem, small, (number, neurons, samples))
-    best = Evaluation(problem, small, (), (number, neurons, samples), slopes)
+    found = least(problem, layers, kink_rtol)
+    small, best, live, slopes = found.layers, found.best, found.live, found.slopes
+    number, neurons, samples = found.kinks
     residual = best.relative_gradient
     rows = best.preactivation_gradients(number, neurons, samples)
     independent, _ = _complement(rows)
@@ -237,17 +217,16 @@ def of_layers(
             hessian = basis.T @ hessian @ basis
         values = np.linalg.eigvalsh(hessian) / (2 * problem.ridge) if len(hessian) else np.array([np.inf])
         curvature, flat = float(values[0]), int((np.abs(values) <= FLAT).sum())
-    found = _births(problem, layers, small, best, live, seed) if stationary and births else ()
+    born = _births(problem, best, live, seed) if stationary and births else ()
     inside = margin is None or margin > 0
     proper = independent and bool((forces > 0).all()) and inside and curvature is not None and curvature > FLAT
-    names = [np.flatnonzero(mask) for mask in live]
     return Stationarity(
-        kind=_kind(stationary, proper, found if births else None, all(mask.all() for mask in live)),
+        kind=_kind(stationary, proper, born if births else None, all(mask.all() for mask in live)),
         residual=residual,
-        plain=at.relative_gradient,
-        loss=at.loss,
+        plain=found.plain.relative_gradient,
+        loss=found.plain.loss,
         layers=number + 1,
-        neurons=np.array([names[a][b] for a, b in zip(number, neurons, strict=True)], dtype=int),
+        neurons=found.neurons,
         samples=np.array([int(np.flatnonzero(problem.rows == c)[0]) for c in samples], dtype=int),
         slopes=slopes,
         margin=margin,
@@ -256,7 +235,7 @@ def of_layers(
         symmetries=symmetries,
         flat=flat,
         live=tuple(int(mask.sum()) for mask in live),
-        births=found,
+        births=born,
     )
 
 
@@ -270,15 +249,6 @@ def _kind(stationary: bool, proper: bool, births: tuple[Birth, ...] | None, full
     if births and all(birth.lower <= 1 + BIRTH_RTOL for birth in births):
         return "local minimum, as far as searched"
     return "local minimum of the live network"
-
-
-def _selected(layers: Sequence[Array], live: Sequence[Array]) -> list[Array]:
-    result = [layer.copy() for layer in layers]
-    for number, mask in enumerate(live):
-        high = result[number + 1]
-        result[number] = result[number][mask]
-        result[number + 1] = np.concatenate([high[:, : len(mask)][:, mask], high[:, len(mask) :]], axis=1)
-    return result
 
 
 def _complement(rows: Array) -> tuple[bool, Array | None]:
@@ -311,59 +281,7 @@ def _rotations(layers: Sequence[Array], first: Sequence[Array], kinks: tuple[Arr
     return vt[singular > DEPENDENT * singular[0]]
 
 
-def _best_slopes(problem: Problem, layers: Sequence[Array], kinks: tuple[Array, Array, Array]) -> Array:
-    """Return the slopes in [slope, 1] of least gradient.
-
-    The gradient is linear in the slopes of one layer, multilinear in all: Gauss-Newton steps with bounds, from several
-    starts if there are kinks in several layers, as there may be local minima.
-    """
-    low, count = min(problem.slope, 1.0), len(kinks[0])
-    if not count:
-        return np.zeros(0)
-
-    def gradient(slopes: Array) -> Evaluation:
-        return Evaluation(problem, layers, (), kinks, slopes)
-
-    starts = [np.full(count, (low + 1) / 2)]
-    if len(np.unique(kinks[0])) > 1 and count <= FEW:
-        starts += [np.full(count, low), np.ones(count)]
-    best, least = starts[0], math.inf
-    for start in starts:
-        slopes, size = start, float(np.linalg.norm(gradient(start).gradient))
-        for _ in range(20):
-            at = gradient(slopes)
-            forces = np.array([at.below[a][c, b] for a, b, c in zip(*kinks, strict=True)])
-            columns = at.preactivation_gradients(*kinks).T * forces
-            target = columns @ slopes - at.gradient
-            aim = np.linalg.lstsq(columns, target, rcond=1e-12)[0]
-            if ((aim < low) | (aim > 1)).any():
-                aim = scipy.optimize.lsq_linear(columns, target, (low, 1.0), tol=1e-14).x
-            tried, share = math.inf, 1.0
-            while share > 1e-3:
-                tried = float(np.linalg.norm(gradient(slopes + share * (aim - slopes)).gradient))
-                if tried < size:
-                    break
-                share /= 2
-            if not tried < size:
-                break
-            slopes, before, size = slopes + share * (aim - slopes), size, tried
-            if size > before * (1 - 1e-9):
-                break
-        if size < least:
-            best, least = slopes, size
-        if least <= 1e-12 * float(np.linalg.norm(gradient(best).cost_gradient)):
-            break
-    return best
-
-
-def _births(
-    problem: Problem,
-    layers: Sequence[Array],
-    small: Sequence[Array],
-    best: Evaluation,
-    live: Sequence[Array],
-    seed: int,
-) -> tuple[Birth, ...]:
+def _births(problem: Problem, best: Evaluation, live: Sequence[Array], seed: int) -> tuple[Birth, ...]:
     """Return the new neurons of largest effect in layers with dead ones."""
     result = []
     for number, mask in enumerate(live):

@@ -130,6 +130,16 @@ def join(layers: Sequence[Array]) -> Array:
     return np.concatenate([layer.ravel() for layer in layers])
 
 
+def selected(layers: Sequence[Array], number: int, kept: Array, factors: Array | None = None) -> list[Array]:
+    """Return the layers with only the kept neurons of hidden layer ``number``, from 0, on both sides times factors."""
+    result, width = list(layers), len(layers[number])
+    scale = np.ones(len(layers[number][kept])) if factors is None else factors
+    high = layers[number + 1]
+    result[number] = layers[number][kept] * scale[:, None]
+    result[number + 1] = np.concatenate([high[:, :width][:, kept] * scale, high[:, width:]], axis=1)
+    return result
+
+
 class Evaluation:
     """One forward pass, and the derivatives that follow from it.
 
@@ -293,18 +303,27 @@ class Evaluation:
         result[np.diag_indices(len(result))] += 2 * self.problem.ridge
         return result
 
+    def preactivation_factors(self, layers: Array, neurons: Array, samples: Array) -> list[tuple[Array, Array]]:
+        """Return dz/dW_l of pairs (hidden layer from 0, neuron, sample) as outer products u a^T.
+
+        One pair of arrays u (K, n_l) and a (K, n_{l-1} + 1) per layer up to the highest; u is 0 for l above the pair's.
+        """
+        top = int(layers.max(initial=0))
+        u, found = np.zeros((len(layers), len(self.layers[top]))), []
+        for number in range(top, -1, -1):
+            if number < top:
+                width = len(self.layers[number])
+                u = (u @ self.layers[number + 1][:, :width]) * self.first[number][samples]
+            rows = np.flatnonzero(layers == number)
+            u[rows, neurons[rows]] = 1
+            found.append((u.copy(), self.inputs[number][samples]))
+        return found[::-1]
+
     def preactivation_gradients(self, layers: Array, neurons: Array, samples: Array) -> Array:
         """Return dz/dtheta of pairs (hidden layer from 0, neuron, sample), one row each, (K, P)."""
         starts = np.concatenate([[0], np.cumsum([layer.size for layer in self.layers])])
         result = np.zeros((len(layers), starts[-1]))
-        for top in np.unique(layers):
-            rows = np.flatnonzero(layers == top)
-            u = np.zeros((len(rows), len(self.layers[top])))
-            u[np.arange(len(rows)), neurons[rows]] = 1
-            for number in range(top, -1, -1):
-                part = u[:, :, None] * self.inputs[number][samples[rows]][:, None, :]
-                result[rows, starts[number] : starts[number + 1]] = part.reshape(len(rows), -1)
-                if number:
-                    width = len(self.layers[number - 1])
-                    u = (u @ self.layers[number][:, :width]) * self.first[number - 1][samples[rows]]
+        for number, (u, a) in enumerate(self.preactivation_factors(layers, neurons, samples)):
+            part = u[:, :, None] * a[:, None, :]
+            result[:, starts[number] : starts[number + 1]] = part.reshape(len(layers), self.layers[number].size)
         return result

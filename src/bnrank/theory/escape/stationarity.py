@@ -11,17 +11,14 @@ import numpy as np
 from torch import Tensor, nn
 
 from bnrank._core import validation
+from bnrank.measures import subgradients
 from bnrank.theory.escape import reading
 
 Array = np.ndarray
 KINK_RTOL = 1e-6
 BLOCK = 1 << 24  # entries of the activations, and of the matrix of derivatives, that are held at a time
 MAX_KINKS = 3000  # largest number of kinks to optimize over
-FEW = 100  # largest number of kinks for which random starts are tried
-EXACT = 300  # largest number of kinks for which an active-set method solves the bounded problem
-STEPS = 50
 DIGITS = 11  # sample directions that agree to this many digits count as equal
-ENOUGH = 1e-12  # relative residual
 
 
 @dataclass(frozen=True)
@@ -148,7 +145,7 @@ def of_weights(
     if not scale > 0:
         return Stationarity(math.inf, math.inf, scale * units)
     unit, speed = scale * math.sqrt(len(weights)), scale * units
-    plain_value = _norm([p - scale * w for p, w in zip(plain, weights, strict=True)]) / unit
+    plain_value = subgradients.norm([p - scale * w for p, w in zip(plain, weights, strict=True)]) / unit
     where = np.concatenate(touched)
     if not len(where):
         return Stationarity(plain_value, plain_value, speed)
@@ -271,98 +268,25 @@ def deltas(weights: Sequence[Any], derivatives: Sequence[Any], g: Any) -> tuple[
     return found[::-1], below[::-1]
 
 
-def _norm(parts: Sequence[Array]) -> float:
-    return math.sqrt(sum(float((p * p).sum()) for p in parts))
-
-
 def _least(near: _Samples, kinks: _Kinks, rest: list[Array]) -> tuple[Array, float]:
-    """Return the derivatives that minimize || rest + ascent(alphas) ||, and the minimum.
-
-    With kinks in several layers there are local minima, so several starts are used.
-    """
-    count, free, slope = len(kinks.groups), len(kinks.first), near.slope
-    several = len(np.unique(kinks.layers)) > 1
-    starts = [np.full(free, (1 + slope) / 2)]
-    at = zip(kinks.layers[kinks.first], kinks.neurons[kinks.first], kinks.samples[kinks.first], strict=True)
-    plain = np.array([near.plain[layer][neuron, sample] for layer, neuron, sample in at])
-    if several and count <= EXACT:  # alphas of 1 leave the choice to the kinks of one layer; random ones break ties
-        rng = np.random.default_rng(0)
-        starts += [np.ones(free), *(rng.uniform(min(slope, 1), 1, free) for _ in range(6 if count <= FEW else 0))]
-    steps = (STEPS if count <= EXACT else STEPS // 10) if several else 1
-    best, value = starts[0], math.inf
-    for start, limit in [*((start, steps) for start in starts), (plain, 0)]:
-        found, residual = _from(start, near, kinks, rest, limit)
-        if residual < value:
-            best, value = found, residual
-        if value <= ENOUGH * _norm(rest):
-            break
-    return kinks.derivatives(best), value
-
-
-def _from(alphas: Array, near: _Samples, kinks: _Kinks, rest: list[Array], steps: int) -> tuple[Array, float]:
-    """Return the alphas after Gauss-Newton steps with bounds, and the norm of the remainder."""
-    slope = near.slope
+    """Return the derivatives that minimize || rest + ascent(alphas) ||, and the minimum."""
+    slope, several = near.slope, len(np.unique(kinks.layers)) > 1
 
     def remainder(alphas: Array) -> list[Array]:
         parts = near.ascent(near.with_alphas(kinks, kinks.derivatives(alphas)))
         return [a + b for a, b in zip(parts, rest, strict=True)]
 
-    now = remainder(alphas)
-    value = _norm(now)
-    if not len(alphas):  # no kinks: rounding differs in this smaller product
-        return alphas, value
+    def columns(alphas: Array) -> list[tuple[Array, Array]]:
+        return near.columns(near.with_alphas(kinks, kinks.derivatives(alphas)), kinks)
+
     joined = np.eye(len(kinks.first))[kinks.groups] * kinks.sides[:, None]  # Jacobian of the derivatives
-    for _ in range(steps):
-        columns = near.columns(near.with_alphas(kinks, kinks.derivatives(alphas)), kinks)
-        move = _bounded(columns, joined, now, slope - alphas, 1 - alphas)
-        size = 1.0
-        while size > 1e-3:
-            tried = remainder(alphas + size * move)
-            if _norm(tried) < value:
-                break
-            size /= 2
-        else:
-            break
-        before, value = value, _norm(tried)
-        alphas, now = np.clip(alphas + size * move, min(slope, 1), 1), tried
-        if value > before * (1 - 1e-4):
-            break
-    return alphas, value
-
-
-def _bounded(columns: list[tuple[Array, Array]], joined: Array, now: list[Array], low: Array, high: Array) -> Array:
-    """Return argmin || now + sum_k (joined move)_k u_k a_k^T || within bounds."""
-    from scipy.optimize import lsq_linear
-
-    count = len(columns[0][0])
-    if count > EXACT or count * sum(n.size for n in now) > BLOCK:
-        # normal equations: half the digits, but memory of only kinks squared
-        gram = np.asarray(sum((u @ u.T) * (a @ a.T) for u, a in columns))
-        right = -np.asarray(sum(((u @ n) * a).sum(1) for (u, a), n in zip(columns, now, strict=False)))
-        return _projected(joined.T @ gram @ joined, joined.T @ right, low, high)
-    matrix = np.concatenate([np.einsum("ki,kj->ijk", u, a).reshape(-1, count) for u, a in columns]) @ joined
-    target = -np.concatenate([n.ravel() for n in now[:-1]])
-    if len(matrix) > len(low):
-        q, matrix = np.linalg.qr(matrix)
-        target = q.T @ target
-    free = np.linalg.lstsq(matrix, target, rcond=1e-12)[0]
-    if (free >= low).all() and (free <= high).all():
-        return free
-    found = lsq_linear(matrix, target, (low, high + 1e-300), method="bvls", tol=1e-14)
-    return np.clip(found.x, low, high)
-
-
-def _projected(gram: Array, right: Array, low: Array, high: Array) -> Array:
-    """Return the minimum of m^T gram m / 2 - right^T m within bounds, by projected quasi-Newton steps."""
-    from scipy.optimize import Bounds, minimize
-
-    largest = float(np.abs(gram).sum(1).max()) or 1.0
-
-    def value_and_gradient(m: Array) -> tuple[float, Array]:
-        product = gram @ m
-        return float(m @ (product / 2 - right)) / largest, (product - right) / largest
-
-    options = {"maxiter": 1000, "maxfun": 2000, "ftol": 0.0, "gtol": 1e-14}
-    start = np.clip(np.zeros_like(low), low, high)
-    found = minimize(value_and_gradient, start, jac=True, method="L-BFGS-B", bounds=Bounds(low, high), options=options)
-    return np.clip(found.x, low, high)
+    unknowns = subgradients.Unknowns(min(slope, 1.0), len(kinks.first), several, joined, entries=BLOCK)
+    most = subgradients.STEPS if len(kinks.groups) <= subgradients.EXACT else subgradients.STEPS // 10
+    enough = subgradients.ENOUGH * subgradients.norm(rest)
+    best, value = subgradients.minimize(remainder, columns, unknowns, enough, most if several else 1)
+    if value > enough:
+        at = zip(kinks.layers[kinks.first], kinks.neurons[kinks.first], kinks.samples[kinks.first], strict=True)
+        plain = np.array([near.plain[layer][neuron, sample] for layer, neuron, sample in at])
+        if (size := subgradients.norm(remainder(plain))) < value:
+            best, value = plain, size
+    return kinks.derivatives(best), value

@@ -15,8 +15,9 @@ from torch import nn
 from bnrank._core import validation
 from bnrank._core.progress import bar
 from bnrank._core.results import Printed
-from bnrank.measures.critical_points import BIRTH_RTOL, KINK_RTOL, Birth, Stationarity, of_layers
+from bnrank.measures.critical_points import BIRTH_RTOL, Birth, Stationarity, of_layers
 from bnrank.measures.second_order import Array, Evaluation, Problem
+from bnrank.measures.subgradients import KINK_RTOL
 from bnrank.networks.chain import as_mlp
 from bnrank.networks.mlp import MLP
 from bnrank.tasks.task import Task, as_task

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bnrank.measures.second_order import Array, Evaluation, Problem
+from bnrank.measures.second_order import Array, Evaluation, Problem, selected
 
 WEAK = 1e-4  # neurons with ||incoming|| ||outgoing|| below this times the largest of their layer are removed
 PARALLEL = 1e-3  # neurons whose unit incoming weights are closer than this are merged
@@ -42,16 +42,6 @@ def strengths(layers: Sequence[Array]) -> list[Array]:
         np.linalg.norm(low, axis=1) * np.linalg.norm(high[:, : len(low)], axis=0)
         for low, high in itertools.pairwise(layers)
     ]
-
-
-def selected(layers: Sequence[Array], number: int, kept: Array, factors: Array | None = None) -> list[Array]:
-    """Return the layers with only the kept neurons of hidden layer ``number``, from 0, on both sides times factors."""
-    result, width = list(layers), len(layers[number])
-    scale = np.ones(len(layers[number][kept])) if factors is None else factors
-    high = layers[number + 1]
-    result[number] = layers[number][kept] * scale[:, None]
-    result[number + 1] = np.concatenate([high[:, :width][:, kept] * scale, high[:, width:]], axis=1)
-    return result
 
 
 def tidy(layers: Sequence[Array], weak: float = WEAK, parallel: float = PARALLEL) -> list[Array]:
