@@ -324,6 +324,7 @@ OWN: dict[str, Values] = {
     "bnrank.profile": {"x": lambda: normal(6, 3)},
     "bnrank.report": {"source": verdicts, "path": lambda: new("page.html")},
     "bnrank.save": {"result": mlp},
+    "bnrank.measures.feature_convergence": {"ridge": lambda: 0.1},
     "bnrank.measures.stationarity": {"ridge": lambda: 0.1},
     "bnrank.finish": {"max_minutes": lambda: 0.005, "ridge": lambda: 0.1},
     "bnrank.flow": {"t_end": lambda: 0.05, "limits": lambda: training.Limits(max_evaluations=200)},

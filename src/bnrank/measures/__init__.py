@@ -11,27 +11,35 @@ from bnrank.measures.kinks import KinkWarning
 from bnrank.measures.profiles import describe, profile
 
 if TYPE_CHECKING:
+    from bnrank.measures.convergence import FeatureConvergence, feature_convergence
     from bnrank.measures.critical_points import Stationarity, stationarity
 
 __all__ = [
     "Comparison",
+    "FeatureConvergence",
     "Jacobian",
     "JacobianRank",
     "KinkWarning",
     "Stationarity",
     "bottleneck",
     "describe",
+    "feature_convergence",
     "profile",
     "similarity",
     "stationarity",
     "usage",
 ]
 
+_LATER = {  # imported on first use, with SciPy's optimizers
+    **dict.fromkeys(("Stationarity", "stationarity"), "critical_points"),
+    **dict.fromkeys(("FeatureConvergence", "feature_convergence"), "convergence"),
+}
+
 
 def __getattr__(name: str) -> Any:
     """Import a module of this package on first use."""
-    if name in ("Stationarity", "stationarity"):  # SciPy's optimizers are imported where they are needed
-        return getattr(importlib.import_module(f"{__name__}.critical_points"), name)
+    if name in _LATER:
+        return getattr(importlib.import_module(f"{__name__}.{_LATER[name]}"), name)
     try:
         return importlib.import_module(f"{__name__}.{name}")
     except ModuleNotFoundError:

@@ -208,7 +208,9 @@ class Subgradient:
         return Evaluation(problem, layers, (), (self.kinks[0], self.neurons, self.kinks[2]), self.slopes)
 
 
-def least(problem: Problem, layers: Sequence[Array], kink_rtol: float = KINK_RTOL) -> Subgradient:
+def least(
+    problem: Problem, layers: Sequence[Array], kink_rtol: float = KINK_RTOL, most: int | None = None
+) -> Subgradient:
     """Return the subgradient of least norm of C + lambda ||theta||^2.
 
     Parameters
@@ -219,6 +221,8 @@ def least(problem: Problem, layers: Sequence[Array], kink_rtol: float = KINK_RTO
         W_l, with b_l as last column if there are biases.
     kink_rtol : float
         A preactivation counts as 0 up to this times ||w|| ||a|| (with b and 1 appended).
+    most : int, optional
+        Largest number of kinks. Default: limited only by the size of their derivatives.
 
     Raises
     ------
@@ -235,15 +239,15 @@ def least(problem: Problem, layers: Sequence[Array], kink_rtol: float = KINK_RTO
         terms = np.linalg.norm(inputs, axis=1)[:, None] * np.linalg.norm(layer, axis=1)
         masks.append((np.abs(z) <= kink_rtol * terms) & (problem.slope != 1))
     found = [np.nonzero(mask) for mask in masks]
-    number = np.repeat(np.arange(len(found)), [len(samples) for samples, _ in found])
+    where = np.repeat(np.arange(len(found)), [len(samples) for samples, _ in found])
     samples, neurons = (
         np.concatenate([pair[i] for pair in found]).astype(int) if found else np.zeros(0, dtype=int) for i in (0, 1)
     )
-    expected = f"at most {ENTRIES // at.cost_gradient.size} kinks for {at.cost_gradient.size} live parameters"
-    got = f"{len(number)} preactivations that count as 0"
-    validation.expect(len(number) * at.cost_gradient.size <= ENTRIES, "kink_rtol", got, expected)
-    kinks = number, neurons, samples
-    if not len(number):
+    limit = min(ENTRIES // max(1, at.cost_gradient.size), len(where) if most is None else most)
+    expected = f"at most {limit} kinks for {at.cost_gradient.size} live parameters"
+    validation.expect(len(where) <= limit, "kink_rtol", f"{len(where)} preactivations that count as 0", expected)
+    kinks = where, neurons, samples
+    if not len(where):
         return Subgradient(live, small, at, at, kinks, np.zeros(0))
     shapes = [layer.shape for layer in small]
 
@@ -255,8 +259,8 @@ def least(problem: Problem, layers: Sequence[Array], kink_rtol: float = KINK_RTO
         forces = np.array([there.below[a][c, b] for a, b, c in zip(*kinks, strict=True)])
         return [(u * forces[:, None], a) for u, a in there.preactivation_factors(*kinks)]
 
-    several = len(np.unique(number)) > 1
-    unknowns = Unknowns(min(problem.slope, 1.0), len(number), several, most=len(number))
+    several = len(np.unique(where)) > 1
+    unknowns = Unknowns(min(problem.slope, 1.0), len(where), several, most=len(where))
     enough = ENOUGH * float(np.linalg.norm(at.cost_gradient))
     slopes, _ = minimize(lambda s: split(with_slopes(s).gradient, shapes), columns, unknowns, enough)
     return Subgradient(live, small, at, with_slopes(slopes), kinks, slopes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import warnings
 from contextlib import suppress
 from functools import cached_property
@@ -14,14 +15,16 @@ from torch import Tensor, nn
 
 from bnrank._core import linalg, validation
 from bnrank._core.sampling import evenly_spaced
-from bnrank.measures import ntk
+from bnrank.measures import ntk, subgradients
 from bnrank.measures.backward import mlp_forward
 from bnrank.measures.jacobian import Jacobian
+from bnrank.measures.second_order import Problem
 from bnrank.networks.chain import as_mlp
 from bnrank.networks.constructions import line_interpolant
 from bnrank.networks.functional import Functional, check_finite, check_unshared, example, unwrap
 from bnrank.networks.mlp import MLP
 from bnrank.tasks.losses import cost_and_gradient, gradient_at_zero
+from bnrank.tasks.task import Task
 from bnrank.theory.escape.localized import Localized, localized, one_deeper
 from bnrank.theory.invariants import conserved
 from bnrank.theory.invariants.finding import Findings
@@ -36,6 +39,7 @@ from bnrank.theory.verdicts import NotApplicable, assume, assuming
 SMALLEST = 1e-290  # squared norm below which float64 loses digits
 KINK_RTOL = 1e-9  # a preactivation that is smaller, relative to its terms, may have either sign
 FEW = 100  # samples for statements that hold on any data
+MOST_KINKS = 1000  # kinks above which the gradient is the one that PyTorch takes
 CHUNK = 2**12  # samples in a block of the gradient of the loss
 
 
@@ -348,14 +352,37 @@ class Facts:
         return self._loss_and_gradient[0]
 
     @cached_property
+    def problem(self) -> Problem:
+        """The loss C + lambda ||theta||^2 of the chain over all samples."""
+        targets, loss = self._targets_and_loss
+        x, classes = self.all_x.double().flatten(1), self.outputs.shape[1] if loss == "cross_entropy" else None
+        return Problem.of(self.chain, Task(x, targets, loss=loss, classes=classes), self.penalty)
+
+    @cached_property
+    def subgradient(self) -> subgradients.Subgradient | None:
+        """The subgradient of least norm of the loss of a chain; None for other modules, or with too many kinks."""
+        try:
+            problem, layers = self.problem, self.problem.layers(self.chain)
+        except NotApplicable:
+            return None
+        with suppress(ValueError, np.linalg.LinAlgError), np.errstate(over="ignore", invalid="ignore"):
+            found = subgradients.least(problem, layers, KINK_RTOL, MOST_KINKS)
+            return found if math.isfinite(found.best.relative_gradient) else None
+        return None
+
+    @cached_property
     def gradient_norm(self) -> float:
-        """||grad C + 2 lambda theta||, over all samples and parameters."""
+        """||grad C + 2 lambda theta||, over all samples and parameters; at kinks of a chain the least subgradient."""
+        if self.subgradient is not None:
+            return float(np.linalg.norm(self.subgradient.best.gradient))
         _, gradient, parameters = self._loss_and_gradient
         return float((gradient + 2 * self.penalty * parameters).norm())
 
     @cached_property
     def stationarity(self) -> float:
         """||grad C + 2 lambda theta|| / (||grad C|| + ||2 lambda theta||), in [0, 1]; 0 at a stationary point."""
+        if self.subgradient is not None:
+            return self.subgradient.best.relative_gradient
         _, gradient, parameters = self._loss_and_gradient
         size = float(gradient.norm() + 2 * self.penalty * parameters.norm())
         return self.gradient_norm / size if size else 0.0

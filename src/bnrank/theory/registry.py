@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from bnrank._core import validation
 from bnrank.theory.facts import Facts
 from bnrank.theory.statements import (
+    convergence,
     domains,
     escape,
     interpolation,
@@ -21,7 +22,10 @@ from bnrank.theory.statements import (
 )
 from bnrank.theory.verdicts import NotApplicable, Statement, Verdicts, statements_in
 
-TOPICS = (representation, ranks, structure, interpolation, symmetry, domains, regression, escape, invariances)
+TOPICS = (
+    *(representation, ranks, structure, interpolation, symmetry),
+    *(domains, regression, escape, invariances, convergence),
+)
 
 
 def _number(statement: Statement) -> tuple[int, str]:

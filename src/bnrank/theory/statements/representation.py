@@ -19,7 +19,7 @@ from bnrank.theory.verdicts import Sides, assume, statement
 CHAIN = ("a chain of linear layers with one activation, its slope in (-1, 1) or 1",)
 LINEAR = ("a linear network",)
 STATIONARY = 1e-2  # largest ||grad C + 2 lambda theta|| / (||grad C|| + ||2 lambda theta||) for which T14 applies
-BALANCED = 1e-4  # tolerance of in = out, relative to the larger side or the average
+BALANCED = 1e-6  # tolerance of in = out, relative to the larger side or the average
 ALIGNED = 1e-6  # tolerance of sum_l R1(W_l) = R1 of the product
 
 

@@ -1,0 +1,187 @@
+"""How far each layer's weights are from those that its inputs and gradients determine at a stationary point."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch import nn
+
+from bnrank._core import text, validation
+from bnrank._core.results import Printed
+from bnrank.measures.second_order import Array, Evaluation, Problem
+from bnrank.measures.subgradients import KINK_RTOL, least
+from bnrank.networks.chain import as_mlp
+from bnrank.tasks.task import Task, as_task
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class FeatureConvergence(Printed):
+    """Both sides of the stationarity identity of features, layer by layer.
+
+    Attributes
+    ----------
+    features : tuple of ndarray
+        W_l^T W_l, (n_{l-1}, n_{l-1}), l = 1..L.
+    predicted : tuple of ndarray
+        -(1 / (2 lambda)) (1/N) sum_i g_i a_i^T, the same shapes: a_i is the input of layer l at sample i, and g_i the
+        gradient of the cost of sample i with respect to it.
+    outer_products : tuple of ndarray
+        The average gradient outer product (1/N) sum_i J_i^T J_i, the same shapes, J_i the Jacobian of the outputs with
+        respect to the input of layer l.
+    errors : ndarray, (L,)
+        ||features - predicted||_F / (||features||_F + ||predicted||_F), in [0, 1]; with biases, both sides have one
+        more column, W_l^T b_l and -(1 / (2 lambda)) (1/N) sum_i g_i.
+    correlations, root_correlations : ndarray, (L,)
+        Cosine <A, B> / (||A||_F ||B||_F) of the features with the average gradient outer product, and with its root of
+        order L - l + 1. NaN where one of them is 0.
+    residual : float
+        Relative norm of the least subgradient of C + lambda ||theta||^2, as of `bnrank.measures.stationarity`.
+    """
+
+    features: tuple[Array, ...]
+    predicted: tuple[Array, ...]
+    outer_products: tuple[Array, ...]
+    errors: Array
+    correlations: Array
+    root_correlations: Array
+    residual: float
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return a DataFrame with a row per layer."""
+        import pandas as pd
+
+        return pd.DataFrame(self._rows())
+
+    def _rows(self) -> list[dict[str, Any]]:
+        columns = zip(self.errors, self.correlations, self.root_correlations, strict=True)
+        return [
+            {"layer": layer, "error": float(e), "correlation": float(c), "root_correlation": float(r)}
+            for layer, (e, c, r) in enumerate(columns, 1)
+        ]
+
+    def __str__(self) -> str:
+        title = f"W^T W and its prediction from inputs and gradients; relative gradient {self.residual:.2g}"
+        return text.render(self._rows(), title=title)
+
+
+def feature_convergence(
+    net: nn.Module, task: Task | tuple[Any, ...], ridge: float, *, kink_rtol: float = KINK_RTOL
+) -> FeatureConvergence:
+    r"""Return how far W_l^T W_l of every layer is from its value at a stationary point of C + lambda ||theta||^2.
+
+    There W_l^T W_l = -(1 / (2 lambda)) (1/N) sum_i g_i a_i^T, with a_i the input of layer l at sample i and g_i the
+    gradient of the cost of sample i with respect to a_i. The relative error of this identity is a gauge of convergence
+    for each layer. A consequence is the neural feature ansatz: W_l^T W_l is nearly a multiple of a power of the average
+    gradient outer product.
+
+    Parameters
+    ----------
+    net : nn.Module
+        A chain of linear layers with one activation of slope in (-1, 1), such as `bnrank.MLP`, or 1.
+    task : Task or tuple
+        Data and loss: (x, y) for the squared error, or (x, y, loss). With ``Task.weights``, means are weighted.
+    ridge : float
+        lambda > 0, of both weights and biases.
+    kink_rtol : float
+        A preactivation counts as 0 up to this times ||w|| ||a|| (with b and 1 appended). The derivatives of the
+        activation there are those of least gradient.
+
+    Returns
+    -------
+    FeatureConvergence
+        Both sides, their relative difference, and the correlation with the average gradient outer product.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If the network is not such a chain, the sizes of network and task differ, ridge is not positive, or there are
+        too many kinks.
+
+    Notes
+    -----
+    Stationarity in layer l is 2 lambda [W_l, b_l] = -(1/N) sum_i delta_i [a_i; 1]^T with delta_i the gradient with
+    respect to the preactivations; the product with W_l^T from the left gives the identity, as g_i = W_l^T delta_i. In
+    linear networks at a minimum, W_l^T W_l is a multiple of the root of order L - l + 1 of the average gradient outer
+    product. Source: Boix-Adsera, Mallinar, Simon and Belkin 2026 (T50); the ansatz is from Radhakrishnan et al. 2024.
+
+    Examples
+    --------
+    >>> import bnrank
+    >>> task = bnrank.tasks.low_rank_map(n=30, d_in=3, d_out=3, latent=2, rank=1, width=10, seed=0)
+    >>> run = bnrank.train(bnrank.MLP([3, 6, 6, 3]), task, ridge=5e-3, steps=300, seed=0, progress=False)
+    >>> trained = bnrank.measures.feature_convergence(run.network(0), task, 5e-3)
+    >>> done = bnrank.finish(run.network(0), task, 5e-3, progress=False)
+    >>> finished = bnrank.measures.feature_convergence(done.network, task, 5e-3)
+    >>> bool(trained.errors.max() > 1e-4), bool(finished.errors.max() < 1e-8)
+    (True, True)
+    """
+    ridge = validation.number(ridge, "ridge", 0.0, strict=True)
+    kink_rtol = validation.number(kink_rtol, "kink_rtol", 0.0)
+    task, chain = as_task(task, weighted=True), as_mlp(net)
+    problem = Problem.of(chain, task, ridge)
+    layers = problem.layers(chain)
+    problem.refuse_infinite(layers)
+    found = least(problem, layers, kink_rtol)
+    return of_evaluation(found.evaluation(problem, layers), found.best.relative_gradient)
+
+
+def of_evaluation(at: Evaluation, residual: float) -> FeatureConvergence:
+    """Return both sides at an evaluation with the derivatives at kinks, whose relative gradient is ``residual``."""
+    depth, widths = len(at.layers), [at.problem.x.shape[1], *[len(layer) for layer in at.layers[:-1]]]
+    features, predicted, errors = [], [], []
+    for layer, delta, inputs, width in zip(at.layers, at.deltas, at.inputs, widths, strict=True):
+        left = layer[:, :width].T @ layer
+        right = -((delta @ layer[:, :width]).T @ inputs) / (2 * at.problem.ridge)
+        total = float(np.linalg.norm(left) + np.linalg.norm(right))
+        errors.append(float(np.linalg.norm(left - right)) / total if total > 0 else 0.0)
+        features.append(left[:, :width])
+        predicted.append(right[:, :width])
+    outer = outer_products(at)
+    roots = [_root(product, depth - number) for number, product in enumerate(outer)]
+    return FeatureConvergence(
+        tuple(features),
+        tuple(predicted),
+        tuple(outer),
+        np.array(errors),
+        _cosines(features, outer),
+        _cosines(features, roots),
+        residual,
+    )
+
+
+def outer_products(at: Evaluation) -> list[Array]:
+    """Return the average gradient outer products with respect to the inputs of all layers, (n_{l-1}, n_{l-1})."""
+    problem = at.problem
+    shares = np.bincount(problem.rows, weights=problem.weights, minlength=len(problem.x))
+    last = at.layers[-1]
+    jacobian = np.broadcast_to(np.eye(len(last)), (len(problem.x), len(last), len(last)))
+    found = []
+    for number in range(len(at.layers) - 1, -1, -1):
+        width = at.layers[number - 1].shape[0] if number else problem.x.shape[1]
+        jacobian = np.matmul(jacobian, at.layers[number][:, :width])
+        flat = (jacobian * np.sqrt(shares)[:, None, None]).reshape(-1, width)
+        found.append(flat.T @ flat)
+        if number:
+            jacobian = jacobian * at.first[number - 1][:, None, :]
+    return found[::-1]
+
+
+def _root(matrix: Array, order: int) -> Array:
+    """Return the root of a positive semidefinite matrix."""
+    values, vectors = np.linalg.eigh(matrix)
+    return (vectors * np.maximum(values, 0) ** (1 / order)) @ vectors.T
+
+
+def _cosines(left: Sequence[Array], right: Sequence[Array]) -> Array:
+    """Return <A, B> / (||A||_F ||B||_F), NaN where a norm is 0."""
+    result = []
+    for a, b in zip(left, right, strict=True):
+        sizes = float(np.linalg.norm(a)), float(np.linalg.norm(b))
+        result.append(float(((a / sizes[0]) * (b / sizes[1])).sum()) if all(size > 0 for size in sizes) else np.nan)
+    return np.array(result)
