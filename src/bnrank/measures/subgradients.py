@@ -23,7 +23,8 @@ Outer = Sequence[tuple[Array, Array]]  # per layer u and a, (K, n) each: the der
 KINK_RTOL = 1e-9
 ENTRIES = 1 << 26  # largest number of entries of the derivatives of the gradient with respect to the slopes
 FEW = 100  # largest number of unknowns for which random starts are tried
-EXACT = 300  # largest number for which an active-set method solves the bounded problem
+EXACT = 300  # largest number of unknowns with several starts, and with an active-set method where it matters little
+ACTIVE = 2000  # largest number of kinks of a network for which an active-set method solves the bounded problem
 STEPS = 50
 ENOUGH = 1e-12  # relative size of a gradient that counts as 0
 
@@ -36,31 +37,39 @@ class Unknowns:
     ----------
     low : float
         Lower bound; the upper one is 1.
-    count : int
-        Number of unknowns.
+    plain : ndarray, (count,)
+        The derivatives that a forward pass takes: the result is never worse.
     several : bool
         Whether there are kinks in several layers.
     joined : ndarray, (kinks, count), optional
         Derivative of the kinks' values with respect to the unknowns; the identity if None.
     most, entries : int
         Above this number of kinks, or of entries of the Jacobian matrix, the normal equations are solved.
+    exact : int
+        Largest number of unknowns for which an active-set method solves the bounded problem.
     """
 
     low: float
-    count: int
+    plain: Array
     several: bool
     joined: Array | None = None
     most: int = EXACT
     entries: int = ENTRIES
+    exact: int = EXACT
+
+    @property
+    def count(self) -> int:
+        """Number of unknowns."""
+        return len(self.plain)
 
     def starts(self) -> list[Array]:
-        """Return where the minimization begins: the middle, and with kinks in several layers 1 and random values."""
+        """Return where the minimization begins: the middle, 1 and random values, and the plain ones."""
         starts = [np.full(self.count, (1 + self.low) / 2)]
         if self.several and self.count <= EXACT:  # 1 leaves the choice to the kinks of one layer
             rng = np.random.default_rng(0)
             more = 6 if self.count <= FEW else 0
             starts += [np.ones(self.count), *(rng.uniform(self.low, 1, self.count) for _ in range(more))]
-        return starts
+        return [*starts, np.clip(self.plain, self.low, 1)]
 
 
 def minimize(
@@ -148,7 +157,7 @@ def _bounded(columns: Outer, unknowns: Unknowns, now: list[Array], low: Array, h
     free = np.linalg.lstsq(matrix, target, rcond=1e-12)[0]
     if (free >= low).all() and (free <= high).all():
         return free
-    if len(low) > EXACT:
+    if len(low) > unknowns.exact:
         return _projected(matrix.T @ matrix, matrix.T @ target, low, high)
     found = lsq_linear(matrix, target, (low, high + 1e-300), method="bvls", tol=1e-14)
     return np.clip(found.x, low, high)
@@ -260,7 +269,8 @@ def least(
         return [(u * forces[:, None], a) for u, a in there.preactivation_factors(*kinks)]
 
     several = len(np.unique(where)) > 1
-    unknowns = Unknowns(min(problem.slope, 1.0), len(where), several, most=len(where))
+    plain = np.array([at.first[a][c, b] for a, b, c in zip(*kinks, strict=True)])
+    unknowns = Unknowns(min(problem.slope, 1.0), plain, several, most=len(where), exact=ACTIVE)
     enough = ENOUGH * float(np.linalg.norm(at.cost_gradient))
     slopes, _ = minimize(lambda s: split(with_slopes(s).gradient, shapes), columns, unknowns, enough)
     return Subgradient(live, small, at, with_slopes(slopes), kinks, slopes)

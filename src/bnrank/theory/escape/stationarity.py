@@ -280,13 +280,10 @@ def _least(near: _Samples, kinks: _Kinks, rest: list[Array]) -> tuple[Array, flo
         return near.columns(near.with_alphas(kinks, kinks.derivatives(alphas)), kinks)
 
     joined = np.eye(len(kinks.first))[kinks.groups] * kinks.sides[:, None]  # Jacobian of the derivatives
-    unknowns = subgradients.Unknowns(min(slope, 1.0), len(kinks.first), several, joined, entries=BLOCK)
+    at = zip(kinks.layers[kinks.first], kinks.neurons[kinks.first], kinks.samples[kinks.first], strict=True)
+    plain = np.array([near.plain[layer][neuron, sample] for layer, neuron, sample in at])
+    unknowns = subgradients.Unknowns(min(slope, 1.0), plain, several, joined, entries=BLOCK)
     most = subgradients.STEPS if len(kinks.groups) <= subgradients.EXACT else subgradients.STEPS // 10
     enough = subgradients.ENOUGH * subgradients.norm(rest)
     best, value = subgradients.minimize(remainder, columns, unknowns, enough, most if several else 1)
-    if value > enough:
-        at = zip(kinks.layers[kinks.first], kinks.neurons[kinks.first], kinks.samples[kinks.first], strict=True)
-        plain = np.array([near.plain[layer][neuron, sample] for layer, neuron, sample in at])
-        if (size := subgradients.norm(remainder(plain))) < value:
-            best, value = plain, size
     return kinks.derivatives(best), value
