@@ -21,16 +21,14 @@ from benchmarks.timing import in_turn, seconds
 __all__ = ["measure"]
 
 MEMORY = """
-import resource, sys
-def most():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+import sys
+from pathlib import Path
 if __name__ == "__main__":
     import numpy, torch, xarray, pandas, bnrank
-    from benchmarks.sweeps import run
-    before = most()
-    from pathlib import Path
+    from benchmarks.sweeps import largest, run
+    before = largest()
     run(Path(sys.argv[1]), int(sys.argv[2]), 1, "processes")
-    print(before, most() - before)
+    print(before, largest() - before)
 """
 
 
@@ -81,7 +79,7 @@ def _memory(scratch: Path, members: int) -> Iterator[Row]:
 def _cores(rounds: int) -> Iterator[Row]:
     """Throughput of two processes with a thread each against one; all have started before."""
     task = bnrank.tasks.low_rank_map(n=300, rank=2, width=50, seed=0)
-    settings = {"depths": [5], "ridges": [1e-3, 1e-2], "grid": {"width": [60]}, "steps": 60, "progress": False}
+    settings = {"depths": [5], "ridges": [1e-3, 1e-2], "grid": {"width": [60]}, "steps": 600, "progress": False}
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, context) as one, ProcessPoolExecutor(2, context) as two:
         for pool, count in ((one, 1), (two, 2)):

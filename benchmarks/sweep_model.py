@@ -1,7 +1,6 @@
 """What the store of a sweep does with many networks of zero cost: ``python -m benchmarks.sweeps --simulate N``."""
 
 import multiprocessing
-import resource
 import tempfile
 import time
 from collections.abc import Iterator
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import bnrank
+from benchmarks.sweeps import largest
 from bnrank.training.sweeping import work
 from bnrank.training.sweeping.folder import SweepFolder
 
@@ -30,7 +30,7 @@ def simulate(members: int) -> Iterator[str]:
     work._run = ready
     try:
         with tempfile.TemporaryDirectory() as scratch:
-            imports = _memory()
+            imports = largest()
             one, folder = members // 10, Path(scratch)
             began = time.perf_counter()
             bnrank.sweep(task, seeds=range(one), processes=1, out=folder / "one", **settings)
@@ -42,7 +42,7 @@ def simulate(members: int) -> Iterator[str]:
                 bnrank.sweep(task, seeds=range(members), executor=executor, out=folder / "two", **settings)
             each = (time.perf_counter() - began) / members
             yield f"two processes: {1 / each:,.0f} networks per second ({1e3 * each:.2f} ms each), {members:,} networks"
-            yield f"memory of the driver: {_memory() - imports:.0f} MB beyond imports ({imports:.0f} MB)"
+            yield f"memory of the driver: {largest() - imports:.0f} MB beyond imports ({imports:.0f} MB)"
             yield from _sizes(folder / "two", members)
     finally:
         work._run = trained
@@ -54,8 +54,8 @@ def _sizes(folder: Path, members: int) -> Iterator[str]:
         size = sum(path.stat().st_size for path in files)
         whole = f"{size * MILLION / members / 1e6:,.0f} MB"
         yield f"{name}: {len(files):,} files, {size / members:,.0f} bytes per network, of a million {whole}"
-    largest = max(sum(1 for _ in path.iterdir()) for path in folder.rglob("*") if path.is_dir())
-    yield f"largest folder: {largest:,} files"
+    most = max(sum(1 for _ in path.iterdir()) for path in folder.rglob("*") if path.is_dir())
+    yield f"largest folder: {most:,} files"
     began = time.perf_counter()
     SweepFolder.open(folder).refresh()
     took = time.perf_counter() - began
@@ -66,7 +66,3 @@ def _sizes(folder: Path, members: int) -> Iterator[str]:
     began = time.perf_counter()
     stored.to_frame()
     yield f"as a table: {time.perf_counter() - began:.2f} s"
-
-
-def _memory() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

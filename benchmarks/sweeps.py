@@ -10,7 +10,6 @@ import json
 import multiprocessing
 import os
 import random
-import resource
 import signal
 import subprocess
 import sys
@@ -28,9 +27,8 @@ from bnrank.training.sweeping.groups import LARGEST
 from bnrank.training.sweeping.rows import Reader
 
 STEPS, WIDTH, EVERY = 60, 8, 5
-ENGINES = ("processes", "pool", "dask", "dask-commands", "loky", "executorlib")
+ENGINES = ("processes", "pool", "dask", "dask-commands", "loky", "executorlib", "folder")
 WORKERS = 2
-MEMORY = "memory.txt"
 
 
 def main() -> None:
@@ -83,14 +81,13 @@ def killed(scratch: Path, options: argparse.Namespace, expected: Any, seconds: f
     yield f"not finished: {int((found.status != 'finished').sum())} of {options.members}"
     yield f"rows of failures on the way: {len(rows) - len(keys)}"
     yield f"trained to the end twice: {len(keys) - len(set(keys))}"
-    deaths = count[0] + WORKERS * count[1]  # each loses what a group has trained since its last checkpoint
+    taken_along = 0 if options.engine == "folder" else WORKERS  # by a driver that is killed
+    deaths = count[0] + taken_along * count[1]  # each loses what a group has trained since its last checkpoint
     repeated = deaths * LARGEST * EVERY + (len(keys) - len(set(keys))) * STEPS
     yield f"steps repeated: at most {100 * repeated / (options.members * STEPS):.2f} percent"
     same = all(np.array_equal(found[name], expected[name], equal_nan=True) for name in ("loss", "cost", "steps"))
     spectra = "weight_singular_values"
     yield f"equal bit by bit: {same and np.array_equal(found[spectra], expected[spectra], equal_nan=True)}"
-    if (folder.parent / MEMORY).exists():
-        yield f"memory of the last driver: {(folder.parent / MEMORY).read_text()}"
 
 
 # engines -------------------------------------------------------------------------------------------------------------
@@ -146,16 +143,35 @@ def commands(scratch: Path) -> Iterator[None]:
 
 
 def run(folder: Path, members: int, steps: int, name: str, processes: int = WORKERS) -> Any:
-    """Sweep on an engine; the largest memory of this process beyond its imports goes to a file."""
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    """Sweep on an engine."""
     task = bnrank.tasks.low_rank_map(n=40, d_in=5, d_out=4, latent=3, rank=2, seed=1)
     settings = {"steps": steps, "record": max(steps // 2, 1), "checkpoint_every": EVERY, "grid": {"width": [WIDTH]}}
     settings |= {"depths": [2], "seeds": range(members), "processes": processes, "progress": False}
+    if name == "folder":
+        bnrank.sweep(task, out=folder, **settings | {"processes": 0})
+        _drained(folder)
+        name = "processes"
     with engine(name, folder.parent) as executor:
-        found = bnrank.sweep(task, executor=executor, out=folder, **settings)
-    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    (folder.parent / MEMORY).write_text(f"{after / 1024:.0f} MB, {(after - before) / 1024:.0f} MB beyond imports")
-    return found
+        return bnrank.sweep(task, executor=executor, out=folder, **settings)
+
+
+def largest() -> float:
+    """Return the largest memory of this process so far in MB, without its parent's, which getrusage includes."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
+
+
+def _drained(folder: Path) -> None:
+    """Start workers by their command lines, and another for each that is killed, as a cluster does, until all is done."""
+    command = [sys.executable, "-m", "bnrank", "sweep", "--worker", str(folder)]
+    running = [subprocess.Popen(command, stdout=subprocess.DEVNULL) for _ in range(WORKERS)]
+    while running:
+        time.sleep(0.05)
+        for worker in list(running):
+            if worker.poll() is not None:
+                running.remove(worker)
+                if worker.returncode < 0:
+                    running.append(subprocess.Popen(command, stdout=subprocess.DEVNULL))
 
 
 def _disturb(folder: Path, options: argparse.Namespace, seconds: float, rng: random.Random) -> tuple[int, int]:

@@ -192,6 +192,17 @@ def test_a_death_after_progress_does_not_count(tmp_path):
     assert attempts == [1, 2, 1, 2, 1, 2]
 
 
+def test_a_group_with_more_deaths_than_asked_for_is_left(tmp_path):
+    dead(leases.take(tmp_path, "g", deaths=0))
+    assert leases.take(tmp_path, "g", deaths=0) is None
+    lease = leases.take(tmp_path, "g", progress="step 10", deaths=0)  # a death after progress does not count
+    assert lease.attempt == 1
+    dead(lease)
+    dead(leases.take(tmp_path, "g", deaths=1))
+    assert leases.take(tmp_path, "g", deaths=1) is None
+    assert leases.take(tmp_path, "g", deaths=2).attempt == 3
+
+
 def test_a_process_that_its_driver_takes_along_does_not_count(tmp_path):
     for process, attempt in ((os.getpid(), 1), (1, 2)):  # not of the parent of a fork
         lease = leases.take(tmp_path, str(process))

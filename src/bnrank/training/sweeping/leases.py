@@ -64,7 +64,9 @@ class Lease:
             self.path.unlink(missing_ok=True)
 
 
-def take(folder: Path, name: str, expires: float = EXPIRES, progress: str | None = None) -> Lease | None:
+def take(
+    folder: Path, name: str, expires: float = EXPIRES, progress: str | None = None, deaths: int | None = None
+) -> Lease | None:
     """Return the lease of a group; None if a live process holds it.
 
     Parameters
@@ -78,6 +80,8 @@ def take(folder: Path, name: str, expires: float = EXPIRES, progress: str | None
     progress : str, optional
         What tells the last checkpoint of the group from earlier ones. If it is another than when the dead holder began,
         that one made progress, and its death does not count.
+    deaths : int, optional
+        Take the group only if at most so many processes died that count. Default: however many.
 
     Examples
     --------
@@ -95,12 +99,15 @@ def take(folder: Path, name: str, expires: float = EXPIRES, progress: str | None
         return _create(path, 1, progress)
     if not _expired(path, held, expires):
         return None
+    advanced = progress is not None and progress != held.get("progress")
+    counted = 1 if advanced else held.get("attempt", 1) + 1
+    if deaths is not None and counted - 1 > deaths:
+        return None
     with locks.alone(place / LOCK, f"out: {str(place)!r}", wait=True):
         if _read(path) != held:  # another process was faster
             return None
         path.unlink(missing_ok=True)
-        advanced = progress is not None and progress != held.get("progress")
-        return _create(path, 1 if advanced else held.get("attempt", 1) + 1, progress)
+        return _create(path, counted, progress)
 
 
 def holder(folder: Path, name: str) -> dict[str, Any] | None:

@@ -31,6 +31,7 @@ from bnrank.training.trainer import train, with_checkpoints
 SCALARS = ("loss", "cost", "parameter_norm", "gradient_norm", "balance_residual")
 KIND = "group of a sweep"
 RETRIES = 2
+POLL = 0.5  # seconds between looks at groups that others hold
 _open: dict[tuple[int, int], tuple[object, SweepFolder, Writer]] = {}  # the last of each process (forks) and thread
 
 
@@ -59,19 +60,24 @@ def work(path: str, text: str, call: str | None, threads: int | None, retries: i
 
 
 def drain(folder: SweepFolder, groups: Sequence[Group], call: str | None, retries: int = RETRIES) -> Iterator[str]:
-    """Train groups in turn, those of others last, until all are done; yield what `work` returns for each."""
+    """Train groups in turn, those of others last, until all are done; yield what `work` returns for each.
+
+    Those whose processes died without progress come after all others, the most deaths last: a group that kills its
+    process then holds up only itself, and kills from outside do not meet the same group again and again.
+    """
     with Writer(folder.path) as writer:
+        deaths = 0
         while groups:
             busy = []
             for group in groups:
-                result = train_group(folder, writer, group, call, retries)
+                result = train_group(folder, writer, group, call, retries, deaths)
                 if result == "busy":
                     busy.append(group)
                 else:
                     yield result
-            if len(busy) == len(groups):
-                time.sleep(0.5)
-            groups = busy
+            if deaths > retries and len(busy) == len(groups):
+                time.sleep(POLL)
+            groups, deaths = busy, deaths + 1
 
 
 def _opened(path: Path) -> tuple[SweepFolder, Writer]:
@@ -86,22 +92,27 @@ def _opened(path: Path) -> tuple[SweepFolder, Writer]:
     return _open[key][1:]
 
 
-def train_group(folder: SweepFolder, writer: Writer, group: Group, call: str | None, retries: int) -> str:
-    """Train a group, or its members one by one if it was split, unless that is done; return what `work` returns."""
+def train_group(
+    folder: SweepFolder, writer: Writer, group: Group, call: str | None, retries: int, deaths: int | None = None
+) -> str:
+    """Train a group, or its members one by one if it was split, unless that is done; return what `work` returns.
+
+    With ``deaths``, those of which more processes died without progress count as busy.
+    """
     with writing("out", folder.path):
-        results = [_part(folder, writer, part, call, retries) for part in folder.parts(group)]
+        results = [_part(folder, writer, part, call, retries, deaths) for part in folder.parts(group)]
         if "split" in results:
-            results = [_part(folder, writer, part, call, retries) for part in folder.parts(group)]
+            results = [_part(folder, writer, part, call, retries, deaths) for part in folder.parts(group)]
     return next(name for name in ("busy", "trained", "stored") if name in results)
 
 
-def _part(folder: SweepFolder, writer: Writer, group: Group, call: str | None, retries: int) -> str:
+def _part(folder: SweepFolder, writer: Writer, group: Group, call: str | None, retries: int, deaths: int | None) -> str:
     """Train a group under its lease; "split" if its members are to be trained one by one."""
     folder.refresh()
     if folder.is_done(*group.members):
         return "stored"
     _import_all()
-    lease = leases.take(folder.path, group.id, progress=folder.progress(group))
+    lease = leases.take(folder.path, group.id, progress=folder.progress(group), deaths=deaths)
     if lease is None:
         return "busy"
     with leases.touching(lease):

@@ -19,9 +19,8 @@ from bnrank._core.results import Printed
 from bnrank.training.sweeping.folder import FAILED, SweepFolder
 from bnrank.training.sweeping.groups import Group
 from bnrank.training.sweeping.rows import Writer
-from bnrank.training.sweeping.work import RETRIES, train_group
+from bnrank.training.sweeping.work import POLL, RETRIES, train_group
 
-POLL = 0.5  # seconds between looks at a folder in which other workers hold all that is left
 MAX_THREADS = 1024
 DONE, IDLE, STOPPED = "done", "idle", "stopped"
 
@@ -117,16 +116,18 @@ class _Worker:
         with writing("path", self.folder.path):
             writer = Writer(self.folder.path)
         waited = time.monotonic()
+        deaths = 0  # groups whose processes died without progress come last
         with writer:
             while groups := self._left():
                 busy = True
                 for group in groups:
-                    result = train_group(self.folder, writer, group, None, RETRIES)
+                    result = train_group(self.folder, writer, group, None, RETRIES, deaths)
                     self.trained += result == "trained"
                     busy = busy and result == "busy"
                     if stopped.is_set():
                         return STOPPED
-                if not busy:
+                deaths = deaths + 1 if busy else 0
+                if deaths <= RETRIES + 1:
                     waited = time.monotonic()
                 elif self.idle is not None and time.monotonic() - waited >= 60 * self.idle:
                     return IDLE
