@@ -162,7 +162,7 @@ def largest() -> float:
 
 
 def _drained(folder: Path) -> None:
-    """Start workers by their command lines, and another for each that is killed, as a cluster does, until all is done."""
+    """Start workers by their command lines, and another for each that is killed, until all is done."""
     command = [sys.executable, "-m", "bnrank", "sweep", "--worker", str(folder)]
     running = [subprocess.Popen(command, stdout=subprocess.DEVNULL) for _ in range(WORKERS)]
     while running:

@@ -163,7 +163,7 @@ def test_a_page_is_written_until_the_sweep_ends(tmp_path, monkeypatch):
 
 
 def test_failures_need_not_have_all_axes_of_the_folder(tmp_path):
-    bnrank.sweep(TASK, depths=[2], out=tmp_path, **QUICK)
+    bnrank.sweep(TASK, depths=[2], out=tmp_path, **QUICK | {"optimizer": "adam"})
     grid = {"width": [4], "lr": [1e-3, 1e-2]}
     bnrank.sweep(TASK, depths=[2], out=tmp_path, **QUICK | {"grid": grid, "optimizer": "adam"})
     stored = bnrank.Sweep.open(tmp_path)

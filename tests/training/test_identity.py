@@ -147,10 +147,12 @@ def test_sweeps_tell_settings_apart_that_print_alike(tmp_path):
     rates = [torch.full((2,), 3e-3, dtype=torch.float64) + shift for shift in (0.0, 1e-9)]
     assert str(rates[0]) == str(rates[1])
     settings = {"depths": [2], "seeds": [0, 1], "grid": {"width": [3]}, "processes": 1, "progress": False, "steps": 3}
-    ran = [bnrank.sweep(TASK, **settings, out=tmp_path, optimizer=Adam(lr=lr)) for lr in (*rates, rates[0].clone())]
-    assert [results.ran for results in ran] == [2, 2, 0]
-    assert not np.array_equal(ran[0].loss, ran[1].loss)
-    assert np.array_equal(ran[0].loss, ran[2].loss)
+    first, again = (bnrank.sweep(TASK, **settings, out=tmp_path, optimizer=Adam(lr=rates[0].clone())) for _ in range(2))
+    assert [first.ran, again.ran] == [2, 0]
+    assert np.array_equal(first.loss, again.loss)
+    with pytest.raises(ValueError, match="another step size"):
+        bnrank.sweep(TASK, **settings, out=tmp_path, optimizer=Adam(lr=rates[1]))
+    assert not np.array_equal(first.loss, bnrank.sweep(TASK, **settings, optimizer=Adam(lr=rates[1])).loss)
 
 
 def test_results_of_another_version_of_the_format_are_refused(tmp_path, monkeypatch):

@@ -87,8 +87,9 @@ def sweep(
         only prepares the folder, for workers that ``bnrank sweep --worker FOLDER`` starts on any machine.
     out : path, optional
         Folder for the results; see `bnrank.training.Sweep`, which opens it while the sweep runs, and afterwards. A
-        killed sweep resumes from the checkpoints in it. Sweeps that run at the same time with the same folder share
-        the work: what one of them trains is waited for by the others, after they have trained the rest.
+        killed sweep resumes from the checkpoints in it. Later calls may add values and axes; what is an axis of
+        none of them (data, optimizer, ...) must be the same. Calls that run at the same time share the work: what one
+        of them trains is waited for by the others, after they have trained the rest.
     device : str
         Device to train on.
     progress : bool
@@ -114,8 +115,8 @@ def sweep(
     ------
     TypeError, ValueError
         If an argument or an axis of the grid is invalid or unknown, or does not fit the others, or the folder cannot be
-        written to (finished networks are kept), holds something else, or was begun with another version of bnrank or
-        torch. Other errors are stored in the result.
+        written to (finished networks are kept), holds something else or a sweep of other data or settings, or was begun
+        with another version of bnrank or torch. Other errors are stored in the result.
 
     Warns
     -----

@@ -24,6 +24,7 @@ from bnrank._core.sources import DamagedError, as_path
 from bnrank._version import __version__
 from bnrank.training.sweeping.groups import Group, Member
 from bnrank.training.sweeping.rows import Reader, line_of, row_of
+from bnrank.training.sweeping.same import check_same
 from bnrank.training.trainer import CHECKPOINT
 
 ABOUT, FORMAT = "sweep.json", 2
@@ -163,10 +164,16 @@ class SweepFolder:
 def planned(folder: SweepFolder, groups: list[Group]) -> list[Group]:
     """Return the groups that have these members, without those that are done; what is new is added to the plan.
 
-    A member that another sweep has planned stays in its group, so that it is trained once, or tried again once.
+    A member that another call has planned stays in its group, so that it is trained once, or tried again once.
+
+    Raises
+    ------
+    ValueError
+        If the folder holds another sweep.
     """
     with one_writer(folder.path, lock=PLAN_LOCK, wait=True):
         folder.refresh()
+        check_same(str(folder.path), list(folder.groups().values()), groups)
         known: dict[str, tuple[Group, Member]] = {}  # of each key, the last that was planned
         for group in folder.groups().values():
             for member in group.members:
