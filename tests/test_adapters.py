@@ -37,11 +37,11 @@ def test_equal_ranks_are_found_where_all_layers_need_them():
 def test_gains_are_the_rise_of_the_loss_when_a_unit_is_left_out():
     # one layer, squared error: the curvature is exact, but for damping and draws
     x, w = normal(400, 5), normal(3, 5, seed=1)
-    net = nn.Linear(5, 3, bias=False).double()
-    update = w - net.weight.detach()
+    net = nn.Sequential(nn.Linear(5, 3, bias=False)).double()
+    update = w - net[0].weight.detach()
     pattern = bnrank.lora_ranks(net, x, x @ w.T, budget=8, steps=400, chunk_size=400)
     values = torch.linalg.svdvals(update @ _root(x.T @ x / len(x)))  # S = 2 1
-    assert torch.allclose(torch.from_numpy(pattern.gains[""]), values.square(), rtol=0.35)
+    assert torch.allclose(torch.from_numpy(pattern.gains["0"]), values.square(), rtol=0.35)
 
 
 def _root(moments):
@@ -81,6 +81,52 @@ def test_ignored_labels_do_not_count():
         for z, t in ((x, some), (x[:, :2], y[:, :2]))
     ]
     assert torch.allclose(masked.value({}), only.value({}))
+
+
+def test_the_loss_and_the_curvature_do_not_depend_on_chunks_where_labels_are_ignored():
+    torch.manual_seed(0)
+    net, x = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)), normal(30, 5, 4).float()
+    y = torch.arange(150).reshape(30, 5) % 3
+    y[:20, 1:] = -100  # 20 of 70 labels in the first two thirds
+    y[:4] = -100
+    found = []
+    for chunk_size in (4, 7, 30):
+        own = copy.deepcopy(net)
+        problem = training.Problem(own, {"0": own[0], "2": own[2]}, "cross_entropy", x, y, chunk_size)
+        assert problem.prepare(0) == ["0", "2"]
+        found.append((problem.value({}), problem.roots["0"][0]))
+    expected = nn.functional.cross_entropy(net(x).flatten(0, 1), y.flatten())  # ignores -100
+    assert all(torch.allclose(value, expected.double()) for value, _ in found)
+    # the targets are drawn in the order of the samples
+    assert all(torch.allclose(root, found[0][1], rtol=1e-4) for _, root in found)
+
+
+def test_gains_are_of_the_mean_over_the_labels_that_count():
+    torch.manual_seed(0)
+    net, x = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)), normal(30, 5, 4).float()
+    y = torch.arange(150).reshape(30, 5) % 3
+    few = torch.where(torch.arange(5) < 1, y, -100)
+    roots = []
+    for labels in (y, few):
+        own = copy.deepcopy(net)
+        problem = training.Problem(own, {"2": own[2]}, "cross_entropy", x, labels, 30)
+        problem.prepare(0)
+        roots.append(torch.linalg.matrix_norm(problem.roots["2"][0]) ** 2)
+    assert 0.7 < roots[0] / roots[1] < 1.4  # a mean over 150 labels, and over 30
+
+
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
+def test_without_gradients_the_ranks_are_the_same(mode):
+    def made():
+        net, x = bnrank.MLP([4, 6, 3], seed=0), normal(20, 4).float()
+        return net, x, torch.arange(20) % 3
+
+    expected = bnrank.lora_ranks(*made(), budget=30, steps=8)
+    with mode():
+        given = made()
+        assert bnrank.lora_ranks(*given, budget=30, steps=8).ranks == expected.ranks
+    samples = made()[0], *given[1:]  # made in this mode
+    assert bnrank.lora_ranks(*samples, budget=30, steps=8).ranks == expected.ranks
 
 
 def test_several_inputs_are_passed_on():
@@ -163,6 +209,8 @@ def test_patches_are_those_of_the_convolution():
     [
         ({"net": 3}, TypeError, "net"),
         ({"net": nn.ReLU()}, ValueError, "net"),
+        ({"net": nn.Linear(3, 2)}, ValueError, "net: got a Linear alone, expected a module with the layer inside"),
+        ({"y": torch.full((20,), -100)}, ValueError, "y: got -100, to be ignored, everywhere"),
         ({"budget": 0}, ValueError, "budget"),
         ({"budget": 3}, ValueError, "budget"),
         ({"steps": 0}, ValueError, "steps"),
@@ -235,9 +283,9 @@ class Detached(nn.Linear):
 @pytest.mark.parametrize(
     ("net", "y", "changes", "names"),
     [
-        (nn.Linear(3, 2), torch.arange(20) % 3, {}, "y: got class indices from 0 to 2"),
-        (nn.Linear(3, 2), torch.arange(20) % 2 - 1, {}, "y: got class indices from -1"),
-        (nn.Linear(3, 1), torch.arange(20)[:, None] % 2, {"loss": "logistic"}, "y: got other entries"),
+        (nn.Sequential(nn.Linear(3, 2)), torch.arange(20) % 3, {}, "y: got class indices from 0 to 2"),
+        (nn.Sequential(nn.Linear(3, 2)), torch.arange(20) % 2 - 1, {}, "y: got class indices from -1"),
+        (nn.Sequential(nn.Linear(3, 1)), torch.arange(20)[:, None] % 2, {"loss": "logistic"}, "y: got other entries"),
         (
             nn.Sequential(nn.Linear(3, 2), Detached(2, 2)),
             torch.arange(20) % 2,

@@ -39,6 +39,8 @@ class Problem:
         dtype = first.dtype if isinstance(x, Inputs) or x.is_floating_point() else x.dtype
         self.x: Samples = x.to(first.device, dtype)
         self.y = y.to(first.device, first.dtype if y.is_floating_point() else torch.int64)
+        # labels of a sample that count, on average: blocks of samples with more of them weigh more
+        self.labels = float((self.y != IGNORED).sum()) / len(self.y) if loss == "cross_entropy" else 1.0
         self.roots: dict[str, tuple[Tensor, Tensor]] = {}
         self.weights = {name: layer.weight.detach().clone() for name, layer in layers.items()}
 
@@ -163,13 +165,13 @@ class Problem:
         return out.movedim(given.dim, 0)
 
     def cost(self, out: Tensor, y: Tensor) -> Tensor:
-        """Return the loss."""
+        """Return the loss, over blocks of samples on average that of all samples."""
         if callable(self.loss):
             cost: Tensor = self.loss(out, y)
             return cost
         if self.loss == "cross_entropy":
             total = nn.functional.cross_entropy(out.flatten(0, -2), y.flatten(), ignore_index=IGNORED, reduction="sum")
-            return total / (y != IGNORED).sum().clamp(min=1)
+            return total / (self.labels * len(out))
         return LOSSES[self.loss](out.flatten(1), y.to(out.dtype).flatten(1))
 
     def _check(self, out: Tensor, y: Tensor) -> None:
@@ -197,7 +199,7 @@ class Problem:
         if self.loss == "cross_entropy":  # the largest of the logits plus Gumbel noise has the softmax's distribution
             label = (flat.detach().double() - (-noise.log()).log()).argmax(1)
             label = torch.where(y.flatten() == IGNORED, IGNORED, label)
-            return nn.functional.cross_entropy(flat, label, reduction="sum") * (len(out) / len(flat)) ** 0.5
+            return nn.functional.cross_entropy(flat, label, reduction="sum") / self.labels**0.5
         if self.loss == "logistic":
             sign = torch.where(noise < flat.detach().double().sigmoid(), 1.0, -1.0).to(flat.dtype)
             return nn.functional.softplus(-sign * flat).sum()

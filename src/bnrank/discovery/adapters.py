@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from bnrank._core import validation
-from bnrank.discovery.adapter_training import CONVOLUTIONS, PENALTY, RATES, Problem
+from bnrank.discovery.adapter_training import CONVOLUTIONS, IGNORED, PENALTY, RATES, Problem
 from bnrank.networks.functional import check_finite, copied, example, unwrap
+from bnrank.networks.inputs import Samples
 from bnrank.tasks.losses import LOSSES
 
 MULTIPLE = 4  # rank of the adapters that are trained, in uniform ranks
@@ -115,8 +116,8 @@ def lora_ranks(
     Raises
     ------
     TypeError, ValueError
-        If an argument is unsuitable, no layer can have an adapter, or the budget is below one unit of rank of the
-        smallest layer.
+        If an argument is unsuitable, ``net`` is itself a layer, no layer can have an adapter, or the budget is below
+        one unit of rank of the smallest layer.
 
     Notes
     -----
@@ -146,9 +147,23 @@ def lora_ranks(
         loss = "mse" if targets.is_floating_point() else "cross_entropy"
     if not callable(loss):
         validation.choice(loss, "loss", list(LOSSES))
-    own = copied(unwrap(net)).eval()
+    if loss == "cross_entropy":
+        validation.expect(
+            (targets != IGNORED).any(), "y", f"{IGNORED}, to be ignored, everywhere", "some class indices"
+        )
+    with torch.inference_mode(False):  # tensors that were made in this mode take no part in gradients: copied
+        own = copied(unwrap(net)).eval()
+        return _chosen(own, samples.clone(), targets.clone(), loss, budget, steps, chunk_size, seed)
+
+
+def _chosen(
+    own: nn.Module, samples: Samples, targets: Tensor, loss: Any, budget: int, steps: int, chunk_size: int, seed: int
+) -> RankPattern:
+    """Return the ranks of adapters of a network, which is changed."""
     layers, skipped = _layers(own)
     validation.expect(layers, "net", f"{type(own).__name__} with {len(skipped)} unsuitable layers", "linear layers")
+    inside = "a module with the layer inside, such as nn.Sequential(net): adapters are placed in the parent of a layer"
+    validation.expect("" not in layers, "net", f"a {type(own).__name__} alone", inside)
     found = Problem(own, layers, loss, samples, targets, chunk_size)
     used = found.prepare(seed)
     skipped |= {name: "the loss does not depend on it at these weights" for name in layers if name not in used}

@@ -78,6 +78,10 @@ class Inputs:
         """Return the same samples outside of any graph."""
         return self._map(Tensor.detach)
 
+    def clone(self) -> Inputs:
+        """Return copies."""
+        return self._map(Tensor.clone)
+
     def to(self, device: torch.device, dtype: torch.dtype) -> Inputs:
         """Return copies on a device, those of floating-point numbers in a precision."""
         return self._map(lambda t: t.to(device, dtype, copy=True) if t.is_floating_point() else t.to(device, copy=True))
