@@ -26,12 +26,12 @@ def computed(dataset):
 
 
 @pytest.mark.parametrize("module", [False, True])
-@pytest.mark.parametrize("what", [*choices.WHAT, ("weights", "ntk"), ("activations", "jacobian"), None])
+@pytest.mark.parametrize("what", [*choices.DEFAULT, ("weights", "ntk"), ("activations", "jacobian"), None])
 def test_what_was_requested_is_computed_and_nothing_else(what, module):
     net, x = bnrank.MLP([4, 6, 5, 3], seed=0), normal(20, 4)
     net = nn.Sequential(net) if module else net
     ds, whole = profile(net, x, what=what), profile(net, x)
-    parts = choices.WHAT if what is None else (what,) if isinstance(what, str) else what
+    parts = choices.DEFAULT if what is None else (what,) if isinstance(what, str) else what
     for part, names in OF.items():
         for name in names:
             assert (name in computed(ds)) == (part in parts), name
@@ -48,7 +48,11 @@ def test_expensive_convolutions_are_measured_by_their_kernels_unless_requested(m
     net = nn.Sequential(nn.Conv2d(2, 6, 3, groups=2), nn.Conv2d(6, 3, 3), nn.Flatten(), nn.Linear(3 * 36, 2))
     x = normal(9, 2, 10, 10)
     monkeypatch.setattr(choices, "MAX_WEIGHT_WORK", 2000)
-    ds, exact = profile(net, x), profile(net, x, what=("weights", "activations"))
+    ds, exact = profile(net, x), profile(net, x, what=("operators", "activations"))
+    named = profile(net, x, what=("weights", "activations"))
+    assert named.layer_kind.values.tolist() == ds.layer_kind.values.tolist()
+    np.testing.assert_array_equal(named.stable_rank, ds.stable_rank)
+    assert exact.attrs["what"] == ["activations", "operators", "weights"]
     assert ds.layer_kind.values.tolist() == ["conv2d", "conv2d patches", "linear"]
     kernel = net[1].weight.detach().double().flatten(1)
     row = ds.weight_singular_values.values[1]
@@ -59,10 +63,15 @@ def test_expensive_convolutions_are_measured_by_their_kernels_unless_requested(m
     np.testing.assert_allclose(ds.dimension_95, exact.dimension_95)
 
 
+def test_operators_on_images_need_images():
+    with pytest.raises(ValueError, match=r"what: got .* expected 'weights', and not 'operators' on images"):
+        profile(nn.Conv2d(2, 3, 3), what=("operators",))
+
+
 def test_expensive_spectra_of_activations_are_left_out_but_not_the_dimensions(monkeypatch):
     net, x = bnrank.MLP([4, 6, 5, 3], seed=0), normal(20, 4)
     monkeypatch.setattr(choices, "MAX_ACTIVATION_WORK", 100)
-    ds, whole = profile(net, x), profile(net, x, what=choices.WHAT)
+    ds, whole = profile(net, x), profile(net, x, what=choices.DEFAULT)
     assert not {"activation_singular_values", "preactivation_singular_values"} & computed(ds)
     assert any("spectra of whole activations" in line and "what=" in line for line in describe(ds))
     assert "activation_singular_values" in computed(whole)
@@ -138,7 +147,7 @@ def test_wrong_choices_are_refused_by_name():
     for wrong in ("weight", ("weights", "jacobians"), ()):
         with pytest.raises(ValueError, match="what: got"):
             profile(net, x, what=wrong)
-    with pytest.raises(ValueError, match=r"what: got .*'weights' among them where no x is given"):
+    with pytest.raises(ValueError, match=r"what: got .*'weights', and not 'operators' on images, where no x"):
         profile(net, what="ntk")
     with pytest.raises(ValueError, match="max_minutes: got"):
         profile(net, x, max_minutes=0)
@@ -147,7 +156,7 @@ def test_wrong_choices_are_refused_by_name():
 def test_jacobians_and_the_ntk_of_large_modules_are_computed_where_requested(monkeypatch):
     mlp, x = bnrank.MLP([4, 6, 5, 3], seed=0), normal(20, 4)
     monkeypatch.setattr(choices, "MAX_SAMPLE_WORK", 20 * 3 * sum(p.numel() for p in mlp.parameters()) - 1)
-    ds, whole = profile(nn.Sequential(mlp), x), profile(nn.Sequential(mlp), x, what=choices.WHAT)
+    ds, whole = profile(nn.Sequential(mlp), x), profile(nn.Sequential(mlp), x, what=choices.DEFAULT)
     assert not {"ntk_trace", "jacobian_singular_values"} & computed(ds)
     assert any("Jacobians and the NTK" in line and "what=" in line for line in describe(ds))
     np.testing.assert_allclose(whole.ntk_trace, profile(mlp, x).ntk_trace)  # closed forms of an MLP are cheap

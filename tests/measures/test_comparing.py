@@ -10,7 +10,11 @@ import torch
 from torch import nn
 
 import bnrank
+from bnrank._core import deadline
+from bnrank.measures import spectra
+from bnrank.measures.comparing import representations
 from bnrank.measures.comparing.matching import matched
+from bnrank.networks import capturing
 from bnrank.networks.tensors import of_mapping
 
 
@@ -196,6 +200,59 @@ def test_nan_weights_are_listed_and_refused_with_samples():
     assert found.data.layer_name.values.tolist() == ["2.weight"]
     with pytest.raises(ValueError, match=r"^b: .*0\.weight"):
         bnrank.compare(net, other, normal(5, 4))
+
+
+def test_representations_do_not_depend_on_how_many_layers_are_held_at_a_time(monkeypatch):
+    a, b, x = mlp(4, 9, 6, 2), mlp(4, 9, 6, 2, seed=1), normal(37, 4)
+    whole = bnrank.compare(a, b, x)
+    monkeypatch.setattr(spectra, "MAX_TOGETHER", 37 * 7)
+    monkeypatch.setattr(capturing, "MAX_BLOCK", 9 * 5)
+    held, passes = [], []
+    gram, stream = representations.similarity.gram, representations.stream
+    monkeypatch.setattr(representations.similarity, "gram", lambda rows: (held.append(rows), gram(rows))[1])
+    monkeypatch.setattr(representations, "stream", lambda *given, **some: (passes.append(1), stream(*given, **some))[1])
+    found = bnrank.compare(a, b, x)
+    assert len(passes) == 2 * (1 + 3)  # the widths; layers of 9, 6 and 2 features
+    assert [tuple(rows.shape) for rows in held] == 2 * [(37, 9), (37, 6), (37, 2)]
+    with torch.no_grad():
+        assert torch.allclose(held[0], torch.relu(a[0](x)).double(), atol=1e-6)
+    for name in ("cka", "cka_debiased", "cca", "dimension_95_a", "dead_units_b"):
+        np.testing.assert_allclose(found.data[name], whole.data[name], rtol=1e-9)
+    for name in ("output_change", "output_change_of_spread"):
+        assert found.data.attrs[name] == pytest.approx(whole.data.attrs[name])
+
+
+def test_what_is_not_compared_in_time_is_listed(monkeypatch):
+    a, b, x = mlp(4, 9, 6, 2), mlp(4, 9, 6, 2, seed=1), normal(20, 4)
+    assert "max_minutes" not in str(bnrank.compare(a, b, x, max_minutes=9))
+    monkeypatch.setattr(spectra, "MAX_TOGETHER", 20 * 7)
+    counts = []
+    for looks in range(1, 40):
+        ticks = iter([0.0] * looks)
+        with monkeypatch.context() as some:
+            some.setattr(deadline.time, "monotonic", lambda ticks=ticks: next(ticks, 1e6))
+            found = bnrank.compare(a, b, x, max_minutes=1)
+        names = ("change", "tensor_change", "cka", "units_a", "dead_units_b")
+        done = [int(np.isfinite(found.data[name]).sum()) for name in names if name in found.data]
+        assert ("max_minutes=1" in str(found)) == (sum(done) < 3 + 3 + 9 + 3 + 3)
+        counts.append(sum(done))
+    assert counts[0] == 0
+    assert counts == sorted(counts)
+    assert counts[-1] == 3 + 3 + 9 + 3 + 3
+
+
+def test_two_files_of_onnx_are_compared(tmp_path):
+    onnx = pytest.importorskip("onnx")
+    w = normal(5, 4).numpy()
+    for name, array in (("a", w), ("b", w + np.outer(np.ones(5), np.ones(4)).astype(np.float32))):
+        node = onnx.helper.make_node("Gemm", ["x", "fc.weight"], ["y"], transB=1)
+        values = [onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, None) for n in "xy"]
+        held = [onnx.numpy_helper.from_array(array, "fc.weight")]
+        graph = onnx.helper.make_graph([node], "net", values[:1], values[1:], initializer=held)
+        onnx.save(onnx.helper.make_model(graph), tmp_path / f"{name}.onnx")
+    found = bnrank.compare(tmp_path / "a.onnx", tmp_path / "b.onnx")
+    assert found.data.update_rank.values.tolist() == [1]
+    assert float(found.data.change[0]) == pytest.approx(20**0.5 / np.linalg.norm(w))
 
 
 def test_one_sample_and_constant_activations_have_no_cka_and_are_noted():

@@ -65,6 +65,14 @@ def test_small_operators_are_exact(name, monkeypatch):
     assert torch.allclose(found, dense, atol=1e-12)
 
 
+def test_the_matrix_is_formed_from_blocks_of_images(monkeypatch):
+    monkeypatch.setattr(operators, "BLOCK_ENTRIES", 500)
+    for name in ("zeros", "stride", "groups", "transposed line"):
+        found, note, dense = measured(CASES, name, monkeypatch)
+        assert note == ""
+        assert torch.allclose(found, dense, atol=1e-12)
+
+
 @pytest.mark.parametrize("name", DISJOINT)
 def test_patches_that_do_not_overlap_are_exact_at_any_size_without_the_matrix(name, monkeypatch):
     found, note, dense = measured(DISJOINT, name, monkeypatch, 0, 0)

@@ -213,6 +213,29 @@ def test_activations_of_a_convolutional_network_are_flattened_to_samples_by_feat
     assert [s.name for s in post.skipped] == ["1"]
 
 
+@pytest.mark.parametrize("expected", [0, 3, 7, 12, 20, 60])
+@pytest.mark.parametrize("width", [4, 12, 37, 700])
+def test_blocks_of_rows_have_the_singular_values_of_all_rows_whatever_number_was_expected(width, expected):
+    z = normal(12, width)
+    pieces = spectra.Accumulator(rows=expected)
+    for piece in z.split(5):
+        given = piece.clone()
+        pieces.add(given)
+        given.zero_()  # a copy is held
+    assert torch.allclose(pieces.singular_values(), torch.linalg.svdvals(z), rtol=1e-12)
+
+
+def test_a_small_wide_matrix_in_blocks_of_columns_is_scaled_where_squares_vanish():
+    z = 1e-200 * normal(3, 900)
+    pieces = spectra.Accumulator()
+    for piece in z.split(2):
+        pieces.add(piece)
+    assert torch.allclose(1e200 * pieces.singular_values(), torch.linalg.svdvals(1e200 * z), rtol=1e-12)
+    pieces.add(torch.full((1, 900), math.nan))
+    with pytest.raises(ValueError, match="piece: got NaN"):
+        pieces.singular_values()
+
+
 def test_memory_is_bounded_by_several_passes_and_a_limit(monkeypatch):
     net, x = bnrank.MLP([3, 8, 20, 8, 2], seed=0), normal(30, 3)
     whole = spectra.activation_singular_values(net, x)

@@ -1,6 +1,7 @@
 """Checkpoints of a training compared with the first one."""
 
 import copy
+import shutil
 
 import numpy as np
 import pytest
@@ -86,6 +87,20 @@ def test_a_layer_that_changes_its_shape_or_comes_later_has_no_change():
     assert float(history["change"].sel(layer="0").values[2]) == 0  # its own first one
 
 
+def test_networks_beyond_the_time_are_listed(tmp_path):
+    nets, _ = checkpoints()
+    for step, net in enumerate(nets):
+        save_file(net.state_dict(), tmp_path / f"step-{step}.safetensors")
+    for given, said in (
+        ({"a": nets}, "networks 1 to 2: not reached within max_minutes=1e-09"),
+        ({"a": tmp_path}, "steps 1 to 2: not reached within max_minutes=1e-09"),
+    ):
+        found = bnrank.compare(**given, max_minutes=1e-9)
+        assert found.history.sizes["step"] == 1
+        assert said in found.notes
+        assert not bnrank.compare(**given, max_minutes=10).notes
+
+
 def test_checkpoints_are_those_of_one_member(tmp_path):
     task = bnrank.tasks.low_rank_map(n=20, d_in=4, d_out=2, latent=2, rank=1, width=5, seed=0)
     kept = bnrank.training.Checkpoints(tmp_path, member=1)
@@ -95,6 +110,44 @@ def test_checkpoints_are_those_of_one_member(tmp_path):
     last = load_file(tmp_path / "step-6.safetensors")
     assert all(torch.equal(last[name], value) for name, value in run.network(1).state_dict().items())
     assert not torch.equal(last["layers.0.weight"], run.network(0).layers[0].weight)
+
+
+def trained(folder, steps, *, members=1, out=None, **options):
+    task = bnrank.tasks.low_rank_map(n=20, d_in=4, d_out=2, latent=2, rank=1, width=5, seed=0)
+    record = bnrank.training.Record(2, watch=bnrank.training.Checkpoints(folder, **options))
+    net = bnrank.MLP([4, 6, 2], seed=0)
+    return bnrank.train(net, task, members=members, steps=steps, record=record, out=out, progress=False)
+
+
+def test_checkpoints_of_a_member_that_a_run_does_not_have_are_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"member: got 5 \(int\), expected at most 1: the run has 2 members"):
+        trained(tmp_path, 4, members=2, member=5)
+    flow = bnrank.training.Record(2, watch=bnrank.training.Checkpoints(tmp_path, member=1))
+    task = bnrank.tasks.low_rank_map(n=20, d_in=4, d_out=2, latent=2, rank=1, width=5, seed=0)
+    with pytest.raises(ValueError, match=r"member: got 1 \(int\), expected at most 0: the run has 1 member$"):
+        bnrank.flow(bnrank.MLP([4, 6, 2], seed=0), task, 0.01, record=flow, progress=False)
+    assert not list(tmp_path.iterdir())
+
+
+def test_checkpoints_of_two_runs_are_not_mixed(tmp_path):
+    def steps():
+        return sorted(int(path.stem[5:]) for path in folder.glob("step-*.safetensors"))
+
+    folder, out = tmp_path / "checkpoints", tmp_path / "run"
+    trained(folder, 8, out=out)
+    assert steps() == [0, 2, 4, 6, 8]
+    with pytest.raises(ValueError, match=r"folder: got 'step-0.safetensors' in .* expected no checkpoints of another"):
+        trained(folder, 4)
+    assert steps() == [0, 2, 4, 6, 8]
+    (folder / "notes.txt").touch()
+    trained(folder, 12, out=out)  # continues
+    assert steps() == [0, 2, 4, 6, 8, 10, 12]
+    shutil.copy(folder / "step-12.safetensors", folder / "step-14.safetensors")  # of a run that was cut off
+    trained(folder, 12, out=out)
+    assert steps() == [0, 2, 4, 6, 8, 10, 12]
+    trained(folder, 4, fresh=True)
+    assert steps() == [0, 2, 4]
+    assert (folder / "notes.txt").exists()
 
 
 def test_one_checkpoint_has_not_changed_by_0(tmp_path):

@@ -57,7 +57,9 @@ def profile_command(
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("profile.html"),
     what: Annotated[
         str | None,
-        typer.Option(help="Some of weights, activations, jacobian, ntk, with commas. Default: what is cheap."),
+        typer.Option(
+            help="Some of weights, activations, jacobian, ntk, operators, with commas. Default: what is cheap."
+        ),
     ] = None,
     max_minutes: Annotated[float | None, typer.Option(help="Time budget. Default: none.")] = None,
     quiet: Quiet = False,

@@ -86,7 +86,7 @@ def train_command(
     depth = ensemble.depth_for(task)
     net = bnrank.MLP([task.d_in, *[ensemble.width] * (depth - 1), task.d_out], seed=ensemble.seed)
     save = bnrank.training.Save(out, resume=not fresh)
-    kept = None if checkpoints is None else bnrank.training.Checkpoints(checkpoints)
+    kept = None if checkpoints is None else bnrank.training.Checkpoints(checkpoints, fresh=fresh)
     record = bnrank.training.Record(ensemble.record_every, watch=kept)
     run = bnrank.train(net, task, out=save, progress=not quiet, **ensemble.arguments | {"record": record})
     profiles = {f"member {i}": bnrank.profile(run.network(i), task.x, task.y) for i in range(run.members)}

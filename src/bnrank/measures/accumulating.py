@@ -1,7 +1,7 @@
 """Singular values of tall matrices whose rows come in blocks."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -22,6 +22,8 @@ class Accumulator:
         "qr" keeps the R factor of all rows so far (R <- R factor of [R; piece]): as accurate as the SVD of the whole
         matrix. "gram" adds up piece^T piece: faster for wide layers, but it squares the condition number, so that
         values below about 1e-8 of the largest are noise.
+    rows : int
+        Number of rows that will come, where it is known: if no more than features, their memory is allocated at once.
 
     Examples
     --------
@@ -34,11 +36,12 @@ class Accumulator:
     True
     """
 
-    def __init__(self, method: str = "qr") -> None:
-        self.method = validation.choice(method, "method", METHODS)
+    def __init__(self, method: str = "qr", rows: int = 0) -> None:
+        self.method, self.expected = validation.choice(method, "method", METHODS), validation.integer(rows, "rows", 0)
         self.rows = 0
         self._state: Tensor | None = None  # the Gram matrix
         self._held: list[Tensor] = []  # the R factor of the first rows, and all later ones
+        self._room: Tensor | None = None  # memory for all rows, of which those that came are held
 
     def add(self, piece: Tensor) -> None:
         """Add rows, (n, features), or to each of several matrices, (..., n, features); complex ones for "qr" only."""
@@ -56,60 +59,78 @@ class Accumulator:
             gram = piece.T @ piece
             self._state = gram if self._state is None else self._state.add_(gram)
             return
-        self._held.append(piece.clone() if piece.is_complex() else piece.to(torch.float64, copy=True))
+        self._hold(piece)
         features, first = piece.shape[-1], self._held[0].shape[-2]
         held = sum(part.shape[-2] for part in self._held)
         if held > features and held - first >= features // 2:  # not after every small piece
-            self._held = [_scaled(_triangle, self._joined())]
+            self._held = [_scaled(_triangle, self._held)]
 
-    def _joined(self) -> Tensor:
-        """Return all rows that are held, and hold them as one tensor."""
-        if len(self._held) > 1:
-            self._held = [torch.cat(self._held, -2)]
-        return self._held[0]
+    def _hold(self, piece: Tensor) -> None:
+        """Keep a copy of rows, which are counted already, in the memory for all of them if there is one."""
+        fits = 0 < self.expected <= piece.shape[-1] and piece.ndim == 2 and not piece.is_complex()
+        if fits and not self._held:
+            self._room = torch.empty(self.expected, piece.shape[1], dtype=torch.float64, device=piece.device)
+        if self._room is not None and self.rows <= len(self._room):
+            self._room[self.rows - len(piece) : self.rows] = piece
+            self._held = [self._room[: self.rows]]
+        else:
+            self._held.append(piece.clone() if piece.is_complex() else piece.to(torch.float64, copy=True))
 
     def singular_values(self) -> Tensor:
         """Return the min(rows, features) singular values of all rows so far, descending."""
-        if self._state is None and not self._held:
+        held = self._held if self._state is None else [self._state]
+        if not held:
             return torch.zeros(0, dtype=torch.float64)
-        matrix = self._joined() if self._state is None else self._state
-        if not bool(torch.isfinite(matrix).all()):
+        if not all(map(_is_finite, held)):
             raise ValueError("piece: got NaN, infinite or too large entries, expected finite ones")
+        columns = held[0].shape[-1]
         if self._state is not None:
             values: Tensor = torch.linalg.eigvalsh(self._state).clamp(min=0).sqrt().flip(0)
         else:
-            values = _scaled(_values, matrix)
-        return values[..., : min(self.rows, matrix.shape[-1])]
+            values = _scaled(_values, held)
+        return values[..., : min(self.rows, columns)]
 
 
-def _triangle(matrix: Tensor) -> Tensor:
-    """Return the R factor."""
-    return torch.linalg.qr(matrix, mode="r")[1]
+def _triangle(parts: Sequence[Tensor]) -> Tensor:
+    """Return the R factor of the rows of all parts."""
+    return torch.linalg.qr(_joined(parts), mode="r")[1]
 
 
-def _values(matrix: Tensor) -> Tensor:
-    """Return the singular values; of much wider matrices by R factors of blocks of columns, in less memory."""
-    rows, columns = matrix.shape[-2:]
+def _values(parts: Sequence[Tensor]) -> Tensor:
+    """Return the singular values of the rows of all parts; if much wider, in little memory beyond theirs."""
+    rows, columns = sum(part.shape[-2] for part in parts), parts[0].shape[-1]
     if columns <= 3 * rows:
-        values: Tensor = torch.linalg.svdvals(matrix)
+        values: Tensor = torch.linalg.svdvals(_joined(parts))
         return values
-    size, factor = max(2 * rows, 256), matrix[..., :0].mT
+    size = max(2 * rows, 256)
+    factor: list[Tensor] = []  # the R factor of the columns so far
     for start in range(0, columns, size):
-        factor = _triangle(torch.cat([factor, matrix[..., start : start + size].mT], -2))
-    return torch.linalg.svdvals(factor)
+        factor = [_triangle([*factor, _joined([part[..., start : start + size] for part in parts]).mT])]
+    return torch.linalg.svdvals(factor[0])
 
 
-def _scaled(decomposition: Callable[[Tensor], Tensor], matrices: Tensor) -> Tensor:
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat([*parts], -2)
+
+
+def _is_finite(matrix: Tensor) -> bool:
+    """Return whether all entries are finite, without a copy of real ones."""
+    if matrix.is_complex() or not matrix.numel():
+        return bool(torch.isfinite(matrix).all())
+    return all(map(math.isfinite, torch.stack(torch.aminmax(matrix)).tolist()))
+
+
+def _scaled(decomposition: Callable[[Sequence[Tensor]], Tensor], parts: Sequence[Tensor]) -> Tensor:
     """Return a homogeneous decomposition of matrices, by way of 2^600 or 2^-600 times them where squares need it."""
-    found = decomposition(matrices)
+    found = decomposition(parts)
     largest = found.abs().max() if found.numel() else 1.0
     if 1e-150 < largest < 1e150:  # usual, and quickly seen
         return found
-    size = matrices.abs().amax((-2, -1), keepdim=True)
+    size = torch.stack([part.abs().amax((-2, -1), keepdim=True) for part in parts]).amax(0)
     scale = torch.ones_like(size)
     scale[(size > 0) & (size < 1e-150)] = 2.0**600
     scale[(size > 1e150) & (size < math.inf)] = 2.0**-600
     if bool((scale == 1).all()):
         return found
-    found = decomposition(matrices * scale)
+    found = decomposition([part * scale for part in parts])
     return found / (scale if found.ndim == scale.ndim else scale.squeeze(-1))

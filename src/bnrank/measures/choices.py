@@ -11,13 +11,14 @@ from bnrank._core import validation
 from bnrank.networks.functional import is_plain_mlp, unwrap
 from bnrank.networks.reading import Layer, Reading
 
-WHAT = ("weights", "activations", "jacobian", "ntk")
-MAX_WEIGHT_WORK = 10**10  # frequencies x c_out x c_in x min(c_out, c_in) of a convolution, by default
+WHAT = ("weights", "activations", "jacobian", "ntk", "operators")
+DEFAULT = WHAT[:4]
+MAX_WEIGHT_WORK = 10**10  # frequencies x c_out x c_in x min(c_out, c_in) of all convolutions, without "operators"
 MAX_ACTIVATION_WORK = 5 * 10**10  # samples x features x min(samples, features) of all layers, by default
 MAX_SAMPLE_WORK = 2 * 10**9  # samples x d_out x parameters of Jacobians and the NTK, by default
 PATCHES = (
-    "the kernel as a matrix (out, in x taps) that maps a patch to one position, since its operator on images is too "
-    'expensive by default; what=("weights", ...) measures the operator'
+    "the kernel as a matrix (out, in x taps) that maps a patch to one position, since its operator on images is "
+    'expensive; what=("operators", ...) measures the operator'
 )
 
 
@@ -28,7 +29,8 @@ class Choice:
     Attributes
     ----------
     parts : frozenset of str
-        From "weights", "activations", "jacobian" and "ntk".
+        From "weights", "activations", "jacobian", "ntk" and "operators", which has "weights" in it: convolutions as
+        operators on images, also those whose kernels stand for them otherwise.
     by_default : bool
         Whether nothing was requested, so that what costs much is replaced or left out.
     """
@@ -46,18 +48,19 @@ class Choice:
         (['ntk', 'weights'], True)
         """
         if what is None:
-            return cls(frozenset(WHAT), True)
+            return cls(frozenset(DEFAULT), True)
         parts = [what] if isinstance(what, str) else validation.sequence(what, "what", f"some of {', '.join(WHAT)}")
         validation.expect(parts, "what", "nothing", f"some of {', '.join(WHAT)}")
-        return cls(frozenset(validation.choice(part, "what", WHAT) for part in parts), False)
+        named = {validation.choice(part, "what", WHAT) for part in parts}
+        return cls(frozenset(named | ({"weights"} if "operators" in named else set())), False)
 
     def __contains__(self, part: str) -> bool:
         return part in self.parts
 
     def expensive(self, reading: Reading) -> list[Layer]:
-        """Return the convolutions that are measured by their kernels: beyond the default, the most expensive ones."""
+        """Return the convolutions that are measured by their kernels: the most expensive ones, without "operators"."""
         left, out = float(MAX_WEIGHT_WORK), []
-        for layer in sorted(reading.weights, key=_weight_work) if self.by_default else ():
+        for layer in sorted(reading.weights, key=_weight_work) if "operators" not in self else ():
             left -= _weight_work(layer)
             out += [layer] if left < 0 and _weight_work(layer) else []
         return out

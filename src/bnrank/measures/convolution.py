@@ -14,7 +14,7 @@ from bnrank.networks.reading import Layer
 
 Size = int | Sequence[int]
 
-CHUNK_ENTRIES = 2**22  # complex entries of the transfer matrices in memory at a time: 64 MiB
+CHUNK_ENTRIES = 2**20  # complex entries of the transfer matrices in memory at a time: 16 MiB
 
 
 def conv_singular_values(kernel: Data, size: Size, *, stride: Size = 1, dilation: Size = 1, groups: int = 1) -> Tensor:

@@ -21,6 +21,7 @@ from bnrank.networks.layers import Layer
 
 DENSE_WORK = 2e9  # rows x columns x the smaller of both, of a matrix whose singular values are all computed
 DENSE_ENTRIES = 2**25  # entries of such a matrix: 256 MiB
+BLOCK_ENTRIES = 2**20  # entries of the largest tensor while the matrix is formed: 8 MiB
 LANCZOS_WORK = 1e9  # multiply-adds of products with the operator for its largest singular values, some seconds
 LARGEST = 6  # singular values that are computed without forming the matrix
 LANCZOS_RTOL = 1e-7
@@ -117,9 +118,20 @@ class _Operator:
 
     def values(self) -> list[Tensor]:
         """Return the singular values of every group, from the matrix."""
-        basis = torch.eye(self.columns, dtype=torch.float64, device=self.kernel.device)
-        images = basis.view(self.columns, self.kernel.shape[1], *self.n)
-        return [torch.linalg.svdvals(self(images, kernel).flatten(1)) for kernel in self.kernel.chunk(self.groups)]
+        largest = max(self.columns, self.rows, self.kernel[0].numel() * math.prod(self.out))  # of one image
+        count = max(1, BLOCK_ENTRIES // largest)
+        found = []
+        for kernel in self.kernel.chunk(self.groups):
+            images = (self(self._basis(start, count), kernel) for start in range(0, self.columns, count))
+            found.append(torch.linalg.svdvals(torch.cat([image.flatten(1) for image in images])))
+        return found
+
+    def _basis(self, start: int, count: int) -> Tensor:
+        """Return up to ``count`` of the images with one pixel that is 1, from a number on."""
+        size = min(count, self.columns - start)
+        basis = torch.zeros(size, self.columns, dtype=torch.float64, device=self.kernel.device)
+        basis[:, start : start + size].fill_diagonal_(1.0)
+        return basis.view(size, self.kernel.shape[1], *self.n)
 
     def bounds(self) -> Tensor:
         """Return numbers that are not smaller than the singular values, one by one, from a larger circular operator.

@@ -89,16 +89,18 @@ def profile(
         (N, d_out) for the mean squared error (1/N) sum_i ||f(x_i) - y_i||^2, or class indices, (N,), for the mean
         cross-entropy: adds the variable ``cost``.
     what : sequence of str, optional
-        From "weights", "activations", "jacobian" and "ntk". Default: all of them, without what is expensive: the
-        kernels of large convolutions stand for their operators, and spectra of whole activations, Jacobians and the NTK
-        are left out beyond a number of operations. The result lists it; naming a part computes all of it, except that
-        Jacobians and the NTK keep their limits.
+        From "weights", "activations", "jacobian", "ntk" and "operators". Default: the first four, without what is
+        expensive: spectra of whole activations, Jacobians and the NTK are left out beyond a number of operations, and
+        the result lists it. Naming one of them computes all of it, except that Jacobians and the NTK keep their limits.
+        For "weights", the kernels of large convolutions stand for their operators on images, and a note says so;
+        "operators", which has "weights" in it, measures them all, see
+        :func:`bnrank.spectra.weight_singular_values`.
     weight_rtol : float
         Singular values of a weight above ``weight_rtol`` times its largest count for ``weight_relative_rank``.
     atol : float
         Singular values of a weight above ``atol`` count for ``weight_rank`` and the bottleneck.
     chunk_size : int
-        Samples per forward pass, fewer where a layer has more than 2^21 numbers for them; bounds the memory.
+        Samples per forward pass, fewer where a layer has more than 2^18 numbers for them; bounds the memory.
     max_jacobian_samples : int
         Maximum number of samples for the variables over ``sample``, spread evenly over x.
     max_values : int
@@ -167,7 +169,8 @@ def profile(
     if x is None:
         validation.expect(y is None, "y", "targets without x", "them together with samples x")
         parts = choices.Choice.of(what)
-        validation.expect("weights" in parts, "what", what, "'weights' among them where no x is given")
+        fits = "weights" in parts and "operators" not in parts
+        validation.expect(fits, "what", what, "'weights', and not 'operators' on images, where no x is given")
         limits: dict[str, Any] = {"max_values": max_values, "max_minutes": max_minutes, "progress": progress}
         return _described(tensors.weights(net, atol=atol, rtol=weight_rtol, **limits))
     if not isinstance(net, nn.Module):
@@ -185,9 +188,9 @@ def profile(
         progress=progress,
         dtype=dtype,
     )
-    function, reading = Functional(net, dtype), read(net, x)
+    reading = read(net, x)
     with torch.no_grad():
-        d_out = function(x[:2])[0].numel()
+        d_out = Functional(net, dtype)(x[:2])[0].numel()  # no copy of the weights is kept
     target = None if y is None else _target(y, len(x), d_out)
     check_finite(net)
     found = measure(net, x, choice, reading, d_out, settings)
@@ -196,7 +199,7 @@ def profile(
     variables = _variables(found, settings.weight_rtol, length)
     if target is not None:
         loss = "mse" if target.is_floating_point() else "cross_entropy"
-        cost = _cost(function, x, target, settings.chunk_size)
+        cost = _cost(Functional(net, dtype), x, target, settings.chunk_size)
         variables["cost"] = xr.DataArray(cost, attrs={"loss": loss})
     about = {
         "title": f"profile of {type(net).__name__}",
@@ -324,7 +327,8 @@ def _padded(rows: Sequence[Tensor | None] | Tensor, length: int) -> np.ndarray:
 
 
 def _squared_norm(layer: Layer) -> float:
-    return sum(float((p.detach().double() ** 2).sum()) for p in (layer.weight, layer.bias) if p is not None)
+    given = (p.detach() for p in (layer.weight, layer.bias) if p is not None)
+    return sum(float(torch.linalg.vector_norm(p, dtype=torch.float64)) ** 2 for p in given)
 
 
 def _target(y: Data, n: int, d_out: int) -> Tensor:

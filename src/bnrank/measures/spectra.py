@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bnrank._core import validation
+from bnrank._core import heap, validation
 from bnrank._core.deadline import Deadline
 from bnrank._core.linalg import effective_rank, entropy_rank, rank, stable_rank
 from bnrank.measures.accumulating import METHODS, Accumulator
@@ -242,8 +242,8 @@ class Passes:
 class _Blocks(Taker):
     """The spectra of some layers: pairs of "activations" or "preactivations" and the number of a layer."""
 
-    def __init__(self, keys: Iterable[Key], method: str) -> None:
-        self.pieces = {key: Accumulator(method) for key in keys}
+    def __init__(self, keys: Iterable[Key], method: str, samples: int) -> None:
+        self.pieces = {key: Accumulator(method, samples) for key in keys}
 
     def activations(self, layer: int, values: Tensor) -> None:
         self._add(("activations", layer), values)
@@ -256,7 +256,7 @@ class _Blocks(Taker):
             self.pieces[key].add(values.flatten(1))
 
 
-class _Widths(Taker):
+class Widths(Taker):
     """The number of features of every layer."""
 
     def __init__(self) -> None:
@@ -299,7 +299,7 @@ def activation_spectra(
     """
     deadline, samples, layers = deadline or Deadline(), len(x), reading.layers
     passes: dict[str, Any] = {"chunk_size": chunk_size, "dtype": dtype}
-    sizes = _Widths()
+    sizes = Widths()
     stream(net, x[:2], reading, [sizes], **passes)
     keys = [(kind, i) for i in range(len(layers)) for kind in which]
     width = sizes.found
@@ -310,17 +310,19 @@ def activation_spectra(
         if held[kind, i] > MAX_ENTRIES:
             need = f"{width[kind, i]} features for {samples} samples need {held[kind, i]} numbers"
             reasons[kind, i] = f"{need}, the limit is {MAX_ENTRIES}"
-    groups = _groups([key for key in keys if key not in reasons], held)
+    groups = grouped([key for key in keys if key not in reasons], held)
     if also and (deadline.is_set or not groups):
         groups.insert(0, [])
     found: dict[Key, Tensor] = {}
     late: dict[Key, str] = {}
     first = samples
     for number, group in enumerate(groups):
-        blocks = _Blocks(group, method)
+        heap.give_back()
+        blocks = _Blocks(group, method, samples)
         takers: list[Taker] = [blocks, *(also if not number else ())]
         done = 0 if deadline.over() else stream(net, x, reading, takers, **passes, over=deadline.over)
         first = first if number else done
+        heap.give_back()
         for kind, i in group:
             if done < samples or deadline.over():
                 late[kind, i] = deadline.cut(done if done < samples else 0, samples)
@@ -338,8 +340,8 @@ def activation_spectra(
     return Passes({kind: Spectra(values[kind], skipped[kind], floor=floor) for kind in which}, late, first)
 
 
-def _groups(keys: Sequence[Key], held: Mapping[Key, int]) -> list[list[Key]]:
-    """Return the layers of each pass over the data, as many as fit in memory together."""
+def grouped(keys: Sequence[Key], held: Mapping[Key, int]) -> list[list[Key]]:
+    """Return the layers of each pass over the data, as many as fit in memory together by the numbers held of them."""
     groups: list[list[Key]] = []
     room = 0
     for key in keys:

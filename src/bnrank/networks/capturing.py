@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from bnrank._core import validation
+from bnrank._core import heap, validation
 from bnrank.networks import observing
 from bnrank.networks.functional import Functional, example, unwrap
 from bnrank.networks.inputs import Example, Samples
@@ -19,7 +19,7 @@ from bnrank.networks.reading import Layer, Reading, read_or, weight_holders
 
 __all__ = ["Captured", "capture"]
 
-MAX_BLOCK = 2**21  # entries of the largest tensor of a layer in one block of `stream`: 16 MiB
+MAX_BLOCK = 2**18  # entries of the largest tensor of a layer in one block of `stream`: 2 MiB
 
 
 @dataclass(frozen=True)
@@ -162,6 +162,9 @@ class Taker:
     def pairs(self, layer: int, before: Tensor, after: Tensor) -> None:
         """Take both together, which keeps a copy of the outputs until the activations are there."""
 
+    def output(self, values: Tensor) -> None:
+        """Take the output of the module for a block of samples."""
+
 
 def stream(
     net: nn.Module,
@@ -176,7 +179,7 @@ def stream(
     """Pass on what leaves every layer to takers, one layer at a time, and return the number of samples that were run.
 
     It computes what :func:`capture` does, and keeps nothing: blocks are smaller than ``chunk_size`` where a layer has
-    more than 2^21 numbers for it. After a block for which ``over()`` is true, no other is run.
+    more than 2^18 numbers for it. After a block for which ``over()`` is true, no other is run.
     """
     samples = example(net, x, inputs=True)
     chunk_size = validation.integer(chunk_size, "chunk_size")
@@ -197,6 +200,8 @@ def stream(
                 raise block.error from None
             raise
         block.end(out)
+        del out
+        heap.give_back()
         if over():
             return rows.stop
     return len(samples)
@@ -255,7 +260,9 @@ class _Block:
             taker.pairs(i, cast(Tensor, before), values)
 
     def end(self, out: Tensor) -> None:
-        """Pass on the output of the module, the activations of the last layer."""
+        """Pass on the output of the module, as such and as the activations of the last layer."""
+        for taker in self.takers:
+            taker.output(out)
         for i, layer in enumerate(self.layers):
             if i not in self.seen:
                 raise _never(layer, self.rows)

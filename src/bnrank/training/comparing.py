@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from bnrank._core import validation
+from bnrank._core.deadline import Deadline
 from bnrank.measures import similarity, tensors
 from bnrank.measures.comparing import Comparison, representations
 from bnrank.measures.comparing.pair import compared
@@ -34,6 +35,7 @@ def compare(
     max_samples: int = 500,
     chunk_size: int = 4096,
     dtype: torch.dtype = torch.float64,
+    max_minutes: float | None = None,
     progress: bool = False,
 ) -> Comparison | Record:
     """Return what differs between two networks, layer by layer; with one argument, along the checkpoints of a training.
@@ -55,11 +57,15 @@ def compare(
     atol, weight_rtol, max_values
         As for :func:`bnrank.profile`.
     max_samples : int
-        Maximum number of samples, spread evenly over x. Their activations in all layers are in memory together.
+        Maximum number of samples, spread evenly over x. The activations of as many layers as fit in 128 MiB, or of
+        one, are in memory together.
     chunk_size : int
         Samples per forward pass.
     dtype : torch.dtype
         Precision of forward passes.
+    max_minutes : float, optional
+        Time budget. What is not done within it is listed: weights come first, then layers in their order, or networks
+        of a sequence. It is looked at between tensors, blocks of samples and networks.
     progress : bool
         Show a progress bar.
 
@@ -116,6 +122,7 @@ def compare(
         "chunk_size": validation.integer(chunk_size, "chunk_size"),
         "dtype": validation.dtype(dtype),
     }
+    deadline = Deadline(max_minutes)
     limits: dict[str, Any] = {
         "atol": validation.number(atol, "atol", 0.0),
         "rtol": validation.rtol(weight_rtol, "weight_rtol"),
@@ -124,27 +131,31 @@ def compare(
     }
     if b is not None:
         one: Any = a
-        return compared(one, b, x, top=top, **limits, **some)
+        return compared(one, b, x, top=top, deadline=deadline, **limits, **some)
     validation.expect(top <= quantities.LARGEST, "top", top, f"at most {quantities.LARGEST} without b")
     if isinstance(a, str | os.PathLike):
         expected = "it with modules: files of weights have no code"
         validation.expect(x is None, "x", "samples with a folder of checkpoints", expected)
-        return record_of(a, "a", top)
+        return record_of(a, "a", top, deadline)
     expected = "two networks, a folder of checkpoints, or a sequence of networks, state dicts or files"
     if not isinstance(a, list | tuple):
         raise TypeError(f"a, b: got {validation.describe(a)} alone, expected {expected}")
     validation.expect(len(a) > 1, "a", f"{len(a)} networks", "at least 2")
-    return _sequence(list(a), x, top, some)
+    return _sequence(list(a), x, top, some, deadline)
 
 
-def _sequence(sources: list[Any], x: Any, top: int, some: dict[str, Any]) -> Record:
+def _sequence(sources: list[Any], x: Any, top: int, some: dict[str, Any], deadline: Deadline) -> Record:
     """Return the record of networks in order, each compared with the first."""
     measured: list[Measured] = []
     layers: dict[str, None] = {}
     first: dict[str, Tensor] = {}
     before: dict[str, Tensor] = {}
     views: list[representations.Seen] = []
+    notes: list[str] = []
     for step, source in enumerate(sources):
+        if measured and deadline.over():
+            notes.append(f"networks {step} to {len(sources) - 1}: {deadline.missed}")
+            break
         rows: dict[str, dict[str, float]] = {}
         values: dict[str, list[float]] = {}
         with tensors.opened(source, f"a[{step}]") as (_, entries):
@@ -158,17 +169,17 @@ def _sequence(sources: list[Any], x: Any, top: int, some: dict[str, Any]) -> Rec
             layers[name] = None
         before |= matrices
         if x is not None:
-            if not isinstance(source, nn.Module):
-                expected = "a torch.nn.Module where x is given: tensors alone cannot be run"
-                raise TypeError(f"a[{step}]: got {validation.describe(source)}, expected {expected}")
-            views = [*views[:1], representations.seen(source, x, f"a[{step}]", **some)]
+            view = representations.View(source, x, f"a[{step}]", some["max_samples"])
+            views = [*views[:1], view.seen(some["chunk_size"], some["dtype"], deadline)]
+            notes += views[-1].late
             for name, row in _similar(views[0], views[-1]).items():
                 rows.setdefault(name, {}).update(row)
                 layers[name] = None
         measured.append(Measured(step, rows, values))
     validation.expect(layers, "a", "networks without matrices", "some")
     what = ["weights", "changes", *(["similarity"] if x is not None else []), "subnormals"]
-    return Record(dataset(measured, list(layers), what, {"title": f"{len(sources)} networks", "notes": "", "top": top}))
+    about = {"title": f"{len(measured)} networks", "notes": "\n".join(notes), "top": top}
+    return Record(dataset(measured, list(layers), what, about))
 
 
 def _similar(first: representations.Seen, seen: representations.Seen) -> dict[str, dict[str, float]]:
@@ -177,6 +188,8 @@ def _similar(first: representations.Seen, seen: representations.Seen) -> dict[st
     for i, name in enumerate(seen.names):
         if name in first.names and seen.samples > 1:
             k, other = first.grams[first.names.index(name)], seen.grams[i]
+            if k is None or other is None:
+                continue
             rows[name] = {"cka": float(similarity.cka_matrix([k], [other])[0, 0])}
             if seen.samples > 3:
                 rows[name]["cka_debiased"] = float(similarity.cka_matrix([k], [other], debiased=True)[0, 0])

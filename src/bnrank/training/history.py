@@ -194,6 +194,13 @@ class EnsembleRecorder(Recorder):
         return row
 
 
+def begin(watch: Watcher, members: int, step: int) -> None:
+    """Tell a watcher that asks for it the size of an ensemble and the steps taken before a resume."""
+    told = getattr(watch, "begin", None)
+    if callable(told):
+        told(members, step)
+
+
 def show(
     watch: Watcher, names: Sequence[str], shapes: Any, parameters: Tensor, gradient: Tensor | None, **row: Any
 ) -> None:

@@ -133,6 +133,9 @@ class Watcher(Protocol):
 
     A watcher does not change a run, its settings or its checkpoints, so a run can be resumed with another watcher or
     none. Rows recorded before a resume are not shown again.
+
+    If it also has a method ``begin(members, step)``, that is called once before the first row, with the size of the
+    ensemble and the number of steps taken before a resume. An exception raised there ends the call.
     """
 
     def observe(

@@ -19,7 +19,7 @@ from bnrank.tasks import Task
 from bnrank.tasks.task import as_task
 from bnrank.training.ensemble import BatchOrder, Workers, aligned, squared_norm
 from bnrank.training.first_order import EnsembleAdam, EnsembleDescent
-from bnrank.training.history import NETWORKS, OWN, SERIES, EnsembleRecorder, Run, show, summarize
+from bnrank.training.history import NETWORKS, OWN, SERIES, EnsembleRecorder, Run, begin, show, summarize
 from bnrank.training.interruption import (
     check_settings,
     discard_checkpoints,
@@ -176,6 +176,8 @@ def _trained(
             else:
                 checksums.discard(folder)
                 discard_checkpoints(folder / CHECKPOINT)
+        if rows.watch is not None:
+            begin(rows.watch, settings.members, trainer.step)
         run = trainer.run(folder, every, progress)
         if folder is not None and keep:
             run._write(folder, settings.identity)

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from bnrank._core import remarks, validation
+from bnrank._core.deadline import Deadline
 from bnrank._core.progress import bar
 from bnrank._version import __version__
 from bnrank.measures import tensors
@@ -30,6 +31,7 @@ def compared(
     chunk_size: int,
     dtype: torch.dtype,
     progress: bool,
+    deadline: Deadline | None = None,
 ) -> Comparison:
     """Return the comparison of two networks, as :func:`bnrank.compare` describes it.
 
@@ -42,10 +44,12 @@ def compared(
     >>> found.data["change"].values, found.data["update_rank"].values
     (array([1.]), array([3.]))
     """
-    views = None
+    deadline = deadline or Deadline()
+    views = []
     if x is not None:
-        views = [_seen(net, x, name, max_samples, chunk_size, dtype) for net, name in ((a, "a"), (b, "b"))]
-        validation.expect(views[0].samples == views[1].samples, "x", "samples of two kinds", "as many for both")
+        views = [representations.View(net, x, name, max_samples) for net, name in ((a, "a"), (b, "b"))]
+        alike = len(views[0].samples) == len(views[1].samples)
+        validation.expect(alike, "x", "samples of two kinds", "as many for both")
     with tensors.opened(a, "a") as (title, own), tensors.opened(b, "b") as (other_title, other):
         matching = matched(own, other)
         shapes = {e.name: e.shape for e in own}, {e.name: e.shape for e in other}
@@ -53,14 +57,17 @@ def compared(
         with bar(progress, "tensors", len(matching.pairs)) as tell:
             for i, pair in enumerate(matching.pairs):
                 tell(i, f"tensors: {pair.a.name[-40:]}")
-                found.add(pair, shapes, top)
+                if deadline.over():
+                    found.skipped.append({"name": pair.a.name, "reason": deadline.missed})
+                else:
+                    found.add(pair, shapes, top)
     notes, skipped = matching.notes + found.notes, found.skipped
     data = found.dataset(atol, rtol, top, max_values)
-    if views is not None:
-        measured, more = representations.dataset(*views)
+    if views:
+        measured, more = representations.dataset(*(view.seen(chunk_size, dtype, deadline) for view in views))
         notes += more
         data = data.merge(measured, combine_attrs="override").assign_attrs(measured.attrs)
-    if not data.sizes["layer"] and not data.sizes["tensor"] and views is None:
+    if not data.sizes["layer"] and not data.sizes["tensor"] and not views:
         raise ValueError(_nothing(title, other_title, matching, skipped))
     same = title == other_title
     about = {
@@ -93,13 +100,6 @@ def compared(
         if key in data:
             data[key].attrs |= {"long_name": long_name, "units": "1"}
     return Comparison(data)
-
-
-def _seen(net: object, x: Any, name: str, *some: Any) -> representations.Seen:
-    if not isinstance(net, nn.Module):
-        expected = "a torch.nn.Module where x is given: tensors alone cannot be run"
-        raise TypeError(f"{name}: got {validation.describe(net)}, expected {expected}")
-    return representations.seen(net, x, name, *some)
 
 
 def _nothing(title: str, other: str, matching: Matching, skipped: list[dict[str, str]]) -> str:

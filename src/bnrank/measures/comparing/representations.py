@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from bnrank._core import validation
+from bnrank._core.deadline import Deadline
 from bnrank._core.sampling import evenly_spaced
 from bnrank.measures import similarity
-from bnrank.measures.layerwise import LayerUse, layer_use
-from bnrank.networks.capturing import capture
-from bnrank.networks.functional import Functional, check_finite, example
+from bnrank.measures.layerwise import LayerUse, Uses
+from bnrank.measures.spectra import Widths, grouped
+from bnrank.networks.capturing import Taker, stream
+from bnrank.networks.functional import check_finite, example
 from bnrank.networks.reading import read
 
 if TYPE_CHECKING:
@@ -36,48 +39,117 @@ LONG_NAMES = {
 }
 
 
+UNKNOWN = LayerUse(0, (math.nan, math.nan), 0)
+
+
 @dataclass(frozen=True)
 class Seen:
-    """What one network does on samples: its layers, centered Gram matrices, use of its width, and outputs."""
+    """What one network does on samples: its layers, centered Gram matrices, use of its width, and outputs.
+
+    What was not reached in time is None, or NaN, and ``late`` says which it is.
+    """
 
     names: tuple[str, ...]
-    grams: tuple[Tensor, ...]
+    grams: tuple[Tensor | None, ...]
     use: tuple[LayerUse, ...]
-    output: Tensor
+    output: Tensor | None
     samples: int
+    late: tuple[str, ...] = ()
 
 
-def seen(net: nn.Module, x: Any, name: str, max_samples: int, chunk_size: int, dtype: torch.dtype) -> Seen:
-    """Return what a network does on samples; ``name`` is for errors."""
-    try:
-        samples = example(net, x, inputs=True)
-        rows = evenly_spaced(len(samples), max_samples)
-        samples = samples[rows.to(samples.device)]
-        check_finite(net)
-        reading = read(net, samples)
-        empty = [layer.name for layer in reading.layers if 0 in layer.weight.shape]
+class _Rows(Taker):
+    """The activations of some layers, (N, features) in float64, and, for the first pass, the outputs."""
+
+    def __init__(self, layers: Sequence[int], samples: int, first: bool) -> None:
+        self.layers, self.samples, self.first = set(layers), samples, first
+        self.held: dict[int, Tensor] = {}
+        self.filled: dict[int, int] = {}
+        self.outputs: list[Tensor] = []
+
+    def activations(self, layer: int, values: Tensor) -> None:
+        """Keep a block of one of the layers."""
+        if layer not in self.layers:
+            return
+        rows = values.flatten(1) if values.ndim > 1 else values[:, None]
+        if layer not in self.held:
+            self.held[layer] = rows.new_empty((self.samples, rows.shape[1]), dtype=torch.float64)
+        start = self.filled.get(layer, 0)
+        self.filled[layer] = start + len(rows)
+        self.held[layer][start : start + len(rows)] = rows
+
+    def output(self, values: Tensor) -> None:
+        """Keep the outputs."""
+        if self.first:
+            self.outputs.append(values.flatten(1).to("cpu", torch.float64, copy=True))
+
+
+class View:
+    """A network and the samples that it is looked at on, read and checked; ``name`` is for errors."""
+
+    def __init__(self, net: object, x: Any, name: str, max_samples: int) -> None:
+        if not isinstance(net, nn.Module):
+            expected = "a torch.nn.Module where x is given: tensors alone cannot be run"
+            raise TypeError(f"{name}: got {validation.describe(net)}, expected {expected}")
+        self.net, self.name = net, name
+        with _named(name):
+            samples = example(net, x, inputs=True)
+            rows = evenly_spaced(len(samples), max_samples)
+            self.samples = samples[rows.to(samples.device)]
+            check_finite(net)
+            self.reading = read(net, self.samples)
+        empty = [layer.name for layer in self.reading.layers if 0 in layer.weight.shape]
         validation.expect(not empty, name, f"layers {empty} without units", "at least one unit in each")
-        parts = [part.activations for part in capture(net, samples, reading, chunk_size, dtype)]
-        used = layer_use(net, samples, reading, chunk_size=chunk_size, dtype=dtype)
-        function = Functional(net, dtype)
-        with torch.no_grad():
-            output = torch.cat([function(part).flatten(1).double().cpu() for part in samples.split(chunk_size)])
+
+    def seen(self, chunk_size: int, dtype: torch.dtype, deadline: Deadline) -> Seen:
+        """Return what the network does on the samples, as far as the time suffices.
+
+        The activations of as many layers as fit in 128 MiB are in memory together, or those of one layer.
+        """
+        layers, count = self.reading.layers, len(self.samples)
+        grams: list[Tensor | None] = [None] * len(layers)
+        used: dict[str, LayerUse] = {}
+        output: Tensor | None = None
+        with _named(self.name):
+            for number, group in enumerate(self._groups(chunk_size, dtype)):
+                uses, kept = Uses(self.reading, count), _Rows(group, count, not number)
+                takers: list[Taker] = [kept] if number else [kept, uses]
+                if deadline.over() or self._run(takers, chunk_size, dtype, deadline) < count:
+                    break
+                if not number:
+                    used, output = uses.use(), torch.cat(kept.outputs)
+                for i in group:
+                    grams[i] = self._gram(kept.held.pop(i), layers[i].name)
+        missed = [layer.name for layer, found in zip(layers, grams, strict=True) if found is None]
+        late = [f"activations of {', '.join(missed)}: {deadline.missed}"] if missed else []
+        names = tuple(layer.name for layer in layers)
+        return Seen(names, tuple(grams), tuple(used.get(n, UNKNOWN) for n in names), output, count, tuple(late))
+
+    def _run(self, takers: list[Taker], chunk_size: int, dtype: torch.dtype, deadline: Deadline) -> int:
+        some: dict[str, Any] = {"chunk_size": chunk_size, "dtype": dtype}
+        return stream(self.net, self.samples, self.reading, takers, **some, over=deadline.over)
+
+    def _groups(self, chunk_size: int, dtype: torch.dtype) -> list[list[int]]:
+        """Return the layers of each pass over the samples."""
+        sizes = Widths()
+        stream(self.net, self.samples[:2], self.reading, [sizes], chunk_size=chunk_size, dtype=dtype)
+        keys = [("activations", i) for i in range(len(self.reading.layers))]
+        return [[i for _, i in group] for group in grouped(keys, {k: len(self.samples) * sizes.found[k] for k in keys})]
+
+    def _gram(self, values: Tensor, layer: str) -> Tensor:
+        if not bool(torch.isfinite(values).all()):
+            raise ValueError(f"net: activations of {layer!r} are NaN or infinite, expected finite ones")
+        return similarity.gram(values)
+
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Raise errors of the argument ``net`` as those of another."""
+    try:
+        yield
     except (ValueError, TypeError) as error:
         if str(error).startswith("net"):
             raise type(error)(f"{name}{str(error).removeprefix('net')}") from error
         raise
-    grams = []
-    for i in range(len(reading.layers)):
-        values = torch.cat([part[i] for part in parts])
-        if not bool(torch.isfinite(values).all()):
-            raise ValueError(
-                f"{name}: activations of {reading.layers[i].name!r} are NaN or infinite, expected finite ones"
-            )
-        grams.append(similarity.gram(values))
-        for k, part in enumerate(parts):  # each is held once
-            parts[k] = (*part[:i], torch.zeros(0), *part[i + 1 :])
-    names = tuple(layer.name for layer in reading.layers)
-    return Seen(names, tuple(grams), tuple(used[name] for name in names), output, len(samples))
 
 
 def dataset(a: Seen, b: Seen) -> tuple[xr.Dataset, list[dict[str, str]]]:
@@ -85,20 +157,25 @@ def dataset(a: Seen, b: Seen) -> tuple[xr.Dataset, list[dict[str, str]]]:
     import xarray as xr
 
     notes = []
-    nothing = np.full((len(a.names), len(b.names)), math.nan)
-    found = {"cka": nothing, "cka_debiased": nothing, "cca": nothing}
+    found = {name: np.full((len(a.names), len(b.names)), math.nan) for name in ("cka", "cka_debiased", "cca")}
+    notes += [{"name": letter, "note": text} for letter, one in (("a", a), ("b", b)) for text in one.late]
+    places = [[i for i, k in enumerate(one.grams) if k is not None] for one in (a, b)]
+    first, second = ([k for k in one.grams if k is not None] for one in (a, b))
+    known = np.ix_(*places)
     if a.samples < 2:
         notes.append({"name": "x", "note": "one sample: representations have no variation, and no CKA"})
     else:
-        found["cka"] = similarity.cka_matrix(a.grams, b.grams)
-        u, v = ([similarity.components(k) for k in one.grams] for one in (a, b))
-        found["cca"] = np.array([[similarity.mean_correlation(p, q) for q in v] for p in u])
+        found["cka"][known] = similarity.cka_matrix(first, second)
+        u, v = ([similarity.components(k) for k in grams] for grams in (first, second))
+        found["cca"][known] = np.array([[similarity.mean_correlation(p, q) for q in v] for p in u]).reshape(
+            len(first), len(second)
+        )
         if a.samples < 4:
             notes.append({"name": "x", "note": f"{a.samples} samples: the debiased CKA needs 4"})
         else:
-            found["cka_debiased"] = similarity.cka_matrix(a.grams, b.grams, debiased=True)
+            found["cka_debiased"][known] = similarity.cka_matrix(first, second, debiased=True)
         for letter, one in (("a", a), ("b", b)):
-            constant = [name for name, k in zip(one.names, one.grams, strict=True) if not bool(k.any())]
+            constant = [name for name, k in zip(one.names, one.grams, strict=True) if k is not None and not k.any()]
             if constant:
                 notes.append({"name": ", ".join(constant), "note": f"constant in {letter}: no CKA"})
     variables: dict[str, Any] = {name: (("layer_a", "layer_b"), values) for name, values in found.items()}
@@ -106,7 +183,9 @@ def dataset(a: Seen, b: Seen) -> tuple[xr.Dataset, list[dict[str, str]]]:
         variables |= {f"{name}_{letter}": (f"layer_{letter}", column) for name, column in _columns(one.use).items()}
     names = {"layer_a": np.array(a.names, dtype=str), "layer_b": np.array(b.names, dtype=str)}
     attrs: dict[str, Any] = {"samples": a.samples}
-    if a.output.shape == b.output.shape:
+    if a.output is None or b.output is None:
+        pass  # late, which a note says
+    elif a.output.shape == b.output.shape:
         attrs |= _change(a.output, b.output)
     else:
         text = f"shapes {tuple(a.output.shape[1:])} and {tuple(b.output.shape[1:])}: no change"
@@ -116,10 +195,10 @@ def dataset(a: Seen, b: Seen) -> tuple[xr.Dataset, list[dict[str, str]]]:
 
 def _columns(used: Sequence[LayerUse]) -> dict[str, np.ndarray]:
     columns = {
-        "units": [use.units for use in used],
+        "units": [use.units or math.nan for use in used],
         "dimension_95": [use.dimensions[0] for use in used],
         "dimension_99": [use.dimensions[1] for use in used],
-        "dead_units": [use.dead for use in used],
+        "dead_units": [use.dead if use.units else math.nan for use in used],
     }
     return {name: np.array(values, dtype=float) for name, values in columns.items()}
 

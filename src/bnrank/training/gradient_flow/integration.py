@@ -27,6 +27,7 @@ from bnrank.training.ensemble import Workers, filled
 from bnrank.training.gradient_flow.driver import Driver
 from bnrank.training.gradient_flow.fields import AutogradCost, Cost, HandCost, Origin
 from bnrank.training.gradient_flow.record import Flow, FlowRecorder, Row
+from bnrank.training.history import begin
 from bnrank.training.interruption import (
     discard_checkpoints,
     interruptions,
@@ -162,10 +163,10 @@ def flow(
                 driver.watch = rows.watch, [name for name, p in unwrap(net).named_parameters() if p.requires_grad]
             if not math.isfinite(driver.first.cost) or not math.isfinite(driver.first.gradient_norm):
                 raise ValueError("net: the cost or its gradient at the start is not finite")
-            if folder is None or save is None:
-                driver.run(interrupted, told, lambda last: None)
-            else:
-                driver.run(interrupted, told, _Store(folder, driver, save).offer)
+            offer = (lambda last: None) if folder is None or save is None else _Store(folder, driver, save).offer
+            if rows.watch is not None:
+                begin(rows.watch, 1, driver.step)
+            driver.run(interrupted, told, offer)
         return _result(driver)
 
 

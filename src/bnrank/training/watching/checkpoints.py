@@ -11,6 +11,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from bnrank._core import validation
+from bnrank._core.deadline import Deadline
 from bnrank._core.files import prepare_folder, write_atomically, writing
 from bnrank._core.sources import as_path
 from bnrank.networks.tensor_files import opened
@@ -19,6 +20,7 @@ from bnrank.training.watching.parts import matrices_of
 from bnrank.training.watching.records import Measured, Record, dataset
 
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
+_WRITTEN = re.compile(r"step-(\d+)\.safetensors")
 _SHARD = re.compile(r"-\d+-of-\d+(\.\w+)?$")
 STATES = ("optimizer", "scheduler", "scaler", "rng_state", "training_args")
 
@@ -27,14 +29,17 @@ class Checkpoints:
     """Write the weights of one member at every recorded row: ``bnrank.train(..., record=Record(10, watch=...))``.
 
     The files are ``step-N.safetensors`` with N the number of steps, state dicts that :func:`read_checkpoints`,
-    `bnrank.compare` and `bnrank.profile` read. A resumed run does not write the steps before it again.
+    `bnrank.compare` and `bnrank.profile` read. A resumed run does not write the steps before it again; files of later
+    steps, written before it was interrupted, are replaced.
 
     Parameters
     ----------
     folder : path
-        The folder; created if necessary. Files of the same steps are replaced.
+        The folder; created if necessary. A run from step 0 does not begin if it holds checkpoints of this name.
     member : int
         Member of the ensemble.
+    fresh : bool
+        Whether to delete the checkpoints of this name that a run from step 0 finds in the folder.
 
     Attributes
     ----------
@@ -44,7 +49,8 @@ class Checkpoints:
     Raises
     ------
     TypeError, ValueError
-        If an argument is out of range, or the folder cannot be written to.
+        If an argument is out of range, or the folder cannot be written to. When a run begins: if it has no such member,
+        or the folder holds checkpoints of another run.
 
     Examples
     --------
@@ -57,9 +63,24 @@ class Checkpoints:
     ['step-0.safetensors', 'step-10.safetensors', 'step-20.safetensors']
     """
 
-    def __init__(self, folder: str | os.PathLike[str], member: int = 0) -> None:
+    def __init__(self, folder: str | os.PathLike[str], member: int = 0, *, fresh: bool = False) -> None:
         self.folder, self.member = prepare_folder(folder, "folder"), validation.integer(member, "member", 0)
+        self.fresh = validation.flag(fresh, "fresh")
         self.written = 0
+
+    def begin(self, members: int, step: int) -> None:
+        """Check that the run has the member and the folder is its own; remove files of steps it has not taken."""
+        expected = f"at most {members - 1}: the run has {members} member{'s' * (members > 1)}"
+        validation.expect(self.member < members, "member", self.member, expected)
+        found = {path: int(number[1]) for path in self.folder.iterdir() if (number := _WRITTEN.fullmatch(path.name))}
+        if found and not step and not self.fresh:
+            path = min(found, key=found.__getitem__)
+            advice = "no checkpoints of another run: take a new folder, or fresh=True to delete them"
+            validation.expect(False, "folder", f"{path.name!r} in {str(self.folder)!r}", advice)
+        with writing("folder", self.folder):
+            for path, taken in found.items():
+                if taken > step or not step:
+                    path.unlink()
 
     def observe(self, *, step: int, parameters: Mapping[str, Tensor], member: int, **row: object) -> None:
         """Write a file, if the row is of the member."""
@@ -113,7 +134,7 @@ def read_checkpoints(folder: str | os.PathLike[str], *, top: int = 0) -> Record:
     return record_of(folder, "folder", top)
 
 
-def record_of(folder: object, name: str, top: int) -> Record:
+def record_of(folder: object, name: str, top: int, deadline: Deadline | None = None) -> Record:
     """Return what :func:`read_checkpoints` does; ``name`` is the argument in errors."""
     root = as_path(folder, name)
     top = validation.integer(top, "top", 0, quantities.LARGEST)
@@ -125,7 +146,11 @@ def record_of(folder: object, name: str, top: int) -> Record:
     numbered, left_out = _numbered(files, root, name)
     first: dict[str, Tensor] = {}
     before: dict[str, Tensor] = {}
-    for step, paths in numbered:
+    notes = [f"left out, since its name has no step: {path.relative_to(root)}" for path in left_out]
+    for i, (step, paths) in enumerate(numbered):
+        if i and deadline is not None and deadline.over():
+            notes.append(f"steps {step} to {numbered[-1][0]}: {deadline.missed}")
+            break
         rows: dict[str, dict[str, float]] = {}
         values: dict[str, list[float]] = {}
         for path in paths:
@@ -140,8 +165,7 @@ def record_of(folder: object, name: str, top: int) -> Record:
                     rows[key] |= quantities.of_change(matrix, start, before.get(key, start), top)
                     before[key] = matrix
         measured.append(Measured(step, rows, values))
-    notes = "\n".join(f"left out, since its name has no step: {path.relative_to(root)}" for path in left_out)
-    attrs: dict[str, object] = {"title": f"checkpoints in {root.name}", "notes": notes}
+    attrs: dict[str, object] = {"title": f"checkpoints in {root.name}", "notes": "\n".join(notes)}
     what = ["weights", "subnormals"]
     if top:
         attrs["top"], what = top, ["weights", "changes", "subnormals"]
