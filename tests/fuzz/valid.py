@@ -24,7 +24,19 @@ FOLDER = Path(tempfile.mkdtemp(prefix="bnrank-fuzz-")).resolve()
 atexit.register(shutil.rmtree, FOLDER, ignore_errors=True)
 
 INPUTS = {
-    *("Adam", "GradientDescent", "Limits", "Record", "Save", "SkipPlateau", "Solver", "Stop", "Steps", "Window"),
+    *(
+        "Adam",
+        "Finish",
+        "GradientDescent",
+        "Limits",
+        "Record",
+        "Save",
+        "SkipPlateau",
+        "Solver",
+        "Stop",
+        "Steps",
+        "Window",
+    ),
     *("Task", "Claim", "Figure", "Collapse", "Range"),
 }
 """Dataclasses that users construct; all others are results."""

@@ -20,7 +20,7 @@ from bnrank.networks.files import load as load_network
 from bnrank.networks.files import write as write_network
 from bnrank.networks.functional import copied
 from bnrank.training import Run
-from bnrank.training.history import open_run
+from bnrank.training.history import FINISHED_KIND, finishing, is_finished, open_run
 from bnrank.training.watching import WatchRecord
 
 RECORDS = {"watch": WatchRecord, "comparison": Comparison}
@@ -52,7 +52,7 @@ def load(
 
     Returns
     -------
-    nn.Module, Run, Compressed, fitted estimator, WatchRecord or Comparison
+    nn.Module, Run, Finished, Compressed, fitted estimator, WatchRecord or Comparison
         Of a watch its record: history, notes, table and plot, but not the network.
 
     Raises
@@ -81,6 +81,8 @@ def load(
         return open_compressed(stored, net)
     if stored.kind == "estimator":
         return open_estimator(stored)
+    if stored.kind == FINISHED_KIND:
+        return finishing("files").open_finished(stored)
     if stored.kind == STATE_VARIABLES:
         return open_state_variables(stored)
     if stored.kind in RECORDS:
@@ -96,13 +98,13 @@ def load(
 
 
 def save(result: object, path: str | os.PathLike[str], *, tag: str | None = None) -> Path:
-    """Write a network, a run, a compressed network, an estimator, a watch or a comparison, and return its path.
+    """Write a network, a run, a finished or compressed network, an estimator, a watch or a comparison; return its path.
 
     No pickle is written, and the same bits come back.
 
     Parameters
     ----------
-    result : nn.Module, Run, Compressed, fitted estimator, watch or Comparison
+    result : nn.Module, Run, Finished, Compressed, fitted estimator, watch or Comparison
         A module must be a network of bnrank; write others with ``safetensors.torch.save_file(net.state_dict(), path)``.
     path : path
         A folder for a run, else a name ending in ``.safetensors``. An existing one is replaced.
@@ -123,9 +125,13 @@ def save(result: object, path: str | os.PathLike[str], *, tag: str | None = None
         return result.save(path, tag)
     if isinstance(result, BottleneckEstimator | StateVariables):
         return result.save(path)
+    if is_finished(result):
+        return Path(finishing("files").save(result, path))
     if isinstance(result, WatchRecord):
         return datasets.save(path, result.history, "watch")
     if isinstance(result, Comparison):
         return datasets.save(path, result.data, "comparison")
-    expected = "a network of bnrank, a run, a compressed network, a fitted estimator, a watch or a comparison"
+    expected = (
+        "a network of bnrank, a run, a finished or compressed network, a fitted estimator, a watch or a comparison"
+    )
     raise TypeError(f"result: got {validation.describe(result)}, expected {expected}")

@@ -24,7 +24,8 @@ from bnrank.reporting.charts.sweeps import failures, sweep_figures, sweep_text
 from bnrank.reporting.tables import check_claim
 from bnrank.theory.invariants import Monitor
 from bnrank.theory.verdicts import Verdicts
-from bnrank.training import Sweep
+from bnrank.training import Run, Sweep
+from bnrank.training.history import is_finished
 from bnrank.training.watching import WatchRecord
 
 CURVES = {
@@ -238,7 +239,7 @@ def sections_from(source: object) -> list[Section]:
     """
     if isinstance(source, Mapping) and not isinstance(source, xr.Dataset):
         sections = [_section(entry, str(name)) for name, entry in source.items()]
-    elif isinstance(source, _SINGLE) or hasattr(source, "history"):
+    elif isinstance(source, _SINGLE) or hasattr(source, "history") or is_finished(source):
         sections = [_section(source, None)]
     else:
         sections = [_section(entry, None) for entry in (source if isinstance(source, Iterable) else [source])]
@@ -271,14 +272,53 @@ def _section(source: object, name: str | None) -> Section:
             f"source: got a Dataset with dimensions {sorted(map(str, source.dims))}, expected a profile (layer, ...) "
             "or a history (member, step, ...)"
         )
+    if is_finished(source):
+        return _of_finished(source, name)
     if (history := getattr(source, "history", None)) is not None:
         title = name or str(getattr(source, "name", "") or label_of(history, "Training run"))
-        return Section(title, history=history, settings=getattr(source, "settings", None))
+        rows = certificates(source) if isinstance(source, Run) else ()
+        return Section(title, history=history, settings=getattr(source, "settings", None), rows=rows)
     raise TypeError(
         f"source: got {validation.describe(source)}, expected a profile or history (xarray.Dataset), a run, a sweep, "
         "a watch, "
-        f"verdicts, {_DISCOVERED}, a Section, or several of these"
+        f"verdicts, a finished network, {_DISCOVERED}, a Section, or several of these"
     )
+
+
+def certificates(run: Run) -> list[dict[str, object]]:
+    """Return a row per member of a run that was finished."""
+    names = {"finished_loss": "loss", "stationarity": "relative gradient", "kind": "kind of point", "reason": "ended"}
+    if not run.finished:
+        return []
+    columns = {text: run.summary[name].values.tolist() for name, text in names.items()}
+    before = run.summary["loss"].values.tolist()
+    return [
+        {"member": i, "loss of the trained network": before[i]} | {text: values[i] for text, values in columns.items()}
+        for i in range(run.members)
+    ]
+
+
+def _of_finished(done: Any, name: str | None) -> Section:
+    """Return the section of what `bnrank.finish` returned: the certificate, kinks by layer, and new neurons."""
+    at = done.stationarity
+    text = f"{str(at).capitalize()}.\n\nLoss before {done.loss_before:.10g}; {done.seconds:.1f} s; {done.reason}."
+    rows = []
+    for layer, live in enumerate(at.live, 1):
+        slopes = at.slopes[at.layers == layer]
+        birth = next((b for b in at.births if b.layer == layer), None)
+        rows.append(
+            {
+                "hidden layer": layer,
+                "width": done.network.widths[layer],
+                "live neurons": live,
+                "kinks": len(slopes),
+                "smallest derivative at a kink": float(slopes.min()) if len(slopes) else None,
+                "largest": float(slopes.max()) if len(slopes) else None,
+                "new neuron, found": None if birth is None else birth.lower,
+                "at most": None if birth is None else birth.upper,
+            }
+        )
+    return Section(name or f"Finished network: {at.kind}", text.replace("\n", "\n\n"), rows=rows)
 
 
 _DISCOVERED = (

@@ -7,7 +7,18 @@ from bnrank.training.comparing import compare
 from bnrank.training.gradient_flow import Flow, flow
 from bnrank.training.grid import sweep
 from bnrank.training.history import Run
-from bnrank.training.options import Adam, GradientDescent, Limits, Record, Save, SkipPlateau, Solver, Stop, Watcher
+from bnrank.training.options import (
+    Adam,
+    Finish,
+    GradientDescent,
+    Limits,
+    Record,
+    Save,
+    SkipPlateau,
+    Solver,
+    Stop,
+    Watcher,
+)
 from bnrank.training.sweeping.results import Sweep
 from bnrank.training.sweeping.sampled import Range, sample_settings
 from bnrank.training.trainer import train
@@ -34,6 +45,7 @@ __all__ = [
     "Checkpoints",
     "Collapse",
     "CollapseError",
+    "Finish",
     "Finished",
     "Flow",
     "GradientDescent",

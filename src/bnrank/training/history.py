@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import json
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -31,9 +33,12 @@ from bnrank.training.settings import Settings, TrainSettings, by_hand
 if TYPE_CHECKING:
     import xarray as xr
 
+    from bnrank.training.finishing.finisher import Finished
+
+FINISHED, FINISHED_KIND = "finished.safetensors", "finished network"
 NETWORKS, HISTORY, SUMMARY, SETTINGS = "networks.safetensors", "history.nc", "summary.nc", "settings.json"
 RESULT = "result.nc"  # of an ensemble of a grid, in the folder of its run
-OWN = frozenset({NETWORKS, HISTORY, SUMMARY, SETTINGS, RESULT})  # the files with checksums
+OWN = frozenset({NETWORKS, HISTORY, SUMMARY, SETTINGS, RESULT, FINISHED})  # the files with checksums
 LARGE = 300  # a flow uses Lanczos iterations for the top singular values of matrices with both sides above this
 SERIES = {
     "loss": ("C + lambda ||theta||^2", "regularized loss"),
@@ -291,6 +296,11 @@ class Run(Printed):
         The settings of the run.
     seconds : float
         Wall time of training.
+    finished : tuple of Finished or None
+        With ``finish``, one per member: the network at a stationary point, with its certificate; None if the member
+        diverged or was interrupted. ``network`` then returns it, in float64, and the summary has its loss as
+        ``finished_loss``, its relative gradient as ``stationarity``, the kind of point, and why it ended. The other
+        series remain those of the trained network. Empty without ``finish``.
 
     Examples
     --------
@@ -309,9 +319,11 @@ class Run(Printed):
     seconds: float
     net: nn.Module
     parameters: Tensor
+    finished: tuple[Finished | None, ...] = ()
 
     def __str__(self) -> str:
         shown = ["seed", "ridge", "status", "steps", "loss", "cost", "parameter_norm"]
+        shown += ["finished_loss", "stationarity", "kind"]
         columns = {name: self.summary[name].values for name in shown if name in self.summary.variables}
         rows = [{"member": i} | {name: values[i] for name, values in columns.items()} for i in range(self.members)]
         title = f"{self.members} x {type(self.net).__name__}, {self.settings.optimizer}, {self.seconds:.3g} s"
@@ -375,6 +387,9 @@ class Run(Printed):
             SETTINGS: f"{self.settings.to_json()}\n".encode(),
             NETWORKS: lambda path: store.save(path, {"parameters": self.parameters}, about, "run"),
         }
+        if self.finished:
+            files[FINISHED] = functools.partial(finishing("ensembles").write_members, members=self.finished)
+            about["finished"] = True
         try:
             checksums.replace(folder, files)
         except (OSError, ValueError) as error:
@@ -409,6 +424,10 @@ def open_run(path: str | os.PathLike[str], net: nn.Module | None, name: str) -> 
     advice = "put back a copy of the file, or train the run again with resume=False"
     files = checksums.read(folder, (HISTORY, SUMMARY, SETTINGS, NETWORKS), name, advice)
     stored = store.read(folder / NETWORKS, name=name, data=files[NETWORKS])
+    finished: tuple[Finished | None, ...] = ()
+    if stored.about.get("finished"):
+        content = checksums.read(folder, (FINISHED,), name, advice)[FINISHED]
+        finished = finishing("ensembles").read_members(folder / FINISHED, content)
     try:
         validation.expect(stored.kind == "run", "kind", stored.kind, "'run'")
         parameters = stored.tensors["parameters"]
@@ -421,9 +440,21 @@ def open_run(path: str | os.PathLike[str], net: nn.Module | None, name: str) -> 
     if net is None:
         if plan is None:
             raise ValueError(f"net: the run is of a {settings.network}; give a module of this architecture")
-        return Run(history, summary, settings, seconds, built(plan, parameters, folder / NETWORKS, name), parameters)
+        net = built(plan, parameters, folder / NETWORKS, name)
+        return Run(history, summary, settings, seconds, net, parameters, finished)
     identity.expect_same(settings.identity, unwrap(net), repr(str(folder)))
-    return Run(history, summary, settings, seconds, net, parameters)
+    return Run(history, summary, settings, seconds, net, parameters, finished)
+
+
+def finishing(module: str) -> Any:
+    """Return a module of finished networks, imported on first use, with SciPy's optimizers."""
+    return importlib.import_module(f"bnrank.training.finishing.{module}")
+
+
+def is_finished(value: object) -> bool:
+    """Return whether a value is what `bnrank.finish` returned."""
+    module = sys.modules.get("bnrank.training.finishing.finisher")  # not imported before there is one
+    return module is not None and isinstance(value, module.Finished)
 
 
 def built(plan: Any, parameters: Tensor, path: Path, name: str) -> nn.Module:

@@ -1,5 +1,7 @@
 """Options of `bnrank.train` and `bnrank.flow`, validated on construction."""
 
+from __future__ import annotations
+
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -215,6 +217,50 @@ class Record:
         multiple = spectra_every % every == 0
         validation.expect(multiple, "spectra_every", f"{spectra_every}", f"a multiple of every, {every}")
         return every, spectra_every
+
+
+@dataclass(frozen=True)
+class Finish:
+    """Options of finishing the members of a run: `bnrank.finish` after the last step.
+
+    Attributes
+    ----------
+    rtol : float
+        Largest ||grad C + 2 lambda theta|| / (||grad C|| + ||2 lambda theta||), over subgradients.
+    births : bool
+        Whether to add neurons in layers with dead ones.
+    max_minutes : float, optional
+        Time per member after which the best point so far is taken. Default: no limit.
+    """
+
+    rtol: float = 1e-8
+    births: bool = True
+    max_minutes: float | None = None
+
+    def __post_init__(self) -> None:
+        limit = validation.optional(validation.number, self.max_minutes, "max_minutes", 0.0, strict=True)
+        rtol, births = validation.number(self.rtol, "rtol", 0.0, strict=True), validation.flag(self.births, "births")
+        _keep(self, rtol=rtol, births=births, max_minutes=limit)
+
+    @classmethod
+    def given(cls, value: object) -> Finish | None:
+        """Return the options given as ``finish``: True, False or options."""
+        if isinstance(value, cls):
+            return value
+        known = isinstance(value, bool | np.bool_)
+        validation.expect(known, "finish", value, "True, False or a bnrank.training.Finish", TypeError)
+        return cls() if value else None
+
+
+def check_finishable(ridge: Sequence[float], loss: str, widths: Sequence[int], slope: float) -> None:
+    """Raise unless a chain of these widths has stationary points at finite norm that `bnrank.finish` can find."""
+    if not min(ridge) > 0:
+        why = "there need be no minimum at finite norm"
+        if loss != "mse":
+            why = "there is no minimum at finite norm where the network can separate the classes"
+        validation.expect(False, "ridge", f"{min(ridge):g}", f"a number above 0 to finish: without a penalty {why}")
+    validation.expect(slope != 1, "net", "a linear network", "an activation of slope below 1")
+    validation.expect(len(widths) > 2, "net", "a network without hidden layers", "at least one hidden layer")
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,18 @@ from bnrank.tasks import Task
 from bnrank.tasks.task import as_task
 from bnrank.training.ensemble import BatchOrder, Workers, aligned, squared_norm
 from bnrank.training.first_order import EnsembleAdam, EnsembleDescent
-from bnrank.training.history import NETWORKS, OWN, SERIES, EnsembleRecorder, Run, begin, show, summarize
+from bnrank.training.history import (
+    FINISHED,
+    NETWORKS,
+    OWN,
+    SERIES,
+    EnsembleRecorder,
+    Run,
+    begin,
+    finishing,
+    show,
+    summarize,
+)
 from bnrank.training.interruption import (
     check_settings,
     discard_checkpoints,
@@ -30,7 +41,18 @@ from bnrank.training.interruption import (
 )
 from bnrank.training.kronecker import KroneckerCurvature
 from bnrank.training.objectives import MLPObjective, ModuleObjective
-from bnrank.training.options import Adam, GradientDescent, Record, Save, Stop, Watcher, folder_of, given
+from bnrank.training.options import (
+    Adam,
+    Finish,
+    GradientDescent,
+    Record,
+    Save,
+    Stop,
+    Watcher,
+    check_finishable,
+    folder_of,
+    given,
+)
 from bnrank.training.quasi_newton import LBFGS, Optimizer, WarmStarted
 from bnrank.training.settings import Start, TrainSettings, by_hand, starting_points, whole_numbers
 
@@ -49,6 +71,7 @@ def train(
     batch_size: int | None = None,
     dtype: torch.dtype = torch.float32,
     record: int | Record = 100,
+    finish: bool | Finish = False,
     out: str | os.PathLike[str] | Save | None = None,
     progress: bool = True,
 ) -> Run:
@@ -92,6 +115,10 @@ def train(
         Precision of training.
     record : int or Record
         Steps between rows of ``history``. Use `Record` to configure singular values and a watcher.
+    finish : bool or Finish
+        Whether to go on from every member to a stationary point of the loss, with a certificate, as `bnrank.finish`
+        does (an MLP with an activation of slope below 1, and ridge > 0). The networks of the run are then the finished
+        ones, in float64; ``Run.finished`` and the summary have the certificates.
     out : path or Save, optional
         Folder for checkpoints and results. A killed run loses at most the steps since its last checkpoint. The next
         call with the same arguments resumes it, or returns a complete run immediately. Use `Save` to set the steps
@@ -128,7 +155,7 @@ def train(
     True
     """
     save = None if out is None else given(Save, out, "out")
-    run = _trained(net, task, ridge, steps, members, seed, optimizer, batch_size, dtype, record, save, progress)
+    run = _trained(net, task, ridge, steps, members, seed, optimizer, batch_size, dtype, record, finish, save, progress)
     _warn_of_divergence(run)
     return run
 
@@ -154,6 +181,7 @@ def _trained(
     batch_size: int | None,
     dtype: Any,
     record: Any,
+    finish: Any,
     out: Save | None,
     progress: bool,
     keep: bool = True,
@@ -161,8 +189,14 @@ def _trained(
     """Return a trained ensemble; its files are written only if they are to be kept."""
     task, stop, rows = as_task(task, weighted=True), given(Stop, steps, "steps"), given(Record, record, "record")
     validation.expect(task.n >= 2, "task", "1 sample", "at least 2")
+    ending = Finish.given(finish)
     start = starting_points(net, task, members, seed, [ridge, getattr(optimizer, "lr", None)], batch_size, dtype)
     settings = TrainSettings.create(start, task, ridge, stop, optimizer, batch_size, rows, out)
+    if ending is not None:
+        known = by_hand(start.net)
+        expected = "a bnrank.MLP with all its parameters trained, to finish"
+        validation.expect(known, "net", validation.describe(start.net), expected)
+        check_finishable(settings.ridge, task.loss, start.net.widths, start.net.slope)  # type: ignore[arg-type]
     every = out.checkpoint_every if out is not None and out.checkpoint_every else max(1, stop.steps // 20)
     with (
         folder_of(out) if keep else contextlib.nullcontext(None if out is None else Path(out.out)) as folder,
@@ -174,14 +208,23 @@ def _trained(
             if out.resume:
                 trainer.resume(folder)
             else:
-                checksums.discard(folder)
+                checksums.discard(folder, FINISHED)
                 discard_checkpoints(folder / CHECKPOINT)
         if rows.watch is not None:
             begin(rows.watch, settings.members, trainer.step)
         run = trainer.run(folder, every, progress)
+        if ending is not None:
+            run = _finished(run, task, ending, folder, progress)
         if folder is not None and keep:
             run._write(folder, settings.identity)
     return run
+
+
+def _finished(run: Run, task: Task, ending: Finish, folder: Path | None, progress: bool) -> Run:
+    """Return the run with its members finished."""
+    path = None if folder is None else folder / FINISHED
+    found: Run = finishing("ensembles").finished_run(run, task, ending, path, progress)
+    return found
 
 
 def _warn_of_divergence(run: Run) -> None:

@@ -22,6 +22,7 @@ from bnrank.networks.chain import as_mlp
 from bnrank.networks.mlp import MLP
 from bnrank.tasks.task import Task, as_task
 from bnrank.training.finishing import corners, newton, quasi, shrinking
+from bnrank.training.options import check_finishable
 
 SMOOTHING = (1e-2, 3e-3, 1e-3, 1e-4, 1e-5, 1e-6)  # eps in units of the root mean square preactivation of the layer
 SHRINKING = 1e-3  # down to this eps, weak neurons are removed and parallel ones merged
@@ -129,7 +130,7 @@ def finish(
     ------
     TypeError, ValueError
         If the network is not such a chain, sizes differ, or ridge is not positive: without a penalty there need be no
-        minimum at finite weights.
+        minimum at finite norm.
 
     Examples
     --------
@@ -140,12 +141,11 @@ def finish(
     >>> done.stationarity.residual < 1e-8, done.loss <= done.loss_before
     (True, True)
     """
-    ridge = validation.number(ridge, "ridge", 0.0, strict=True)
+    ridge = validation.number(ridge, "ridge", 0.0)
     rtol, births = validation.number(rtol, "rtol", 0.0, strict=True), validation.flag(births, "births")
     limit = validation.optional(validation.number, max_minutes, "max_minutes", 0.0, strict=True)
     task, chain = as_task(task, weighted=True), as_mlp(net)
-    validation.expect(chain.slope != 1, "net", "a linear network", "an activation of slope below 1")
-    validation.expect(chain.depth > 1, "net", "a network without hidden layers", "at least one hidden layer")
+    check_finishable([ridge], task.loss, chain.widths, chain.slope)
     problem = Problem.of(chain, task, ridge)
     problem.refuse_infinite(problem.layers(chain))
     with bar(progress, "finishing", 100) as tell:

@@ -1,0 +1,151 @@
+"""The minima that trainings from several seeds end in: how many differ, their ranks and losses."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import bnrank
+
+SAME_LOSS = 1e-7  # relative difference of losses of one minimum
+SAME_FUNCTION = 1e-5  # relative difference of its outputs
+RANK_RTOL = 1e-4  # singular values below this times the largest do not count
+PROBES = 500  # inputs on which functions are compared, beside the samples
+
+
+@dataclass(frozen=True)
+class End:
+    """Where the training from one seed ended.
+
+    Attributes
+    ----------
+    seed : int
+        The seed.
+    before, loss : float
+        C + lambda ||theta||^2 of the trained and of the finished network.
+    residual : float
+        Its relative gradient.
+    kind : str
+        The kind of point.
+    rank : int
+        The smallest rank of a weight matrix, an upper bound on the bottleneck rank.
+    jacobian : int
+        The largest rank of the Jacobian over the samples.
+    live : tuple of int
+        Live neurons per hidden layer.
+    kinks : int
+        Number of kinks.
+    outputs : Tensor
+        At the samples and at random inputs, (n, d_out).
+    """
+
+    seed: int
+    before: float
+    loss: float
+    residual: float
+    kind: str
+    rank: int
+    jacobian: int
+    live: tuple[int, ...]
+    kinks: int
+    outputs: Tensor
+
+
+def problem() -> tuple[bnrank.Task, bnrank.MLP, float]:
+    """Return the problem: a map of rank 2 in 4 dimensions, 40 samples, depth 4, width 8."""
+    task = bnrank.tasks.low_rank_map(n=40, d_in=4, d_out=4, latent=3, rank=2, width=12, seed=0)
+    return task, bnrank.MLP([4, 8, 8, 8, 4]), 3e-3
+
+
+def end(task: bnrank.Task, net: bnrank.MLP, ridge: float, seed: int, max_minutes: float | None = None) -> End:
+    """Return where the training from a seed ends."""
+    run = bnrank.train(net, task, ridge=ridge, steps=1000, seed=seed, progress=False)
+    done = bnrank.finish(run.network(0), task, ridge, max_minutes=max_minutes, progress=False)
+    at = done.stationarity
+    ranks = [int(torch.linalg.matrix_rank(w.detach(), rtol=RANK_RTOL)) for w in done.network.weights]
+    x = task.x.double()
+    scale, generator = x.std(0), torch.Generator().manual_seed(0)
+    random = torch.randn(PROBES, x.shape[1], generator=generator, dtype=torch.float64) * scale + x.mean(0)
+    with torch.no_grad():
+        outputs = done.network(torch.cat([x, random]))
+    jacobian = bnrank.Jacobian(done.network, x).rank(RANK_RTOL).rank
+    return End(
+        *(seed, done.loss_before, done.loss, at.residual, at.kind, min(ranks)),
+        *(jacobian, at.live, len(at.slopes), outputs),
+    )
+
+
+def distinct(ends: Sequence[End]) -> list[list[End]]:
+    """Return groups of ends of the same loss and function, up to rounding, the lowest loss first."""
+    groups: list[list[End]] = []
+    for one in sorted(ends, key=lambda e: e.loss):
+        for group in groups:
+            first = group[0]
+            close = abs(one.loss - first.loss) <= SAME_LOSS * first.loss
+            if close and float((one.outputs - first.outputs).norm()) <= SAME_FUNCTION * float(first.outputs.norm()):
+                group.append(one)
+                break
+        else:
+            groups.append([one])
+    return groups
+
+
+def table(groups: Sequence[Sequence[End]]) -> str:
+    """Return a Markdown table, one row per minimum."""
+    lines = [
+        "| loss | seeds | rank | Jacobian rank | live neurons | kinks | kind |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for group in groups:
+        at, kinds = group[0], sorted({e.kind for e in group})
+        live = ", ".join(str(n) for n in at.live)
+        cells = f"{at.loss:.8f}", len(group), at.rank, at.jacobian, live, at.kinks, "; ".join(kinds)
+        lines.append(f"| {' | '.join(str(cell) for cell in cells)} |")
+    return "\n".join(lines)
+
+
+def draw(groups: Sequence[Sequence[End]], path: Path) -> None:
+    """Write a picture: the losses of all seeds, trained and finished, by minimum and rank."""
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7.5, 3.8), layout="constrained")
+    ranks = sorted({group[0].rank for group in groups})
+    colors = dict(zip(ranks, plt.get_cmap("viridis")(np.linspace(0.1, 0.85, len(ranks))), strict=True))
+    position = 0
+    for group in groups:
+        places = np.arange(position, position + len(group))
+        position += len(group)
+        axes.scatter(places, [e.before for e in group], marker="_", color="0.6", s=60)
+        axes.plot(places, [e.loss for e in group], "o-", color=colors[group[0].rank], ms=6)
+    axes.scatter([], [], marker="_", color="0.6", s=60, label="trained, 1,000 evaluations")
+    for rank in ranks:
+        axes.plot([], [], "o-", color=colors[rank], label=f"finished, rank {rank}")
+    axes.set_xlabel("seeds, by final loss; connected points are one minimum")
+    axes.set_ylabel("C + λ‖θ‖²")
+    axes.set_xticks([])
+    axes.legend(frameon=False)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def main(first: int, last: int, max_minutes: float, picture: Path | None) -> None:
+    """Print where the trainings from seeds end, the distinct minima, and draw them."""
+    task, net, ridge = problem()
+    ends = []
+    for seed in range(first, last):
+        ends.append(end(task, net, ridge, seed, max_minutes))
+        at = ends[-1]
+        print(
+            f"seed {seed}: loss {at.before:.8f} -> {at.loss:.10f}, relative gradient {at.residual:.1e}, rank {at.rank}, "
+            f"Jacobian rank {at.jacobian}, live {list(at.live)}, {at.kinks} kinks, {at.kind}",
+            flush=True,
+        )
+    groups = distinct(ends)
+    print(f"\n{len(groups)} distinct points of {len(ends)} seeds\n\n{table(groups)}")
+    if picture is not None:
+        draw(groups, picture)
