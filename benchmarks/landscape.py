@@ -12,7 +12,8 @@ import bnrank
 
 SAME_LOSS = 1e-7  # relative difference of losses of one minimum
 SAME_FUNCTION = 1e-5  # relative difference of its outputs
-RANK_RTOL = 1e-4  # singular values below this times the largest do not count
+NEAR_ONE = 0.5  # singular values of the weights above this count: in a bottleneck they are near 1 or small
+RANK_RTOL = 1e-4  # singular values of Jacobians below this times the largest do not count
 PROBES = 500  # inputs on which functions are compared, beside the samples
 
 
@@ -31,7 +32,7 @@ class End:
     kind : str
         The kind of point.
     rank : int
-        The smallest rank of a weight matrix, an upper bound on the bottleneck rank.
+        The rank of the bottleneck: the smallest number of singular values above 0.5 of a weight matrix.
     jacobian : int
         The largest rank of the Jacobian over the samples.
     live : tuple of int
@@ -55,9 +56,9 @@ class End:
 
 
 def problem() -> tuple[bnrank.Task, bnrank.MLP, float]:
-    """Return the problem: a map of rank 2 in 4 dimensions, 40 samples, depth 4, width 8."""
+    """Return the problem: a map of rank 2 from 4 to 4 dimensions at 40 samples, depth 6, width 6."""
     task = bnrank.tasks.low_rank_map(n=40, d_in=4, d_out=4, latent=3, rank=2, width=12, seed=0)
-    return task, bnrank.MLP([4, 8, 8, 8, 4]), 3e-3
+    return task, bnrank.MLP([4, 6, 6, 6, 6, 6, 4]), 1e-2
 
 
 def end(task: bnrank.Task, net: bnrank.MLP, ridge: float, seed: int, max_minutes: float | None = None) -> End:
@@ -65,13 +66,13 @@ def end(task: bnrank.Task, net: bnrank.MLP, ridge: float, seed: int, max_minutes
     run = bnrank.train(net, task, ridge=ridge, steps=1000, seed=seed, progress=False)
     done = bnrank.finish(run.network(0), task, ridge, max_minutes=max_minutes, progress=False)
     at = done.stationarity
-    ranks = [int(torch.linalg.matrix_rank(w.detach(), rtol=RANK_RTOL)) for w in done.network.weights]
+    ranks = [int((torch.linalg.svdvals(w.detach()) > NEAR_ONE).sum()) for w in done.network.weights]
     x = task.x.double()
     scale, generator = x.std(0), torch.Generator().manual_seed(0)
     random = torch.randn(PROBES, x.shape[1], generator=generator, dtype=torch.float64) * scale + x.mean(0)
     with torch.no_grad():
         outputs = done.network(torch.cat([x, random]))
-    jacobian = bnrank.Jacobian(done.network, x).rank(RANK_RTOL).rank
+    jacobian = bnrank.Jacobian(done.network, x, kink_rtol=None).rank(RANK_RTOL).rank
     return End(
         *(seed, done.loss_before, done.loss, at.residual, at.kind, min(ranks)),
         *(jacobian, at.live, len(at.slopes), outputs),
@@ -95,10 +96,7 @@ def distinct(ends: Sequence[End]) -> list[list[End]]:
 
 def table(groups: Sequence[Sequence[End]]) -> str:
     """Return a Markdown table, one row per minimum."""
-    lines = [
-        "| loss | seeds | rank | Jacobian rank | live neurons | kinks | kind |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-    ]
+    lines = ["| loss | seeds | rank | Jacobian rank | live neurons | kinks | kind |", f"|{' --- |' * 7}"]
     for group in groups:
         at, kinds = group[0], sorted({e.kind for e in group})
         live = ", ".join(str(n) for n in at.live)
@@ -141,8 +139,8 @@ def main(first: int, last: int, max_minutes: float, picture: Path | None) -> Non
         ends.append(end(task, net, ridge, seed, max_minutes))
         at = ends[-1]
         print(
-            f"seed {seed}: loss {at.before:.8f} -> {at.loss:.10f}, relative gradient {at.residual:.1e}, rank {at.rank}, "
-            f"Jacobian rank {at.jacobian}, live {list(at.live)}, {at.kinks} kinks, {at.kind}",
+            f"seed {seed}: loss {at.before:.8f} -> {at.loss:.10f}, relative gradient {at.residual:.1e}, "
+            f"rank {at.rank}, Jacobian rank {at.jacobian}, live {list(at.live)}, {at.kinks} kinks, {at.kind}",
             flush=True,
         )
     groups = distinct(ends)

@@ -1,12 +1,17 @@
-"""Random small problems finished to stationary points: python -m benchmarks.minima --seeds 0 50."""
+"""Random small problems finished to stationary points: python -m benchmarks.minima --seeds 0 50.
+
+With --landscape, one problem from many seeds: how many minima, of which ranks and losses.
+"""
 
 import argparse
 import statistics
 import time
+from pathlib import Path
 
 import numpy as np
 
 import bnrank
+from benchmarks import landscape
 
 
 def draw(seed: int) -> tuple[bnrank.Task, bnrank.MLP, float]:
@@ -27,7 +32,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, nargs=2, default=(0, 50), metavar=("FIRST", "END"))
     parser.add_argument("--max-minutes", type=float, default=5.0)
+    parser.add_argument("--landscape", action="store_true", help="one problem from every seed")
+    parser.add_argument("--picture", type=Path, help="with --landscape, a file for the picture")
     given = parser.parse_args()
+    if given.landscape:
+        landscape.main(*given.seeds, given.max_minutes, given.picture)
+        return
     rows = []
     for seed in range(*given.seeds):
         task, net, ridge = draw(seed)

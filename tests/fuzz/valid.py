@@ -24,20 +24,8 @@ FOLDER = Path(tempfile.mkdtemp(prefix="bnrank-fuzz-")).resolve()
 atexit.register(shutil.rmtree, FOLDER, ignore_errors=True)
 
 INPUTS = {
-    *(
-        "Adam",
-        "Finish",
-        "GradientDescent",
-        "Limits",
-        "Record",
-        "Save",
-        "SkipPlateau",
-        "Solver",
-        "Stop",
-        "Steps",
-        "Window",
-    ),
-    *("Task", "Claim", "Figure", "Collapse", "Range"),
+    *("Adam", "Finish", "GradientDescent", "Limits", "Record", "Save", "SkipPlateau", "Solver", "Stop", "Steps"),
+    *("Window", "Task", "Claim", "Figure", "Collapse", "Range"),
 }
 """Dataclasses that users construct; all others are results."""
 

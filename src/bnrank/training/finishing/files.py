@@ -59,12 +59,13 @@ def unpack(tensors: Mapping[str, Tensor], about: Mapping[str, Any], path: Path) 
         network = build(about["plan"], torch.float64, own)
         validation.expect(isinstance(network, MLP), "plan", type(network).__name__, "an MLP")
         network.load_state_dict(own)
-        births = tuple(
-            Birth(**values, **_under(tensors, f"birth.{number}")) for number, values in enumerate(about["births"])
-        )
-        values = about["stationarity"] | {"live": tuple(about["stationarity"]["live"])}
-        at = Stationarity(**values, **_under(tensors, "stationarity"), births=births)
-        return Finished(network, at, **about["values"])  # type: ignore[arg-type]
+        births = []
+        for number, plain in enumerate(about["births"]):
+            fields: dict[str, Any] = plain | _under(tensors, f"birth.{number}")
+            births.append(Birth(**fields))
+        values: dict[str, Any] = about["stationarity"] | {"live": tuple(about["stationarity"]["live"])}
+        values |= _under(tensors, "stationarity") | {"births": tuple(births)}
+        return Finished(network, Stationarity(**values), **about["values"])  # type: ignore[arg-type]
     except (ValueError, TypeError, KeyError, AttributeError, RuntimeError, OverflowError) as error:
         raise sources.DamagedError(f"path: {str(path)!r} is damaged or of no finished network: {error}") from error
 
