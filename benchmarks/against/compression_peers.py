@@ -61,18 +61,18 @@ def costs(net: nn.Module, x: Tensor, sparse: bool = False) -> tuple[int, int]:
     if not sparse:
         return parameters(net), multiply_adds(net, x)
     zeros = sum(int((p == 0).sum()) for p in net.parameters())
-    shares = [(multiply_adds_of(net, layer, x), float((layer.weight != 0).double().mean())) for layer in layers(net)]
-    return parameters(net) - zeros, round(sum(count * share for count, share in shares))
+    shares = [(multiply_adds_of(net, layer, x), float((layer.weight == 0).double().mean())) for layer in layers(net)]
+    return parameters(net) - zeros, round(multiply_adds(net, x) - sum(count * share for count, share in shares))
 
 
 def multiply_adds_of(net: nn.Module, layer: Layer, x: Tensor) -> int:
-    """Return the multiply-adds per sample of one layer."""
+    """Return the multiply-adds per sample of one layer, 0 if it is not called."""
     sizes: list[int] = []
     handle = layer.register_forward_hook(lambda _, __, out: sizes.append(out[0].numel()))
     with torch.no_grad():
         net(x[:1])
     handle.remove()
-    return sizes[0] * layer.weight[0].numel()
+    return sum(sizes[:1]) * layer.weight[0].numel()
 
 
 def entries(net: nn.Sequential, x: Tensor, kept: float) -> nn.Module:

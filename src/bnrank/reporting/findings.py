@@ -211,6 +211,8 @@ def _compression(found: Compressed) -> tuple[str, str, str]:
     if not found.changed:
         return "Returned unchanged", "warn", found.reason or "nothing could be removed"
     said = f"{before:,} parameters became {after:,}, {before / max(after, 1):.3g} times fewer"
+    if 0 < certificate.nonzero < after:
+        said += f"; {certificate.nonzero:,} of them are not zero"
     if (accuracy := certificate.held_out_accuracy) is not None:
         said += f"; held-out accuracy {100 * accuracy.before:.2f} % before, {100 * accuracy.after:.2f} % after"
     change = f"change on held-out samples {_percent(certificate.held_out.centered)} of the spread of the outputs"
@@ -223,10 +225,7 @@ def _compression_tables(found: Compressed) -> list[Block]:
     before, after = certificate.latency_before, certificate.latency
     costs = [
         {"": what, "before": f"{first:,}", "after": f"{then:,}", "ratio": first / max(then, 1)}
-        for what, first, then in (
-            ("parameters", certificate.parameters_before, certificate.parameters),
-            ("multiply-adds per sample", certificate.multiply_adds_before, certificate.multiply_adds),
-        )
+        for what, first, then in certificate.sizes
     ]
     times = {"before": f"{1e3 * before.minimum:.3f}", "after": f"{1e3 * after.minimum:.3f}"}
     costs.append({"": f"minimum latency in ms, batch {after.batch_size}", **times, "ratio": certificate.speedup})

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from bnrank._core import linalg, text, validation
 from bnrank._core.results import Printed
 from bnrank.discovery.compression.judging import Parted, outputs
-from bnrank.discovery.compression.parts import Parts, flow, lipschitz, multiply_adds, parameters
+from bnrank.discovery.compression.parts import Parts, flow, lipschitz, multiply_adds, nonzero, parameters
 from bnrank.discovery.compression.timing import Latency, Subnormals, latency, like, subnormals
 from bnrank.measures.jacobian import Jacobian
 from bnrank.networks.functional import Functional, unwrap
@@ -168,6 +168,8 @@ class Certificate(Printed):
         bound on the bottleneck rank (T5). None where x holds no floats, or inputs times outputs exceed 2e7.
     accuracy, held_out_accuracy : Accuracy or None
         On x and on the held-out samples; None without classes.
+    nonzero_before, nonzero : int
+        Number of entries of the parameters that are not 0.
     subnormals : Subnormals
         The subnormal weights of the original network, and the speedup from setting them to 0, in which
         ``latency_before`` is already without them. The compressed network has none.
@@ -190,11 +192,21 @@ class Certificate(Printed):
     accuracy: Accuracy | None = None
     held_out_accuracy: Accuracy | None = None
     subnormals: Subnormals = field(default_factory=lambda: Subnormals(0, 0))
+    nonzero_before: int = 0
+    nonzero: int = 0
 
     @property
     def met(self) -> bool:
         """Whether the change, relative to the spread of the outputs, is at most ``tol`` on x and on held-out data."""
         return max(self.on_x.centered, self.held_out.centered) <= self.tol
+
+    @property
+    def sizes(self) -> list[tuple[str, int, int]]:
+        """What is counted, before and after: parameters, of these nonzero if others are zero, and multiply-adds."""
+        rows = [("parameters", self.parameters_before, self.parameters)]
+        if 0 < self.nonzero < self.parameters:
+            rows.append(("parameters that are not zero", self.nonzero_before, self.nonzero))
+        return [*rows, ("multiply-adds per sample", self.multiply_adds_before, self.multiply_adds)]
 
     @property
     def speedup(self) -> float:
@@ -225,10 +237,7 @@ class Certificate(Printed):
         before, after = self.latency_before, self.latency
         rows = [
             {"": label, "before": f"{a:,}", "after": f"{b:,}", "ratio": f"{a / max(b, 1):.3g}"}
-            for label, a, b in (
-                ("parameters", self.parameters_before, self.parameters),
-                ("multiply-adds per sample", self.multiply_adds_before, self.multiply_adds),
-            )
+            for label, a, b in self.sizes
         ]
         label = f"minimum latency in ms, batch {after.batch_size}"
         times = {"before": f"{1e3 * before.minimum:.3f}", "after": f"{1e3 * after.minimum:.3f}"}
@@ -316,6 +325,8 @@ def certified(
         jacobian_rank_before=ranks[0][1],
         accuracy=_accuracy(on_x, parted.y),
         held_out_accuracy=_accuracy(on_kept, parted.y_kept),
+        nonzero_before=nonzero(before),
+        nonzero=nonzero(after),
         subnormals=subnormals(before, x, batch_size=timing[0], repeats=timing[1]),
     )
 

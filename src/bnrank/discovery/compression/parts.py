@@ -158,6 +158,11 @@ def parameters(net: nn.Module) -> int:
     return sum(p.numel() for p in net.parameters())
 
 
+def nonzero(net: nn.Module) -> int:
+    """Return the number of entries of all parameters that are not 0, shared ones counted once."""
+    return sum(int((p != 0).sum()) for p in net.parameters())
+
+
 def multiply_adds(net: nn.Module, x: Tensor) -> int:
     """Return the multiply-adds of one sample in linear, convolutional, recurrent layers and projections of attention.
 

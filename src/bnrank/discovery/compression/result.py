@@ -86,8 +86,8 @@ class Compressed(Printed):
             identified, or the path is invalid.
         """
         path = files.checked_path(path, "path", store.SUFFIX)
-        if not self.plan:
-            raise ValueError("network: nothing was compressed, expected replaced segments; save the module itself")
+        if not self.steps:
+            raise ValueError("network: nothing was compressed, expected a smaller one; save the module itself")
         unknown = [name or "the module" for name, layers in self.plan.items() if layers is None]
         if unknown:
             found = ", ".join(unknown)
@@ -142,7 +142,8 @@ def open_compressed(stored: store.Stored, net: nn.Module | None = None) -> nn.Mo
     described = isinstance(plan, dict) and all(isinstance(layers, list) for layers in plan.values())
     validation.expect(described, "path", f"{stored.path} with a damaged plan", "layers by name of a segment")
     if "" not in plan and net is None:
-        raise ValueError(f"net: got None, but {stored.path} holds segments {', '.join(plan)} of a larger module")
+        what = f"segments {', '.join(plan)} of a larger module" if plan else "parameters only"
+        raise ValueError(f"net: got None, but {stored.path} holds {what}")
     network = copied(net) if net is not None else nn.Module()
     if "" not in plan:
         identity.expect_same(stored.about.get("identity", {}), unwrap(network), stored.path, values=False)

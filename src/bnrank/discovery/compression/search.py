@@ -16,11 +16,13 @@ from bnrank.discovery.compression import budget, judging
 from bnrank.discovery.compression.certificate import certified
 from bnrank.discovery.compression.judging import Judge, tuned
 from bnrank.discovery.compression.lowrank import places
-from bnrank.discovery.compression.parts import Parts, counts, is_linear, multiply_adds, parameters, segments
+from bnrank.discovery.compression.parts import Parts, counts, is_linear, multiply_adds, nonzero, parameters, segments
 from bnrank.discovery.compression.result import Compressed, finished, replaced
 from bnrank.discovery.compression.stages import Cut, Step, cut_down, fewest
 from bnrank.discovery.compression.taps import trimmed
+from bnrank.discovery.compression.timing import without_subnormals
 from bnrank.discovery.compression.wholes import TUNED, factored, layer_widths, merged, put, split_up
+from bnrank.discovery.compression.zeros import with_zeros
 from bnrank.networks import Segment, Skipped
 from bnrank.networks.functional import Functional, check_finite, copied, unwrap
 
@@ -28,6 +30,7 @@ NONE = "no linear or convolutional layer that could be replaced"
 BLOCKS = 8  # of samples up to which points on lines are added, where a whole module has to be run
 SHARES = (0.0, 0.6, 1.0)  # of the tolerance for the segments of a larger module, before its layers are factored
 MARGIN = 0.85  # fraction of the tolerance used: new samples differ more than those of the search
+BEFORE_ZEROS = (0.0, 0.5)  # of the tolerance for everything else, where entries are set to zero
 SELECTING = 0.25  # fraction of the search samples used for model selection
 
 
@@ -39,6 +42,7 @@ def compress(
     tol: float = 0.01,
     held_out: float | Tensor | np.ndarray | pd.DataFrame | tuple[Any, Any] = 0.2,
     tune: int = 0,
+    zeros: bool = False,
     max_samples: int = 2000,
     batch_size: int = 256,
     repeats: int = 25,
@@ -104,6 +108,11 @@ def compress(
         Iterations of L-BFGS that fit the remaining parameters to the original outputs; 0 for none. With tuning, cuts at
         1.4, 2 and 4 times the tolerance are also tried, and kept if tuning brings the change within the tolerance. The
         network never has more parameters or multiply-adds than without tuning.
+    zeros : bool
+        Whether to set single entries of the layers to zero besides, with half of the tolerance for everything else, or
+        all of it for the zeros, whichever leaves fewer entries; the others are fitted to make up for it. The layers keep
+        their sizes and latency: this is for storage, or software that makes use of zeros. The certificate counts the
+        entries that are not zero.
     max_samples : int
         Largest number of samples of x used by the search; fewer where their values would take more than 160 MB.
     batch_size, repeats : int
@@ -154,7 +163,7 @@ def compress(
     x = judging.read_samples(original, x, "x", judging.MIN_SAMPLES)
     tol = validation.number(tol, "tol", 0.0, strict=True)
     validation.expect(tol < 1, "tol", f"{tol:g}", "0 < tol < 1, relative to the spread of the outputs")
-    tune = validation.integer(tune, "tune", 0)
+    tune, zeros = validation.integer(tune, "tune", 0), validation.flag(zeros, "zeros")
     limit = validation.integer(max_samples, "max_samples", judging.MIN_SAMPLES)
     timing = validation.integer(batch_size, "batch_size"), validation.integer(repeats, "repeats")
     seed = validation.seed(seed)
@@ -185,23 +194,29 @@ def compress(
     deciding = judging.enriched(deciding, real - selecting, enough, seed)
     search = _Search(deciding, function(deciding).detach(), len(deciding) - selecting, real, tune)
     with budget.budget(max_minutes, progress, start) as time_left:
-        outcomes = [_smallest(search, work, found, MARGIN * tol)] if one else []
+        most = MARGIN * tol * (max(BEFORE_ZEROS) if zeros else 1)
+        outcomes = [_smallest(search, work, found, most)] if one else []
         if others and not (outcomes and time_left.over):
             named = [segment for segment in several if segment.name]
-            outcomes.append(_whole(search, work, named, MARGIN * tol, split, chunk_size))
-    skipped = [part for part in skipped if not _tried(part.name, work, outcomes)]
-    search = min(outcomes or [search], key=lambda one: parameters(finished(original, one.new)) if one.new else math.inf)
+            outcomes.append(_whole(search, work, named, most, split, chunk_size))
+        skipped = [part for part in skipped if not _tried(part.name, work, outcomes)]
+        rated = lambda one: parameters(finished(original, one.new)) if one.new else math.inf  # noqa: E731
+        search = min(outcomes or [search], key=rated)
+        if zeros and layers:
+            search = _thinnest(search, original, MARGIN * tol)
     if time_left.stopped:
         search.reasons.append(f"max_minutes={max_minutes:g} was over before everything was tried")
-    network = finished(original, search.new) if search.new else net
-    if search.new:
+    network = _built(original, search) if search.steps else net
+    if search.steps:
         rounded = judging.relative(search.reference[-real:], Functional(network)(deciding[-real:]).detach())
         if not rounded <= tol:
             own = next(p.dtype for p in network.parameters() if p.is_floating_point())
             why = f"in {own} the reduced network changes the output by {100 * rounded:.3g} percent on these samples"
-            search, network = replace(search, new={}, steps=[], reasons=[f"{why}, more than tol"]), net
+            search, network = replace(search, new={}, values={}, steps=[], reasons=[f"{why}, more than tol"]), net
     new = search.new
     whole = (found[0].parts, new.get("", found[0].parts)) if one and ("" in new or not new) else None
+    if whole and search.values:
+        whole = whole[0], segments(copied(network).double().eval(), deciding[:2])[0][0].parts
     return Compressed(
         network=network,
         certificate=certified((original, network), parted, tol, reference, whole, timing),
@@ -234,6 +249,8 @@ class _Search:
         What was done, why no more, and what cannot be replaced.
     tried : set of str
         Layers that were measured one by one, to be factored.
+    values : dict
+        Parameters and buffers of the module with replacements, where entries were set to zero.
     """
 
     x: Tensor
@@ -246,6 +263,7 @@ class _Search:
     reasons: list[str] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
     tried: set[str] = field(default_factory=set)
+    values: dict[str, Tensor] = field(default_factory=dict)
 
     def cut(self, work: nn.Module, found: list[Segment], tol: float) -> None:
         """Reduce the segments of a module, in place.
@@ -275,6 +293,14 @@ class _Search:
                 self.steps += own
                 self.new[segment.name] = cut.parts
                 work = replaced(work, segment.name, nn.Sequential(*cut.parts))
+
+    def judge(self) -> Judge:
+        """Return the judge of whole modules."""
+        first, second = (
+            (self.x[rows], _flat, self.reference[rows].flatten(1))
+            for rows in (slice(0, self.fitted), slice(self.fitted, None))
+        )
+        return Judge(first, second, self.reference[-self.real :])
 
     def _judge(self, work: nn.Module, segment: Segment) -> Judge:
         with torch.no_grad():
@@ -326,11 +352,7 @@ def _whole(
         if share:
             own.cut(net, several, share * tol)
             names, skipped = places(net, search.x)
-        first, second = (
-            (search.x[rows], _flat, search.reference[rows].flatten(1))
-            for rows in (slice(0, search.fitted), slice(search.fitted, None))
-        )
-        judge = Judge(first, second, search.reference[-search.real :])
+        judge = search.judge()
         found = factored(judge, net, names, whole, tol, tune, chunk_size)
         if taps:
             what = ", ".join(f"{name} {sizes}" for name, sizes in taps.items())
@@ -342,6 +364,28 @@ def _whole(
             own.reasons = ["no layer has low rank on the data within the tolerance" if names else NONE]
         outcomes.append((found.size, found.change, own))
     return min(outcomes, key=lambda one: one[:2])[2]
+
+
+def _thinnest(search: _Search, original: nn.Module, tol: float) -> _Search:
+    """Return the outcome with the fewest entries that are not zero: of the module reduced so far, and as given."""
+    judge, outcomes = search.judge(), [(nonzero(_built(original, search)), search)]
+    for share in BEFORE_ZEROS:
+        if (share and not search.new) or (share and budget.current().over):
+            continue
+        start = search if share else replace(search, new={}, steps=[])
+        thin = with_zeros(judge, finished(original, start.new), tol)
+        if thin is None:
+            continue
+        own = replace(start, new=start.new | thin.new, values=thin.values, steps=[*start.steps, thin.step])
+        outcomes.append((nonzero(_built(original, own)), own))
+    return min(outcomes, key=lambda one: one[0])[1]
+
+
+def _built(original: nn.Module, search: _Search) -> nn.Module:
+    network = finished(original, search.new)
+    if search.values:
+        network.load_state_dict(search.values)
+    return without_subnormals(network)
 
 
 def _tried(name: str, work: nn.Module, outcomes: Sequence[_Search]) -> bool:

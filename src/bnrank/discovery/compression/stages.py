@@ -34,7 +34,7 @@ class Step:
     Attributes
     ----------
     kind : str
-        "fold", "prune", "collapse", "narrow", "factor" or "tune".
+        "fold", "prune", "collapse", "narrow", "factor", "zero" or "tune".
     where : str
         The segment, "" for the whole module, and its linear parts, counted from 1 before the step.
     what : str
