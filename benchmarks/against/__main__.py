@@ -11,7 +11,16 @@ from threadpoolctl import threadpool_limits
 from benchmarks.__main__ import machine
 from benchmarks.against import trials
 
-SUBJECTS = ("counting", "directions", "physics", "films", "compression", "compression_cut", "prediction")
+SUBJECTS = (
+    "counting",
+    "directions",
+    "physics",
+    "films",
+    "compression",
+    "compression_cut",
+    "compression_zeros",
+    "prediction",
+)
 
 
 def main() -> None:

@@ -29,7 +29,8 @@ def tables(results: Sequence[Result]) -> str:
     names = list(dict.fromkeys(r["case"] for r in results))
     by_case = {name: [r for r in results if r["case"] == name] for name in names}
     parts = [READING, "## bnrank against the best of the others", BEST, _summary(by_case, "parameters")]
-    parts += ["The same for latency, bnrank's choice against the fastest of theirs:", _summary(by_case, "speed")]
+    if any("speed" in p for r in results for p in r.get("points", ())):
+        parts += ["The same for latency, bnrank's choice against the fastest of theirs:", _summary(by_case, "speed")]
     parts += ["## Whether bnrank's tolerance held on samples that decided nothing", _kept(by_case)]
     for name, some in by_case.items():
         parts += [f"## {_title(name, some)}", _about(name, some), _methods(some)]
@@ -41,9 +42,9 @@ READING = (
     "held-out samples, relative to the spread of the outputs, of at most 1, 2 or 5 percent; or (classifiers) at most "
     "0.2 points of accuracy lost. For each target a method's outcome of fewest parameters counts; the network itself, "
     "with a gain of 1, where none meets it. Fine-tuning is allowed, not imposed: 200 steps of Adam for every method "
-    "alike; `tune=200` is bnrank's own, tried on the networks that train fastest. For the pruning of single entries and "
-    "bnrank's `zeros=True`, parameters and multiply-adds are those that are not zero, while latency is that of the dense "
-    "network; against the best of the others, bnrank's better outcome of both counts for parameters. Cases marked † are like those that rules of bnrank were chosen on."
+    "alike; `tune=200` is bnrank's own, tried on the networks that train fastest. For the pruning of single entries "
+    "and bnrank's `zeros=True`, parameters and multiply-adds are those that are not zero, while latency is that of the "
+    "dense network. Cases marked † are like those that rules of bnrank were chosen on."
 )
 BEST = (
     "Ratios above 1: bnrank needs fewer parameters than the best of all others on the same network; below 1, **in "
@@ -62,8 +63,10 @@ def gains(results: Iterable[Result], method: str, target: str, how: str, of: str
             point = result["best"][target][how]
             if point is None:
                 found[result["seed"]] = 1.0
-            else:
-                found[result["seed"]] = point["speed"] if of == "speed" else result["dense"][of] / point[of]
+            elif of != "speed":
+                found[result["seed"]] = result["dense"][of] / point[of]
+            elif "speed" in point:
+                found[result["seed"]] = point["speed"]
     return found
 
 
@@ -81,10 +84,8 @@ def _summary(by_case: dict[str, list[Result]], of: str) -> str:
 
 def _compared(some: list[Result], target: str, how: str, of: str) -> list[str]:
     """Return ratio, seeds and best other of one case."""
-    ours = gains(some, OURS, target, how, of)
-    if of == "parameters":
-        thin = gains(some, ZEROS, target, how, of)
-        ours = {seed: max(gain, thin.get(seed, gain)) for seed, gain in ours.items()}
+    own = OURS if any(r["method"] == OURS for r in some) else ZEROS
+    ours = gains(some, own, target, how, of)
     others = {m: gains(some, m, target, how, of) for m in _methods_of(some) if not m.startswith(OURS)}
     ratios, best = [], Counter[str]()
     for seed, gain in ours.items():

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from bnrank.discovery.compression import compress, parameters, search, stages
+from bnrank.discovery.compression import compress, parameters, reduction, stages
 from bnrank.discovery.compression.judging import Judge
 from bnrank.discovery.compression.stages import Cut, Step
 from bnrank.networks import Segment
@@ -82,9 +82,9 @@ def test_fewer_layers_do_not_make_up_for_more_parameters_when_tuning(monkeypatch
     wide = made(nn.Linear(4, 30), nn.Linear(30, 4))
     small = Cut(tuple(net), (Step("factor", "", "", 0.05),), 0.9, 0.05)
     large = Cut(tuple(wide), (Step("narrow", "", "", 0.15),), 0.5, 0.15)
-    monkeypatch.setattr(search, "cut_down", lambda judge, parts, name, tol: small if tol <= 0.1 else large)
-    monkeypatch.setattr(search, "tuned", lambda judge, parts, steps: (parts, 0.01))
-    found = search._cut(judged(net), Segment("", tuple(net)), 0.1, 5)
+    monkeypatch.setattr(reduction, "cut_down", lambda judge, parts, name, tol: small if tol <= 0.1 else large)
+    monkeypatch.setattr(reduction, "tuned", lambda judge, parts, steps: (parts, 0.01))
+    found = reduction._cut(judged(net), Segment("", tuple(net)), 0.1, 5)
     assert parameters(nn.Sequential(*found.parts)) == parameters(net)
     assert [step.kind for step in found.steps] == ["factor", "tune"]
 
@@ -100,14 +100,14 @@ class Two(nn.Module):
 
 
 def test_tuning_one_stretch_does_not_keep_the_next_large(monkeypatch):
-    net, x, cut = Two().double(), normal(200, 4), search._cut
+    net, x, cut = Two().double(), normal(200, 4), reduction._cut
     plain = compress(net, x, tol=0.05, **QUICK)
 
     def greedy(judge, segment, limit, tune):
         """Where there is tuning, the first segment uses up what the second would need."""
         return cut(judge, segment, 1e-12 if tune and segment.name == "second" else limit, 0)
 
-    monkeypatch.setattr(search, "_cut", greedy)
+    monkeypatch.setattr(reduction, "_cut", greedy)
     found = compress(net, x, tol=0.05, tune=5, **QUICK)
     assert "second" in plain.plan
     assert found.certificate.parameters == plain.certificate.parameters

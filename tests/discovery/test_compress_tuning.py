@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from bnrank.discovery.compression import compress, search
+from bnrank.discovery.compression import compress, reduction
 from bnrank.discovery.compression.judging import Judge, tuned
 from bnrank.discovery.compression.stages import Cut, Step
 from bnrank.networks import Segment
@@ -72,10 +72,10 @@ def test_a_tuning_that_does_not_lower_the_change_is_not_kept(after, monkeypatch)
     net, small, other = (made(nn.Linear(4, k), nn.Linear(k, 4)) for k in (3, 2, 1))
     wide = Cut(tuple(net), (Step("factor", "", "", 0.05),), 0.9, 0.05)
     narrow = Cut(tuple(small), (Step("narrow", "", "", 0.08),), 0.5, 0.08)
-    monkeypatch.setattr(search, "cut_down", lambda judge, parts, name, tol: wide if tol <= 0.1 else narrow)
-    monkeypatch.setattr(search, "tuned", lambda judge, parts, steps: (tuple(other), after))
+    monkeypatch.setattr(reduction, "cut_down", lambda judge, parts, name, tol: wide if tol <= 0.1 else narrow)
+    monkeypatch.setattr(reduction, "tuned", lambda judge, parts, steps: (tuple(other), after))
     judge, _ = judged(0.0)
-    found = search._cut(judge, Segment("", tuple(net)), 0.1, 5)
+    found = reduction._cut(judge, Segment("", tuple(net)), 0.1, 5)
     assert found.parts == tuple(small)
     assert (found.change, [step.kind for step in found.steps]) == (0.08, ["narrow"])
 
@@ -94,13 +94,13 @@ class Three(nn.Module):
 
 
 def test_the_squared_change_may_grow_to_the_share_of_the_parameters_looked_at(monkeypatch):
-    limits, cut = {}, search._cut
+    limits, cut = {}, reduction._cut
 
     def recorded(judge, segment, limit, tune):
         limits[segment.name] = limit
         return cut(judge, segment, limit, tune)
 
-    monkeypatch.setattr(search, "_cut", recorded)
+    monkeypatch.setattr(reduction, "_cut", recorded)
     found = compress(Three().double(), normal(60, 4), tol=0.2, repeats=1, batch_size=8)
     spent = 0.85 * 0.2
     assert limits == pytest.approx(

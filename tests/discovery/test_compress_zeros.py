@@ -130,8 +130,9 @@ def test_entries_that_read_copies_of_other_inputs_become_zero_first():
     net = made(lambda: nn.Linear(10, 7), nn.Tanh, lambda: nn.Linear(7, 6))
     judge = judged(net, x)
     found = zeros.curvatures(judge, net, ["0", "2"], 100)
-    small = torch.cat([one.weight.abs().flatten() for one in found.values()]).kthvalue(18).values
-    magnitude = {name: one.weight.abs() > small for name, one in found.items()}
+    sizes = {name: (one.weight / one.rows[:, None] / one.columns).abs() for name, one in found.items()}
+    small = torch.cat([size.flatten() for size in sizes.values()]).kthvalue(18).values
+    magnitude = {name: size > small for name, size in sizes.items()}
     changes = []
     for kept in (zeros.thinnest(found, 18), magnitude):
         with swapped(net, {name: (layer,) for name, layer in zeros._with_zeros(net, found, kept).items()}):

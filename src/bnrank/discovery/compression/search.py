@@ -1,9 +1,9 @@
 """`compress`: a trained module reduced to its bottleneck, and the result in memory and on disk."""
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,16 +14,15 @@ from bnrank._core import identity, validation
 from bnrank.discovery import storage
 from bnrank.discovery.compression import budget, judging
 from bnrank.discovery.compression.certificate import certified
-from bnrank.discovery.compression.judging import Judge, tuned
 from bnrank.discovery.compression.lowrank import places
-from bnrank.discovery.compression.parts import Parts, counts, is_linear, multiply_adds, nonzero, parameters, segments
-from bnrank.discovery.compression.result import Compressed, finished, replaced
-from bnrank.discovery.compression.stages import Cut, Step, cut_down, fewest
+from bnrank.discovery.compression.parts import is_linear, multiply_adds, nonzero, parameters, segments
+from bnrank.discovery.compression.reduction import Search, no_larger
+from bnrank.discovery.compression.result import Compressed, finished
+from bnrank.discovery.compression.stages import Step
 from bnrank.discovery.compression.taps import trimmed
-from bnrank.discovery.compression.timing import without_subnormals
-from bnrank.discovery.compression.wholes import TUNED, factored, layer_widths, merged, put, split_up
+from bnrank.discovery.compression.wholes import factored, layer_widths, merged, split_up
 from bnrank.discovery.compression.zeros import with_zeros
-from bnrank.networks import Segment, Skipped
+from bnrank.networks import Segment
 from bnrank.networks.functional import Functional, check_finite, copied, unwrap
 
 NONE = "no linear or convolutional layer that could be replaced"
@@ -109,8 +108,8 @@ def compress(
         1.4, 2 and 4 times the tolerance are also tried, and kept if tuning brings the change within the tolerance. The
         network never has more parameters or multiply-adds than without tuning.
     zeros : bool
-        Whether to set single entries of the layers to zero besides, with half of the tolerance for everything else, or
-        all of it for the zeros, whichever leaves fewer entries; the others are fitted to make up for it. The layers keep
+        Whether to set single entries of the layers to zero besides, with half of the tolerance for everything else,
+        or all of it for the zeros, whichever leaves fewer entries; the others are fitted to make up for it. Layers keep
         their sizes and latency: this is for storage, or software that makes use of zeros. The certificate counts the
         entries that are not zero.
     max_samples : int
@@ -192,7 +191,7 @@ def compress(
     real, selecting = len(deciding), max(1, round(SELECTING * len(deciding)))
     enough = min(judging.ENRICH, min(limit, BLOCKS * chunk_size) if others else limit)
     deciding = judging.enriched(deciding, real - selecting, enough, seed)
-    search = _Search(deciding, function(deciding).detach(), len(deciding) - selecting, real, tune)
+    search = Search(deciding, function(deciding).detach(), len(deciding) - selecting, real, tune)
     with budget.budget(max_minutes, progress, start) as time_left:
         most = MARGIN * tol * (max(BEFORE_ZEROS) if zeros else 1)
         outcomes = [_smallest(search, work, found, most)] if one else []
@@ -206,7 +205,7 @@ def compress(
             search = _thinnest(search, original, MARGIN * tol)
     if time_left.stopped:
         search.reasons.append(f"max_minutes={max_minutes:g} was over before everything was tried")
-    network = _built(original, search) if search.steps else net
+    network = search.built(original) if search.steps else net
     if search.steps:
         rounded = judging.relative(search.reference[-real:], Functional(network)(deciding[-real:]).detach())
         if not rounded <= tol:
@@ -229,90 +228,7 @@ def compress(
     )
 
 
-@dataclass
-class _Search:
-    """The reduction of segments, one after another.
-
-    Attributes
-    ----------
-    x, reference : Tensor
-        The samples of the search, and the module's output on them.
-    fitted : int
-        Number of samples for fits, which come first.
-    real : int
-        Number of given (not interpolated) samples, which come last.
-    tune : int
-        Iterations.
-    new : dict
-        From names of segments to their replacements.
-    steps, reasons, skipped : list
-        What was done, why no more, and what cannot be replaced.
-    tried : set of str
-        Layers that were measured one by one, to be factored.
-    values : dict
-        Parameters and buffers of the module with replacements, where entries were set to zero.
-    """
-
-    x: Tensor
-    reference: Tensor
-    fitted: int
-    real: int
-    tune: int
-    new: dict[str, Parts] = field(default_factory=dict)
-    steps: list[Step] = field(default_factory=list)
-    reasons: list[str] = field(default_factory=list)
-    skipped: list[Skipped] = field(default_factory=list)
-    tried: set[str] = field(default_factory=set)
-    values: dict[str, Tensor] = field(default_factory=dict)
-
-    def cut(self, work: nn.Module, found: list[Segment], tol: float) -> None:
-        """Reduce the segments of a module, in place.
-
-        After each segment the squared change is at most its share: the fraction of the parameters considered so far.
-        """
-        sizes = [parameters(nn.Sequential(*segment.parts)) for segment in found]
-        done = 0
-        for segment, size in zip(found, sizes, strict=True):
-            done += size
-            limit = tol * (done / max(sum(sizes), 1)) ** 0.5
-            try:
-                judge = self._judge(work, segment)
-                judge(segment.parts)
-            except (AttributeError, TypeError, RuntimeError) as error:
-                why = f"the module cannot be run with another module in its place: {error}"
-                self.skipped.append(Skipped(segment.name, "segment", why))
-                continue
-            cut = _cut(judge, segment, limit, self.tune)
-            own = list(cut.steps)
-            if segment.folded:
-                what = f"{segment.folded} batch normalization(s) into the layers before"
-                own.insert(0, Step("fold", segment.name, what, 0.0))
-            if cut.reason:
-                self.reasons.append(f"{segment.name}: {cut.reason}" if segment.name else cut.reason)
-            if own and cut.change <= limit:
-                self.steps += own
-                self.new[segment.name] = cut.parts
-                work = replaced(work, segment.name, nn.Sequential(*cut.parts))
-
-    def judge(self) -> Judge:
-        """Return the judge of whole modules."""
-        first, second = (
-            (self.x[rows], _flat, self.reference[rows].flatten(1))
-            for rows in (slice(0, self.fitted), slice(self.fitted, None))
-        )
-        return Judge(first, second, self.reference[-self.real :])
-
-    def _judge(self, work: nn.Module, segment: Segment) -> Judge:
-        with torch.no_grad():
-            given = judging.entering(work, segment.name, self.x).detach()
-        first, second = (
-            (given[rows], _rest(work, segment.name, self.x[rows]), self.reference[rows].flatten(1))
-            for rows in (slice(0, self.fitted), slice(self.fitted, None))
-        )
-        return Judge(first, second, self.reference[-self.real :])
-
-
-def _smallest(search: _Search, work: nn.Module, found: list[Segment], tol: float) -> _Search:
+def _smallest(search: Search, work: nn.Module, found: list[Segment], tol: float) -> Search:
     """Return the completed search; with tuning and several segments, the smaller outcome of with and without tuning.
 
     With tuning, a segment uses up more of the tolerance, which leaves less for the next.
@@ -320,21 +236,21 @@ def _smallest(search: _Search, work: nn.Module, found: list[Segment], tol: float
     if not search.tune or len(found) < 2:
         search.cut(work, found, tol)
         return search
-    plain, other = _Search(search.x, search.reference, search.fitted, search.real, 0), copied(work)
+    plain, other = Search(search.x, search.reference, search.fitted, search.real, 0), copied(work)
     plain.cut(other, found, tol)
     search.cut(work, found, tol)
     tuned_size, size = ((parameters(net), multiply_adds(net, search.x)) for net in (work, other))
-    return search if _no_larger(tuned_size, size) else plain
+    return search if no_larger(tuned_size, size) else plain
 
 
 def _whole(
-    search: _Search, work: nn.Module, several: list[Segment], tol: float, split: list[str], chunk_size: int
-) -> _Search:
+    search: Search, work: nn.Module, several: list[Segment], tol: float, split: list[str], chunk_size: int
+) -> Search:
     """Return the outcome of fewest parameters: segments reduced by a share of the tolerance, then all layers factored.
 
     Segments of one layer are only factored.
     """
-    outcomes: list[tuple[int, float, _Search]] = []
+    outcomes: list[tuple[int, float, Search]] = []
     names, skipped = places(work, search.x)
     inside = tuple(f"{segment.name}." for segment in several)
     taps = trimmed(work, [name for name in names if not name.startswith(inside)], search.x)
@@ -347,7 +263,7 @@ def _whole(
     for share, tune in shares:
         if outcomes and budget.current().over:
             break
-        own = _Search(search.x, search.reference, search.fitted, search.real, tune, tried=tried)
+        own = Search(search.x, search.reference, search.fitted, search.real, tune, tried=tried)
         net = copied(work)
         if share:
             own.cut(net, several, share * tol)
@@ -366,9 +282,9 @@ def _whole(
     return min(outcomes, key=lambda one: one[:2])[2]
 
 
-def _thinnest(search: _Search, original: nn.Module, tol: float) -> _Search:
+def _thinnest(search: Search, original: nn.Module, tol: float) -> Search:
     """Return the outcome with the fewest entries that are not zero: of the module reduced so far, and as given."""
-    judge, outcomes = search.judge(), [(nonzero(_built(original, search)), search)]
+    judge, outcomes = search.judge(), [(nonzero(search.built(original)), search)]
     for share in BEFORE_ZEROS:
         if (share and not search.new) or (share and budget.current().over):
             continue
@@ -377,18 +293,11 @@ def _thinnest(search: _Search, original: nn.Module, tol: float) -> _Search:
         if thin is None:
             continue
         own = replace(start, new=start.new | thin.new, values=thin.values, steps=[*start.steps, thin.step])
-        outcomes.append((nonzero(_built(original, own)), own))
+        outcomes.append((nonzero(own.built(original)), own))
     return min(outcomes, key=lambda one: one[0])[1]
 
 
-def _built(original: nn.Module, search: _Search) -> nn.Module:
-    network = finished(original, search.new)
-    if search.values:
-        network.load_state_dict(search.values)
-    return without_subnormals(network)
-
-
-def _tried(name: str, work: nn.Module, outcomes: Sequence[_Search]) -> bool:
+def _tried(name: str, work: nn.Module, outcomes: Sequence[Search]) -> bool:
     """Return whether a submodule has parameters, all of them those of layers that were tried."""
     layers = [work.get_submodule(layer) for own in outcomes for layer in own.tried]
     known = {id(p) for layer in layers for p in layer.parameters()}
@@ -397,49 +306,3 @@ def _tried(name: str, work: nn.Module, outcomes: Sequence[_Search]) -> bool:
     except AttributeError:  # not a submodule
         return False
     return bool(own) and own <= known
-
-
-def _flat(value: Tensor) -> Tensor:
-    return value.flatten(1)
-
-
-def _no_larger(a: Sequence[int], b: Sequence[int]) -> bool:
-    return all(one <= other for one, other in zip(a, b, strict=True))
-
-
-def _rest(work: nn.Module, name: str, x: Tensor) -> Callable[[Tensor], Tensor]:
-    """Return the map from a segment's output to the module's output, for given samples."""
-    if not name:
-        return lambda value: value.flatten(1)
-    stub: Any = nn.Module()
-    around = put(copied(work), name, stub)
-
-    def rest(value: Tensor) -> Tensor:
-        stub.forward = lambda _: value
-        return cast(Tensor, around(x.clone())).flatten(1)
-
-    return rest
-
-
-def _cut(judge: Judge, segment: Segment, limit: float, tune: int) -> Cut:
-    """Return a reduced segment; with tuning, the cheapest of the cuts at multiples of the limit that end within it.
-
-    A tuned outcome counts only if it has no more parameters and multiply-adds than the outcome without tuning: in the
-    cost alone, fewer layers could outweigh more of either.
-    """
-    plain = cut_down(judge, segment.parts, segment.name, limit)
-    if not tune:
-        return plain
-    outcomes = [plain]
-    size = counts(plain.parts, judge.x)[:2]
-    for factor in TUNED:
-        cut = plain if factor == 1 else cut_down(judge, segment.parts, segment.name, factor * limit)
-        if not cut.steps or not _no_larger(counts(cut.parts, judge.x)[:2], size):
-            continue
-        parts, found = tuned(judge, cut.parts, tune)
-        step = Step("tune", segment.name, f"at most {tune} iterations of L-BFGS at fixed size", found)
-        if found < cut.change:
-            cut = replace(cut, parts=parts, steps=(*cut.steps, step), change=found)
-        if cut.change <= limit:
-            outcomes.append(cut)
-    return fewest(outcomes)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -61,7 +61,7 @@ class Curvature:
         """Return the minimizer of the change plus ``penalty`` times the squared distance to a target."""
         a, u, b, v = self.spectra
         right = self.out @ self.weight @ self.into + penalty * target
-        return cast(Tensor, u @ ((u.T @ right @ v) / (a[:, None] * b + penalty)) @ v.T)
+        return u @ ((u.T @ right @ v) / (a[:, None] * b + penalty)) @ v.T
 
     def fitted(self, kept: Tensor) -> Tensor:
         """Return the weight of least change with zeros outside of ``kept``: conjugate gradients."""
