@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from bnrank.discovery.compression import compress, judging, search
+from bnrank.discovery.compression import compress, judging, reduction
 from bnrank.discovery.compression.judging import Judge, enriched, split
 from helpers import normal
 
@@ -85,7 +85,7 @@ def judges(monkeypatch):
             super().__init__(fitted, selected, given)
             made.append((fitted, selected, given))
 
-    monkeypatch.setattr(search, "Judge", Recorded)
+    monkeypatch.setattr(reduction, "Judge", Recorded)
     return made
 
 
