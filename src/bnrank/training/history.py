@@ -290,7 +290,8 @@ class Run(Printed):
     summary : xarray.Dataset
         Over member: ``status``, the series over (member, step) at the last recorded step with a finite loss, and this
         step as ``steps``. Status is "finished" (all steps done), "converged" (stopping criterion met), "stalled" (no
-        descent found, even along the negative gradient: a kink of the loss, or rounding), "diverged" (non-finite loss;
+        descent found, even along the negative gradient, or no progress in 200 evaluations of L-BFGS: a kink of the
+        loss, or rounding), "diverged" (non-finite loss;
         the parameters are those of the last recorded row with a finite loss) or "interrupted".
     settings : TrainSettings
         The settings of the run.

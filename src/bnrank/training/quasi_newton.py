@@ -16,6 +16,8 @@ CURVATURE = 0.9  # constant of the second Wolfe condition (curvature)
 TRIALS = 12  # maximum number of evaluations per line search
 WARM_STEPS, WARM_LR = 200, 3e-3  # steps and step size of Adam before L-BFGS
 EVERY = 20  # iterations between estimates of a metric
+PATIENCE = 200  # evaluations without progress after which a member counts as stalled
+LESS, MORE = 0.9, 10.0  # progress is also a gradient norm below the first or above the second times the one before
 CAUTION = 6  # powers of ten by which the damping of a metric may rise before a member counts as stalled
 
 
@@ -26,7 +28,9 @@ class LBFGS:
     one another. The line search enforces the strong Wolfe conditions. Near convergence it also accepts a loss that is
     unchanged to within rounding if the slope has decreased, and at the twelfth trial it accepts any decrease. A member
     is `stalled` if it finds no descent, even along its negative gradient: it is at a kink of the loss, where the
-    negative gradient need not be a descent direction, or the remaining decrease is below rounding.
+    negative gradient need not be a descent direction, or the remaining decrease is below rounding. It is also stalled
+    after 200 evaluations in which neither the loss has decreased by more than rounding nor the norm of the gradient by
+    a tenth; a norm that grows tenfold, as near a saddle, is progress.
 
     Parameters
     ----------
@@ -152,8 +156,8 @@ Optimizer = EnsembleDescent | LBFGS | WarmStarted
 class _Search:
     """State of one member: its current point x, its history, and its current line search from x."""
 
-    SCALARS = ("f", "slope", "t", "low", "f_low", "slope_low", "high", "f_high", "slope_high")
-    COUNTS = ("trials", "iterations", "pairs", "refreshed", "refreshes", "caution", "anchor_caution")
+    SCALARS = ("f", "slope", "t", "low", "f_low", "slope_low", "high", "f_high", "slope_high", "f_mark", "norm_mark")
+    COUNTS = ("trials", "iterations", "pairs", "refreshed", "refreshes", "caution", "anchor_caution", "idle")
     FLAGS = ("started", "stalled")
     TENSORS = ("x", "g", "direction", "s", "y", "rho", "anchor")
 
@@ -165,7 +169,9 @@ class _Search:
         self.anchor = like.new_zeros(size if metric is not None else 0)  # the point where the metric was last estimated
         self.f = self.slope = self.t = math.nan
         self.low = self.f_low = self.slope_low = self.high = self.f_high = self.slope_high = math.nan
+        self.f_mark = self.norm_mark = math.nan  # the loss and the norm of its gradient at the last progress
         self.trials = self.iterations = self.pairs = self.refreshes = self.caution = self.anchor_caution = 0
+        self.idle = 0  # evaluations since the last progress
         self.refreshed = -1
         self.started = self.stalled = False
         self.rounding = torch.finfo(like.dtype).eps
@@ -189,6 +195,13 @@ class _Search:
             self.metric.refresh(self.anchor, self.refreshes, self.anchor_caution)
 
     def advance(self, theta: Tensor, cost: float, gradient: Tensor) -> None:
+        """Accept theta or choose the next trial point; give up where there is no more progress."""
+        self._try(theta, cost, gradient)
+        self.idle += 1
+        if self.idle > PATIENCE:
+            self._stall()
+
+    def _try(self, theta: Tensor, cost: float, gradient: Tensor) -> None:
         """Accept theta or choose the next trial point."""
         f = cost + self.ridge * float(squared_norm(theta))
         # Allocate a new tensor: the result of a BLAS dot product depends on the memory alignment of its arguments.
@@ -230,15 +243,22 @@ class _Search:
         self.g.copy_(gradient)
         self.f = f
         self.iterations += 1
+        size = float(squared_norm(gradient).sqrt())
+        less = f < self.f_mark - 4 * self.rounding * abs(self.f_mark)
+        if less or not LESS * self.norm_mark <= size <= MORE * self.norm_mark:
+            self.f_mark, self.norm_mark, self.idle = f, size, 0
         self._start()
+
+    def _stall(self) -> None:
+        self.stalled = True
+        self.direction.zero_()
 
     def _give_up(self) -> None:
         """Restart from x, first without history, then with increasing damping, until the search stalls."""
         if self.pairs == 0:
             self.caution += 1
             if self.metric is None or self.caution > CAUTION:
-                self.stalled = True
-                self.direction.zero_()
+                self._stall()
                 return
         self.pairs = 0
         self.refreshed = -1
@@ -273,8 +293,7 @@ class _Search:
         self.high = self.f_high = self.slope_high = math.nan
         self.trials = 0
         if not self.slope < 0:
-            self.stalled = True
-            self.direction.zero_()
+            self._stall()
 
     def _direct(self) -> None:
         """Compute the direction -H^{-1} g by the two-loop recursion and the slope along it."""
