@@ -1,4 +1,4 @@
-"""``python -m benchmarks.against [subject ...] [--quick] [--out FOLDER] [--minutes M]``."""
+"""``python -m benchmarks.against [subject ...] [--quick] [--out FOLDER] [--minutes M] [--executor E]``."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from threadpoolctl import threadpool_limits
 
 from benchmarks.__main__ import machine
 from benchmarks.against import trials
+from bnrank.training.sweeping.engines import NAMED, named_engine
 
 SUBJECTS = (
     "counting",
@@ -30,14 +31,16 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="few cells and seeds, to see that it works")
     parser.add_argument("--out", type=Path, default=Path("against"), help="folder of results; what is there is kept")
     parser.add_argument("--minutes", type=float, help="of each subject: after them no further cell is begun")
+    parser.add_argument("--executor", help=f"that measures several cells at once: {NAMED}")
     arguments = parser.parse_args()
     if unknown := [name for name in arguments.subjects if name not in SUBJECTS]:
         parser.error(f"unknown subject {unknown[0]!r}, expected some of {', '.join(SUBJECTS)}")
 
+    executor = None if arguments.executor is None else named_engine(arguments.executor)
     torch.set_num_threads(1)
     with threadpool_limits(1):
         for name in arguments.subjects or SUBJECTS:
-            text = trials.run(name, arguments.out, arguments.quick, arguments.minutes)
+            text = trials.run(name, arguments.out, arguments.quick, arguments.minutes, executor=executor)
             text = f"# bnrank against others: {name}\n\n{machine()}. {text}\n"
             (arguments.out / f"{name}.md").write_text(text, encoding="utf-8")
             print(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import os
@@ -12,6 +13,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from threadpoolctl import threadpool_limits
+
+from bnrank.training.ensemble import Workers
+from bnrank.training.sweeping.engines import engine, run_calls
 
 __all__ = ["Interval", "append", "attempt", "interval", "key", "markdown", "run", "stored", "wilson"]
 
@@ -111,30 +116,54 @@ def attempt(method: str, measure: Callable[[], Result]) -> Result:
         return {"method": method, "failed": f"{type(error).__name__}: {str(error)[:200]}"}
 
 
-def run(subject: str, out: Path, quick: bool = False, minutes: float | None = None, package: str = __package__) -> str:
+def run(
+    subject: str,
+    out: Path,
+    quick: bool = False,
+    minutes: float | None = None,
+    package: str = __package__,
+    executor: Any = None,
+) -> str:
     """Measure the cells of a subject that are not in ``out/<subject>.jsonl`` yet, and return its tables.
 
     A cell is stored at once when it is done. After ``minutes`` no further cell is begun. To measure all again, delete
-    the file.
+    the file. An executor, as that of `bnrank.sweep`, measures several cells at once; one whose worker died is measured
+    again. Wall times among the results are then those of workers that share a machine.
     """
     module = importlib.import_module(f"{package}.{subject}")
     out.mkdir(parents=True, exist_ok=True)
     path, cells = out / f"{subject}.jsonl", module.cells(quick)
     done = stored(path)
-    began, measured = time.perf_counter(), 0
-    for cell in cells:
-        if key(cell) in done:
-            continue
-        if minutes is not None and time.perf_counter() - began > 60 * minutes:
-            break
-        start = time.perf_counter()
-        done[key(cell)] = line = {"cell": cell, "results": _checked(cell, module.measure(cell))}
-        append(path, line | {"seconds": round(time.perf_counter() - start, 3)})
-        measured += 1
+    began, end = time.perf_counter(), None if minutes is None else time.time() + 60 * minutes
+    missing = [cell for cell in cells if key(cell) not in done]
+
+    def keep(number: int, found: tuple[list[Result], float] | None) -> None:
+        if found is None:
+            return
+        cell, (results, seconds) = missing[number], found
+        done[key(cell)] = line = {"cell": cell, "results": _checked(cell, results)}
+        append(path, line | {"seconds": round(seconds, 3)})
         print(f"{subject}: {len(done)}/{len(cells)} in {time.perf_counter() - began:.0f} s: {key(cell)}", flush=True)
+
+    calls = [functools.partial(_measured, f"{package}.{subject}", cell, end) for cell in missing]
+    if executor is not None:
+        run_calls(calls, engine(executor), keep)
+    else:
+        for number, call in enumerate(calls):
+            keep(number, call())
     there = [done[key(cell)] for cell in cells if key(cell) in done]
     head = f"{len(there)} of {len(cells)} cells measured" + (" (quick)" if quick else "") + ".\n\n"
     return head + module.tables([{**line["cell"], **result} for line in there for result in line["results"]])
+
+
+def _measured(module: str, cell: Result, end: float | None) -> tuple[list[Result], float] | None:
+    """Return the results of a cell and the wall time, measured on one thread; nothing after the time ``end``."""
+    if end is not None and time.time() > end:
+        return None
+    start = time.perf_counter()
+    with threadpool_limits(1), Workers(1):
+        results = importlib.import_module(module).measure(cell)
+    return results, time.perf_counter() - start
 
 
 def stored(path: Path) -> dict[str, Result]:

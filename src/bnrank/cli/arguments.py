@@ -37,6 +37,10 @@ Data = Annotated[
     ),
     DATA,
 ]
+Executor = Annotated[
+    str | None,
+    typer.Option(help="Number of processes, or the address or file (.json) of a scheduler of Dask, for trainings."),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Hide progress bars.")]
 
 

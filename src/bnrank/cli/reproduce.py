@@ -10,9 +10,10 @@ import typer
 import bnrank
 from bnrank._core import text
 from bnrank.cli import terminal
-from bnrank.cli.arguments import Quiet
+from bnrank.cli.arguments import Executor, Quiet
 from bnrank.cli.naming import Names
 from bnrank.cli.terminal import escape, say
+from bnrank.training.sweeping.engines import named_engine
 
 if TYPE_CHECKING:
     from bnrank import figures
@@ -30,6 +31,7 @@ def reproduce_command(
     show: Annotated[
         bool, typer.Option("--list", help="List the figures, their requirements and stored results; run none.")
     ] = False,
+    executor: Executor = None,
     quiet: Quiet = False,
 ) -> None:
     """Run figures of the theory, print which claims are reproduced, and write a page of all figures.
@@ -61,9 +63,9 @@ def reproduce_command(
         if not outcome.error:
             terminal.show(text.table(bnrank.reporting.tables.claim_rows(outcome.claims)))
 
-    page = out / scale / "index.html"
+    page, engine = out / scale / "index.html", None if executor is None else named_engine(executor)
     try:
-        outcomes = bnrank.figures.reproduce(names or ["all"], out, scale, not quiet, not fresh, start, end)
+        outcomes = bnrank.figures.reproduce(names or ["all"], out, scale, not quiet, not fresh, start, end, engine)
     except KeyboardInterrupt:
         again = "rerun without --fresh" if fresh else "rerun"
         say(f"Interrupted in {running[-1] if running else 'the start'}; {again} to resume. The page: {page}")

@@ -8,10 +8,11 @@ import typer
 
 import bnrank
 from bnrank._core import files, validation
-from bnrank.cli.arguments import Quiet, output_path
+from bnrank.cli.arguments import Executor, Quiet, output_path
 from bnrank.cli.grids import EXAMPLE, GridFile
 from bnrank.cli.naming import naming
 from bnrank.cli.terminal import say
+from bnrank.training.sweeping.engines import named_engine
 
 LEFT = 75  # exit status of a worker that ended before all was done: try again
 
@@ -39,6 +40,7 @@ def sweep_command(
     grid: Annotated[str | None, typer.Argument(metavar="GRID", help="A .toml file; --example prints one.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the results. Default: sweep.")] = None,
     processes: Annotated[int | None, typer.Option(help="Number of processes. Default: one per processor core.")] = None,
+    executor: Executor = None,
     prepare: Annotated[bool, typer.Option("--prepare", help="Only prepare the folder, for workers.")] = False,
     table: Annotated[Path | None, typer.Option(help="Also write the results as a .csv file.")] = None,
     example: Annotated[bool, typer.Option("--example", help="Print an example of GRID.")] = False,
@@ -58,21 +60,32 @@ def sweep_command(
     elif grid is not None:
         ours = [name for name in ("max_minutes", "idle") if getattr(worker, name) is not None]
         validation.expect(not ours, ", ".join(ours), "it without --worker", "it with --worker")
-        _sweep(grid, Path("sweep") if out is None else out, processes, prepare, table, quiet)
+        _sweep(grid, Path("sweep") if out is None else out, processes, executor, prepare, table, quiet)
     else:
-        own = {"out": out, "processes": processes, "prepare": prepare or None, "table": table}
+        own = {"out": out, "processes": processes, "executor": executor, "prepare": prepare or None, "table": table}
         given = [name for name, value in own.items() if value is not None]
         validation.expect(not given, ", ".join(given), "it with --worker", "it with GRID")
         _work(worker)
 
 
-def _sweep(grid: str, out: Path, processes: int | None, prepare: bool, table: Path | None, quiet: bool) -> None:
+def _sweep(
+    grid: str,
+    out: Path,
+    processes: int | None,
+    executor: str | None,
+    prepare: bool,
+    table: Path | None,
+    quiet: bool,
+) -> None:
     if table is not None:
         output_path(table, "table", grid, suffix=".csv")
     validation.optional(validation.integer, processes, "processes")
     validation.expect(not (prepare and processes), "prepare", "it with --processes", "one of the two")
+    others = ", ".join(name for name, value in {"--processes": processes, "--prepare": prepare}.items() if value)
+    validation.expect(executor is None or not others, "executor", f"it with {others}", "it without")
     file = GridFile.read(grid)
     options: dict[str, Any] = file.options | {"processes": 0 if prepare else processes, "progress": not quiet}
+    options["executor"] = None if executor is None else named_engine(executor)
     with file.naming():
         results: Any = bnrank.sweep(file.task, grid=file.grid, out=out, **options)
     say(str(bnrank.Sweep.open(out)))

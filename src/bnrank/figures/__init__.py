@@ -33,6 +33,7 @@ from bnrank.figures.harness.claims import Claim
 from bnrank.figures.harness.figure import SCALES, Figure, Outcome, describe
 from bnrank.figures.harness.gallery import OUT, Entry, duration, entries
 from bnrank.figures.harness.requirements import lacking
+from bnrank.training.sweeping.engines import engine
 
 __all__ = [
     "FIGURES",
@@ -79,6 +80,7 @@ def reproduce(
     resume: bool = True,
     on_start: Callable[[Figure], Any] | None = None,
     on_end: Callable[[Figure, Outcome], Any] | None = None,
+    executor: Any = None,
 ) -> list[Outcome]:
     """Run figures, store their outcomes, and return them; the page ``index.html`` is rewritten after every figure.
 
@@ -101,6 +103,11 @@ def reproduce(
     on_start, on_end : callable, optional
         Called with a figure before it is run, and with it and its outcome after it was run or opened. Figures that
         cannot run are reported before the first one starts.
+    executor : concurrent.futures.Executor, dask.distributed.Client or function, optional
+        Executor that runs trainings that do not depend on each other, each with one thread, as that of `bnrank.sweep`;
+        its workers must reach ``out`` under the same path. Each stores its result in the figure's folder. One that is
+        lost is submitted again, and resumes from its checkpoint. Measurements, single trainings and the flows of F9L
+        and F13 run in this process.
 
     Returns
     -------
@@ -110,7 +117,7 @@ def reproduce(
     Raises
     ------
     TypeError, ValueError
-        If there is no such figure or scale, or the folder cannot be written to or is full.
+        If there is no such figure or scale, the folder cannot be written to or is full, or ``executor`` takes no work.
     KeyboardInterrupt
         At Ctrl-C; the page is written, and the same call resumes.
 
@@ -121,6 +128,7 @@ def reproduce(
     """
     folder = _folder(out, scale)
     figures = _chosen(names)
+    executor = engine(executor)
     prepare_folder(folder)
     discard_partial(folder)
     data: dict[str, str] = {}
@@ -160,7 +168,7 @@ def reproduce(
             if on_start is not None:
                 on_start(figure)
             try:
-                outcome = _run(figure, folder, scale, progress, resume)
+                outcome = _run(figure, folder, scale, progress, resume, executor)
             except KeyboardInterrupt:
                 write_page()
                 raise
@@ -174,10 +182,10 @@ def reproduce(
     return [done[figure.name] for figure in figures]
 
 
-def _run(figure: Figure, folder: Path, scale: str, progress: bool, resume: bool) -> Outcome:
+def _run(figure: Figure, folder: Path, scale: str, progress: bool, resume: bool, executor: Any) -> Outcome:
     """Run a figure and return its outcome as stored, or one with the reason why nothing could be stored."""
     try:
-        figure.run(scale, folder, progress, resume)
+        figure.run(scale, folder, progress, resume, executor)
         return Outcome.open(folder / figure.name)
     except Exception as problem:
         if store.is_full(problem):

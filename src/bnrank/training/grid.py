@@ -13,7 +13,7 @@ from bnrank._core import validation
 from bnrank.training.sweeping.axes import read_grid
 from bnrank.training.sweeping.cells import cells_of, check_options, check_trainable, groups_of
 from bnrank.training.sweeping.driver import run_all
-from bnrank.training.sweeping.engines import engine
+from bnrank.training.sweeping.engines import MAX_PROCESSES, engine
 from bnrank.training.sweeping.folder import SweepFolder, planned
 from bnrank.training.sweeping.makers import Maker
 from bnrank.training.sweeping.tabulated import dataset, frame
@@ -21,8 +21,6 @@ from bnrank.training.sweeping.tabulated import dataset, frame
 if TYPE_CHECKING:
     import pandas as pd
     import xarray as xr
-
-MAX_PROCESSES = 1024
 
 
 @overload

@@ -25,7 +25,7 @@ from bnrank.discovery.estimators.budget import FEW, MANY, MAX_PROCESSES, Budget,
 from bnrank.discovery.estimators.counts import Count, standard_error
 from bnrank.discovery.estimators.dependence import consecutive
 from bnrank.discovery.estimators.directions import directions_of, nothing_found
-from bnrank.discovery.estimators.jobs import engaged, processes_for
+from bnrank.discovery.estimators.jobs import processes_for
 from bnrank.discovery.estimators.keeping import kept
 from bnrank.discovery.estimators.notes import remarks
 from bnrank.discovery.estimators.outliers import Cleaned, cleaned
@@ -41,6 +41,7 @@ from bnrank.discovery.estimators.tables import (
 )
 from bnrank.discovery.estimators.weights import spread, weights_of
 from bnrank.networks.mlp import MLP, from_layers
+from bnrank.training.sweeping.engines import engaged
 
 CHUNK_SIZE = 8192  # rows
 MAX_ROWS = 1000  # in the data of the figures

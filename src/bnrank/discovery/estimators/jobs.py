@@ -11,10 +11,8 @@ import numbers
 import os
 import signal
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, wait
-from contextvars import ContextVar
+from concurrent.futures import BrokenExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,13 +25,10 @@ from bnrank.discovery.estimators.keeping import folder_of_trainings, kept
 from bnrank.discovery.estimators.progress import current, voice
 from bnrank.training.ensemble import Workers
 from bnrank.training.interruption import interruptions
-from bnrank.training.sweeping.engines import Engine, error_of
-from bnrank.training.sweeping.engines import engine as engine_of
+from bnrank.training.sweeping.engines import Engine, engaged_engine, run_calls
 
 T = TypeVar("T")
-ATTEMPTS = 2  # how often a call, or an executor, is tried again
 EXPECTED = "a number of processes, -1 for as many as there are cores, or None for one"
-_ENGINE: ContextVar[Engine | None] = ContextVar("engine", default=None)
 KILLED = (
     "n_jobs: a worker process ended abruptly (it was killed, or the memory was full), expected {} that run to their "
     "end; n_jobs=1 needs the memory of one, and trainings that a folder keeps (out) are not repeated"
@@ -71,7 +66,7 @@ def results_of(calls: Sequence[Callable[[], T]], processes: int) -> list[T]:
     RuntimeError
         If a worker process was killed.
     """
-    engine = _ENGINE.get()
+    engine = engaged_engine()
     if engine is not None and processes > 1:
         return _on_engine(calls, engine)
     if processes == 1 or len(calls) < 2:
@@ -102,66 +97,25 @@ def results_of(calls: Sequence[Callable[[], T]], processes: int) -> list[T]:
     return [results[number] for number in range(len(calls))]
 
 
-@contextlib.contextmanager
-def engaged(executor: Any) -> Iterator[None]:
-    """Let `results_of` run its calls on an executor, as that of `bnrank.sweep`; None for processes of its own."""
-    before = _ENGINE.set(engine_of(executor))
-    try:
-        yield
-    finally:
-        _ENGINE.reset(before)
-
-
 def _on_engine(calls: Sequence[Callable[[], T]], engine: Engine) -> list[T]:
-    """Return the results of calls that an executor runs; one whose future failed is submitted again, twice."""
-    make = engine if callable(engine) and not hasattr(engine, "submit") else None
-    executor: Any = engine if make is None else make()
+    """Return the results of calls that an executor runs."""
     results: dict[int, T] = {}
-    failures: Counter[int] = Counter()
-    futures: dict[Future[Any], int] = {}
-    try:
-        while len(results) < len(calls):
-            for number in sorted(set(range(len(calls))) - results.keys() - set(futures.values())):
-                try:
-                    future = executor.submit(_judged, number, calls[number], folder_of_trainings())
-                except Exception as error:
-                    failures[-1] += 1
-                    if make is None or failures[-1] > ATTEMPTS:
-                        raise RuntimeError(f"executor: it takes no work: {type(error).__name__}: {error}") from error
-                    executor.shutdown(wait=False)
-                    executor = make()
-                    break
-                futures[future] = number
-            for future in wait(futures, return_when=FIRST_COMPLETED).done:
-                number, lost = futures.pop(future), error_of(future)
-                if lost is not None:
-                    failures[number] += 1
-                    if failures[number] > ATTEMPTS:
-                        raise RuntimeError(f"executor: a training failed {ATTEMPTS + 1} times: {lost!r}") from lost
-                    continue
-                (result, raised), work = future.result()
-                if raised is not None:
-                    raise raised
-                results[number] = result
-                current().advance(work)
-    finally:
-        for future in futures:
-            future.cancel()
-        if make is not None:
-            executor.shutdown(wait=False)
+
+    def done(number: int, found: tuple[T, float]) -> None:
+        results[number], work = found
+        current().advance(work)
+
+    folder = folder_of_trainings()
+    run_calls([functools.partial(_remote, call, folder) for call in calls], engine, done)
     return [results[number] for number in range(len(calls))]
 
 
-def _judged(number: int, call: Callable[[], T], folder: Path | None) -> tuple[tuple[T | None, Exception | None], float]:
-    """Return the result of a call, or the error that it raised, which no other attempt would mend, and the work."""
-    with engaged(None):
-        try:
-            _, result, work = _attempt(number, call, folder, 0)
-        except Exception as error:
-            return (None, error), 0.0
+def _remote(call: Callable[[], T], folder: Path | None) -> tuple[T, float]:
+    """Return the result of a call and the work that was done."""
+    _, result, work = _attempt(0, call, folder, 0)
     if not result:
-        raise RuntimeError("a worker was interrupted")
-    return (result[0], None), work
+        raise KeyboardInterrupt
+    return result[0], work
 
 
 def _attempt(number: int, call: Callable[[], T], folder: Path | None, parent: int) -> tuple[int, tuple[T, ...], float]:

@@ -11,7 +11,7 @@ from bnrank.figures.harness.training import mlp, start_as_pytorch
 from bnrank.measures.regions import ClassRegions, tripoints
 from bnrank.networks import MLP
 from bnrank.tasks import Task, s_shapes
-from bnrank.training import Adam, train
+from bnrank.training import Adam, Run, train
 
 PYTORCH, HE = "PyTorch", "He"  # starts
 
@@ -107,8 +107,10 @@ class Classifier:
         return int((self.reach <= times).sum())
 
 
-def classifiers(s: Settings, seed: int, depth: int, start: str, folder: Path, progress: bool) -> list[Classifier]:
-    """Return the network of one seed, depth and start without L2, and the one that continues from it with L2.
+def trained(
+    s: Settings, seed: int, depth: int, start: str, folder: Path, progress: bool
+) -> tuple[Task, list[tuple[float, Run]]]:
+    """Return the data of a seed, and ridge and run of one depth and start without L2, and continued with L2.
 
     At depth 9 the origin is a local minimum of the loss with L2 that attracts networks with small initial weights. L2
     therefore starts once the data are fitted.
@@ -118,11 +120,22 @@ def classifiers(s: Settings, seed: int, depth: int, start: str, folder: Path, pr
     if start == PYTORCH:
         start_as_pytorch(net, seed)
     stages = ((0.0, s.steps[s.depths.index(depth)], Adam(3e-3, "cosine")), (s.ridge, s.steps_ridge, "kfac-lbfgs"))
-    found: list[Classifier] = []
+    found: list[tuple[float, Run]] = []
     for ridge, steps, optimizer in stages:
         out = folder / f"depth-{depth}-{start.lower()}-{seed}{'-l2' if ridge else ''}"
         run = train(net, task, ridge=ridge, steps=steps, optimizer=optimizer, out=out, progress=progress)
-        before, net = net, cast(MLP, run.network(0))
+        net = cast(MLP, run.network(0))
+        found.append((ridge, run))
+    return task, found
+
+
+def classifiers(s: Settings, seed: int, depth: int, start: str, folder: Path, progress: bool) -> list[Classifier]:
+    """Return the network of one seed, depth and start without L2, and the one that continues from it with L2."""
+    task, runs = trained(s, seed, depth, start, folder, progress)
+    found: list[Classifier] = []
+    before = cast(MLP, runs[0][1].network(0))
+    for ridge, run in runs:
+        net = cast(MLP, run.network(0))
         same = agreement(before, net, task) if ridge else 1.0
         found.append(look(net, task, run.summary.isel(member=0), s, seed=seed, start=start, ridge=ridge, same=same))
     return found

@@ -2,12 +2,14 @@
 
 import itertools
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from bnrank.figures.f02_class_regions.computation import HE, PYTORCH, Classifier, Settings, classifiers
+from bnrank.figures.f02_class_regions.computation import HE, PYTORCH, Classifier, Settings, classifiers, trained
 from bnrank.figures.f02_class_regions.drawing import draw_every_seed, draw_further_out, draw_regions
+from bnrank.figures.harness.ahead import ahead
 from bnrank.figures.harness.claims import Claim, above, at_least, at_most, equals
 from bnrank.figures.harness.figure import Figure, Outcome
 from bnrank.reporting import Section
@@ -21,12 +23,9 @@ def make(settings: Settings, folder: Path, progress: bool) -> Outcome:
     s = settings
     shallow, deep = s.depths
     kinds = [(shallow, PYTORCH, s.seeds), (deep, PYTORCH, s.seeds), (deep, HE, s.seeds[: s.control])]
-    found = [
-        network
-        for depth, start, seeds in kinds
-        for seed in seeds
-        for network in classifiers(s, seed, depth, start, folder, progress)
-    ]
+    each = [(s, seed, depth, start, folder) for depth, start, seeds in kinds for seed in seeds]
+    ahead([partial(trained, *one, False) for one in each], progress)
+    found = [network for one in each for network in classifiers(*one, progress)]
     claimed = [c for c in found if c.start == PYTORCH]
     claimed.sort(key=lambda c: (c.depth, bool(c.ridge), c.seed))
     pictures = {

@@ -133,11 +133,16 @@ def curve_runs(out: Path, progress: bool, curves: Curves, net: Network) -> list[
     """Train networks of one depth on each curve, and return the measurements of all of them."""
     result = []
     for curve in curves.curves:
-        task = planar_curve(curves.samples, curves.corners, curve, n_test=curves.samples)
-        folder = out / f"curve-{curve}-depth-{net.depth}"
-        run = net.train(task, folder, progress, members=curves.nets, seed=curves.nets * curve)
+        task, run = curve_run(out, progress, curves, net, curve)
         result += [_of_curve(run, member, task, curve, net.depth, curves.noise) for member in range(curves.nets)]
     return result
+
+
+def curve_run(out: Path, progress: bool, curves: Curves, net: Network, curve: int) -> tuple[Task, Run]:
+    """Return a curve and the run of networks of one depth on it."""
+    task = planar_curve(curves.samples, curves.corners, curve, n_test=curves.samples)
+    folder = out / f"curve-{curve}-depth-{net.depth}"
+    return task, net.train(task, folder, progress, members=curves.nets, seed=curves.nets * curve)
 
 
 def _of_curve(run: Run, member: int, task: Task, curve: int, depth: int, noise: float) -> OfCurve:
@@ -175,11 +180,17 @@ def image_task(images: Images) -> tuple[Task, Tensor]:
 
 def image_runs(out: Path, progress: bool, task: Task, images: Images, net: Network) -> list[OfImages]:
     """Train networks of one depth on images, and return the measurements of all of them."""
+    run = image_run(out, progress, images, net, task)
+    return [_of_images(run, member, task, net.depth, images) for member in range(images.nets)]
+
+
+def image_run(out: Path, progress: bool, images: Images, net: Network, task: Task | None = None) -> Run:
+    """Return the run of networks of one depth on images, given as the result of `image_task` or made anew."""
+    data = image_task(images)[0] if task is None else task
     folder = out / f"images-depth-{net.depth}"
     optimizer = Adam(lr=images.lr, schedule="cosine")
     batches: dict[str, Any] = {"optimizer": optimizer, "batch_size": images.batch_size}
-    run = net.train(task, folder, progress, members=images.nets, seed=0, **batches)
-    return [_of_images(run, member, task, net.depth, images) for member in range(images.nets)]
+    return net.train(data, folder, progress, members=images.nets, seed=0, **batches)
 
 
 def _of_images(run: Run, member: int, task: Task, depth: int, images: Images) -> OfImages:

@@ -15,7 +15,7 @@ from bnrank.measures.noise import Denoising, denoising
 from bnrank.measures.spectra import effective_rank
 from bnrank.tasks import Task
 from bnrank.theory.symmetry import projection
-from bnrank.training import Adam
+from bnrank.training import Adam, Run
 
 LEAST = 0.1  # a gap below s_k counts only if s_k is at least this share of s_1
 
@@ -77,11 +77,16 @@ def few_runs(out: Path, progress: bool, few: FewImages, net: Network) -> list[Of
     """Train one network per seed on the images of the seed, and return the measurements of all of them."""
     result = []
     for seed in few.seeds:
-        task, _ = few.task(seed)
-        folder = out / f"few-images-depth-{net.depth}-seed-{seed}"
-        run = net.train(task, folder, progress, seed=seed, optimizer=Adam(few.lr, "cosine"))
+        task, run = few_run(out, progress, few, net, seed)
         result.append(_of_few(run.network(0), task, few, run.summary.isel(member=0), net.depth))
     return result
+
+
+def few_run(out: Path, progress: bool, few: FewImages, net: Network, seed: int) -> tuple[Task, Run]:
+    """Return the images of a seed and the run of a network on them."""
+    task, _ = few.task(seed)
+    folder = out / f"few-images-depth-{net.depth}-seed-{seed}"
+    return task, net.train(task, folder, progress, seed=seed, optimizer=Adam(few.lr, "cosine"))
 
 
 def _of_few(network: nn.Module, task: Task, few: FewImages, last: Any, depth: int) -> OfFew:

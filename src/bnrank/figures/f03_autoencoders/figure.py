@@ -1,7 +1,8 @@
 """F3 (Jacot2023a, Figure 3): deep autoencoders project noise onto a curve, shallow ones do not."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,9 @@ import pandas as pd
 from bnrank.figures.f03_autoencoders import computation
 from bnrank.figures.f03_autoencoders.computation import RIDGE, RTOL, Curves, Images, Network, OfCurve, OfImages
 from bnrank.figures.f03_autoencoders.drawing import draw_arrows, draw_digits, draw_few, draw_images, draw_runs
-from bnrank.figures.f03_autoencoders.few_images import LEAST, FewImages, OfFew, few_runs
+from bnrank.figures.f03_autoencoders.few_images import LEAST, FewImages, OfFew, few_run, few_runs
 from bnrank.figures.f03_autoencoders.linear_projections import on_unseen
+from bnrank.figures.harness.ahead import ahead
 from bnrank.figures.harness.claims import Claim, above, at_least, at_most, below
 from bnrank.figures.harness.figure import Figure, Outcome
 from bnrank.figures.harness.training import held_out
@@ -128,6 +130,16 @@ def make(settings: Settings, folder: Path, progress: bool) -> Outcome:
     s = settings
     task, mean = computation.image_task(s.images)
     of_curves, of_images = (s.curve_deep, s.curve_shallow), (s.images_deep, s.images_shallow)
+    with_few = task.name.startswith("mnist")
+    calls: list[Callable[[], object]] = [
+        partial(computation.image_run, folder, False, s.images, net) for net in of_images
+    ]
+    if with_few:
+        of_few = (s.few_deep, s.few_shallow)
+        calls += [partial(few_run, folder, False, s.few, net, seed) for net in of_few for seed in s.few.seeds]
+    curves = s.curves.curves
+    calls += [partial(computation.curve_run, folder, False, s.curves, net, one) for net in of_curves for one in curves]
+    ahead(calls, progress)
     deep, shallow = (computation.curve_runs(folder, progress, s.curves, net) for net in of_curves)
     deep_images, shallow_images = (computation.image_runs(folder, progress, task, s.images, net) for net in of_images)
     first = [[next(run for run in runs if run.row["curve"] == curve) for curve in s.shown] for runs in (deep, shallow)]
@@ -143,7 +155,7 @@ def make(settings: Settings, folder: Path, progress: bool) -> Outcome:
         Section("Images", text=IMAGES, rows=[run.row for run in (*deep_images, *shallow_images)]),
     )
     # with 8 x 8 pixels, a projection onto 3 dimensions leaves more than a fifth of the noise
-    if task.name.startswith("mnist"):
+    if with_few:
         few = s.few
         deep_few, shallow_few = (few_runs(folder, progress, few, net) for net in (s.few_deep, s.few_shallow))
         seen, mean_seen = few.task(few.seeds[0])

@@ -20,6 +20,7 @@ from bnrank.reporting import Section, plots
 from bnrank.tasks import low_rank_map
 from bnrank.theory import cost
 from bnrank.training import sweep
+from bnrank.training.sweeping.engines import engaged_engine
 
 RIDGE = 1e-3
 RANK = 2  # of the source's data
@@ -139,6 +140,7 @@ def _trained(settings: Settings, rank: int, depths: Sequence[int], folder: Path,
         seeds=list(s.seeds),
         grid={"width": [s.width], "init": s.init},
         record=max(1, s.steps // 20),
+        executor=engaged_engine(),
         out=folder / f"rank-{rank}",
         progress=progress,
     ).squeeze(["width", "size", "ridge"])

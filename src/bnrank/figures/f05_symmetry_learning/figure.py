@@ -4,6 +4,7 @@ Gradient descent on C(v) = ||v v^T - (w w^T + E)||_F^2 depends, up to E, on only
 network that predicts the costs from the start learns two hidden coordinates equivalent to them.
 """
 
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,6 +14,7 @@ from bnrank._core import linalg
 from bnrank.figures.f05_symmetry_learning import computation, drawing, trajectories
 from bnrank.figures.f05_symmetry_learning.computation import BEFORE, FULL, LINE, PLANE, SMALL, TRUE, Learned, Settings
 from bnrank.figures.f05_symmetry_learning.trajectories import ATOLS, FINE, HIDDEN, VISIBLE, Crossed
+from bnrank.figures.harness.ahead import ahead
 from bnrank.figures.harness.claims import Claim, above, at_least, at_most, below, equals, is_true, largest, smallest
 from bnrank.figures.harness.figure import Figure, Outcome
 from bnrank.figures.harness.training import mlp, train_recorded
@@ -96,6 +98,7 @@ def trained(settings: Settings, seed: int, folder: Path, progress: bool) -> tupl
 def make(settings: Settings, folder: Path, progress: bool) -> Outcome:
     """Train on starts and costs of gradient descent, and measure what the hidden layers represent."""
     s = settings
+    ahead([partial(trained, s, seed, folder, False) for seed in range(s.seed, s.seed + s.seeds)], progress)
     run, task, descent = trained(s, s.seed, folder, progress)
     learned = computation.learn(cast(MLP, run.network(0)), task, descent, s)
     crossed = []

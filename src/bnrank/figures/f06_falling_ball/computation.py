@@ -21,7 +21,7 @@ from bnrank.measures.frequencies import Kept, grid, kept
 from bnrank.networks import CircularConvolutional
 from bnrank.networks.convolutional import in_fourier_space
 from bnrank.tasks import Task, falling_ball
-from bnrank.training import Adam
+from bnrank.training import Adam, Run
 
 PROFILED = 300  # samples of a profile
 LINEAR = 0.05  # nonlinearity ratio below which a layer counts as nearly linear
@@ -157,8 +157,10 @@ class Ball:
         return self.gap(layer) >= GAP and all(r2 > KNOWN for r2 in wanted.known) and others.most < UNKNOWN
 
 
-def follow(dimensions: int, setup: Setup, out: Path, progress: bool) -> list[Ball]:
-    """Train circular networks on a falling ball, and return the measurements of all members, lowest loss first.
+def trained(
+    dimensions: int, setup: Setup, out: Path, progress: bool
+) -> tuple[Task, Run, dict[int, CircularConvolutional]]:
+    """Train circular networks on a falling ball; return the data and the run of the last stage, and nets by seed.
 
     The training balls start within one pixel: network and data commute with translations, so translated samples are
     redundant. Test balls are spread over the whole torus. Each stage starts where the previous one ended, deeper by
@@ -178,6 +180,13 @@ def follow(dimensions: int, setup: Setup, out: Path, progress: bool) -> list[Bal
         run = train_recorded(starts, task, out / f"{stage}", progress, **options)
         for i, net in enumerate(nets.values()):
             net.load_state_dict(run.network(i).state_dict())
+    return task, run, nets
+
+
+def follow(dimensions: int, setup: Setup, out: Path, progress: bool) -> list[Ball]:
+    """Train circular networks on a falling ball, and return the measurements of all members, lowest loss first."""
+    s = setup
+    task, run, nets = trained(dimensions, setup, out, progress)
     losses, balls = run.summary.loss.values.tolist(), []
     for i, (seed, net) in enumerate(nets.items()):
         balls.append(_measured(s, seed, losses[i], task, net.double(), run.history.isel(member=[i])))

@@ -3,12 +3,14 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bnrank.figures.f06_falling_ball.computation import GAP, KNOWN, LINEAR, UNKNOWN, Ball, Setup, follow
+from bnrank.figures.f06_falling_ball.computation import GAP, KNOWN, LINEAR, UNKNOWN, Ball, Setup, follow, trained
 from bnrank.figures.f06_falling_ball.drawing import draw_prediction, draw_readout, draw_spectra
 from bnrank.figures.f06_falling_ball.readouts import NOISE
+from bnrank.figures.harness.ahead import ahead
 from bnrank.figures.harness.claims import Claim, above, at_least, at_most, below, is_true, prefixed
 from bnrank.figures.harness.figure import Figure, Outcome
 from bnrank.measures.frequencies import kept
@@ -98,8 +100,10 @@ def _clearest(ball: Ball) -> tuple[float, float, float, float]:
 def make(settings: Settings, folder: Path, progress: bool) -> Outcome:
     """Train networks on balls in one dimension and in two."""
     parts = {"ring": (1, settings.ring), "interval": (1, settings.interval), "torus": (2, settings.torus)}
-    trained = [follow(d, setup, folder / name, progress) for name, (d, setup) in parts.items()]
-    balls = [members[0] for members in trained]
+    each = [(d, setup, folder / name) for name, (d, setup) in parts.items()]
+    ahead([partial(trained, *one, False) for one in each], progress)
+    found = [follow(*one, progress) for one in each]
+    balls = [members[0] for members in found]
     pictures = {"spectra": draw_spectra(balls), "readout": draw_readout(balls), "prediction": draw_prediction(balls)}
     captions = {
         "spectra": "Singular values of the weights of every layer, frequency by frequency; shaded: those with the "
@@ -108,8 +112,8 @@ def make(settings: Settings, folder: Path, progress: bool) -> Outcome:
         "as its amplitude.",
         "prediction": "Test balls: two input frames, two predicted ones.",
     }
-    sections = [part for members in trained for part in _sections(members)]
-    made = tuple(claim for members in trained for claim in claims(members))
+    sections = [part for members in found for part in _sections(members)]
+    made = tuple(claim for members in found for claim in claims(members))
     return Outcome(claims=made, sections=sections, pictures=pictures, captions=captions)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,13 @@ from sklearn.kernel_ridge import KernelRidge
 from torch import Tensor
 
 from bnrank.figures.f07_kernel_rates.field import field_kernel, random_field
+from bnrank.figures.harness.ahead import ahead
 from bnrank.figures.harness.intervals import interval
 from bnrank.figures.harness.training import held_out, mlp, relative_error, train_recorded
 from bnrank.tasks import Task, TorusTarget, composition, torus_map
 from bnrank.tasks.kernel_targets import torus_targets
 from bnrank.theory.kernels import Selected, select
+from bnrank.training import Run
 
 Array = NDArray[np.float64]
 
@@ -212,17 +215,24 @@ def _compare(
     """Return the courses of networks and of a kernel, over sizes; a seed is that of the task and of the network."""
     sizes = np.array(s.sizes_composition, float)
     deep, kernel = np.empty((2, len(tasks), len(sizes)))
+    each = [(seed, first(task, n)) for seed, task in tasks.items() for n in s.sizes_composition]
+    ahead([partial(_network, part, folder, name, s, seed, False) for seed, part in each], progress)
     for row, (seed, task) in enumerate(tasks.items()):
         x, y = held_out(task)
         for column, n in enumerate(s.sizes_composition):
-            part, out = first(task, n), folder / f"{name}-seed-{seed}-n-{n}"
-            net = mlp(part, s.depth, s.width)
-            run = train_recorded(net, part, out, progress, steps=s.steps, records=10, ridge=s.ridge, seed=seed)
+            part = first(task, n)
+            run = _network(part, folder, name, s, seed, progress)
             with torch.no_grad():
                 deep[row, column] = relative_error(run.network()(x.float()), y)
             kernel[row, column] = relative_error(fit(part)(x), y)
     about = f"depth {s.depth}, width {s.width}, ridge {s.ridge:g}"
     return Course("network", sizes, deep, about), Course("kernel", sizes, kernel)
+
+
+def _network(part: Task, folder: Path, name: str, s: Settings, seed: int, progress: bool) -> Run:
+    """Return the run of a network on the first samples of a task."""
+    net, out = mlp(part, s.depth, s.width), folder / f"{name}-seed-{seed}-n-{part.n}"
+    return train_recorded(net, part, out, progress, steps=s.steps, records=10, ridge=s.ridge, seed=seed)
 
 
 def first(task: Task, n: int) -> Task:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bnrank._core import linalg
+from bnrank.figures.harness.ahead import ahead
 from bnrank.figures.harness.claims import Claim, at_least, below, equals, prefixed
 from bnrank.figures.harness.drawing import color, label, panels
 from bnrank.figures.harness.figure import Figure, Outcome
@@ -19,6 +21,7 @@ from bnrank.measures.jacobian import Jacobian
 from bnrank.reporting import Section
 from bnrank.tasks import Task, low_rank_map
 from bnrank.theory.kernels import jacobian_ranks, select
+from bnrank.training import Run
 
 RTOL = 1e-10  # of a kernel's singular values that count, relative to the largest
 GAP = 20  # s_k / s_{k+1} of a network that has rank k, as in F1
@@ -95,9 +98,10 @@ def make(settings: Settings, folder: Path, progress: bool) -> Outcome:
     """Fit kernels and a network to F1's data without and with noise in y, and take Jacobians at test inputs."""
     s, rank = settings, settings.rank
     fitted = []
+    ahead([partial(_trained, s, noise, folder, False) for noise in s.noises], progress)
     for noise in s.noises:
-        task = low_rank_map(s.samples, 50, 50, latent=15, rank=rank, width=100, noise=noise, n_test=500)
-        fitted.append(_network(folder / f"noise-{noise:g}", progress, task, noise, s))
+        task, run = _trained(s, noise, folder, progress)
+        fitted.append(_network(run, task, noise, s))
         fitted += [_kernel(task, noise, kernel, held_out(task)[0][: s.points]) for kernel in s.kernels]
     text = (
         "Jacobians at test inputs. Ridge and length scale of the kernels are chosen by five-fold cross-validation. "
@@ -110,9 +114,15 @@ def make(settings: Settings, folder: Path, progress: bool) -> Outcome:
     return Outcome(claims=claims(fitted, rank), sections=(section,), pictures=pictures, captions=captions)
 
 
-def _network(folder: Path, progress: bool, task: Task, noise: float, settings: Settings) -> Predictor:
+def _trained(settings: Settings, noise: float, folder: Path, progress: bool) -> tuple[Task, Run]:
+    s = settings
+    task = low_rank_map(s.samples, 50, 50, latent=15, rank=s.rank, width=100, noise=noise, n_test=500)
+    net, out = mlp(task, s.depth, s.width), folder / f"noise-{noise:g}"
+    return task, train_recorded(net, task, out, progress, ridge=0.05 / s.depth, steps=s.steps, seed=0)
+
+
+def _network(run: Run, task: Task, noise: float, settings: Settings) -> Predictor:
     s, ridge = settings, 0.05 / settings.depth
-    run = train_recorded(mlp(task, s.depth, s.width), task, folder, progress, ridge=ridge, steps=s.steps, seed=0)
     trained, (x, y) = run.network(), held_out(task)
     with torch.no_grad():
         error, cost = relative_error(trained(x), y), relative_error(trained(task.x), task.y)

@@ -1,12 +1,14 @@
 """F9 (Bantzis2025, Figures 1 and 3): handwritten digits from small weights, past the first and the second saddle."""
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from bnrank.figures.f09_first_escape import fits, joins, saddles
 from bnrank.figures.f09_first_escape.saddles import Descent
+from bnrank.figures.harness.ahead import ahead
 from bnrank.figures.harness.claims import Claim, prefixed
 from bnrank.figures.harness.figure import Figure, Outcome
 from bnrank.reporting import Section
@@ -59,6 +61,11 @@ def make(settings: Settings, folder: Path, progress: bool) -> Outcome:
     s, task = settings, handwritten_digits(settings.images)
     claims: list[Claim] = []
     sections, pictures, captions = [], {}, {}
+    runs = [(one, folder / f"run-{i}", s.first_seed) for i, one in enumerate(s.runs)]
+    others = range(s.first_seed + 1, s.first_seed + s.seeds)
+    runs += [(s.runs[-1], folder / f"run-{len(s.runs) - 1}-seed-{seed}", seed) for seed in others]
+    flows = [partial(saddles.descend_digits, s.images, DEPTH, s.width, *one) for one in runs]
+    ahead([*flows, *fits.calls(s.images, s.fit_steps, folder)], progress)
     for i, descent in enumerate(s.runs):
         flow = saddles.descend(task, DEPTH, s.width, descent, folder / f"run-{i}", progress, seed=s.first_seed)
         last, init = i == len(s.runs) - 1, f"init {descent.init:g}"
@@ -70,8 +77,8 @@ def make(settings: Settings, folder: Path, progress: bool) -> Outcome:
         name = "plateaus" if last else f"plateaus-init-{descent.init:g}"
         pictures[name] = part.picture()
         captions[name] = f"The loss and the spectra of all layers, from weights of scale {descent.init:g}"
-    fitted, ranks = fits.fits(task, s.fit_steps), {s.first_seed: fits.stages(flow, part.found, task)}
-    for seed in range(s.first_seed + 1, s.first_seed + s.seeds):
+    fitted, ranks = fits.fits(task, s.fit_steps, folder, s.images), {s.first_seed: fits.stages(flow, part.found, task)}
+    for seed in others:
         other = saddles.descend(task, DEPTH, s.width, descent, folder / f"run-{i}-seed-{seed}", progress, seed=seed)
         ranks[seed] = fits.stages(other, saddles.stages(other.history), task)
     claims += fits.claims(ranks.values(), fitted)

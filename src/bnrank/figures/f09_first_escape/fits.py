@@ -1,17 +1,20 @@
 """Part of F9: the rank of the network at each plateau, and the smallest rank that fits its loss."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from bnrank.figures.harness.ahead import kept
 from bnrank.figures.harness.claims import Claim, is_true
 from bnrank.measures.plateaus import Plateau
 from bnrank.networks import MLP
 from bnrank.reporting import Section
-from bnrank.tasks import Task
+from bnrank.tasks import Task, handwritten_digits
 from bnrank.theory import rank
 from bnrank.training import Adam, Record, train
 from bnrank.training.gradient_flow import Flow
@@ -92,11 +95,21 @@ def narrow(task: Task, k: int, steps: int, width: int = WIDTH, seed: int = 0) ->
     return float(np.nanmin(run.history["cost"].values[:, -1]))
 
 
-def fits(task: Task, steps: int) -> Fits:
+def least(images: int | None, k: int, steps: int, folder: Path) -> float:
+    """Return `narrow` on handwritten digits, kept in a folder."""
+    return float(kept(folder / f"narrow-{k}.json", lambda: narrow(handwritten_digits(images), k, steps)))
+
+
+def calls(images: int | None, steps: int, folder: Path) -> list[Callable[[], float]]:
+    """Return the calls of `least` for every rank."""
+    return [partial(least, images, k, steps, folder) for k in RANKS]
+
+
+def fits(task: Task, steps: int, folder: Path, images: int | None) -> Fits:
     """Return lower bounds and the least losses found of rank 0, 1 and 2 on the images of a task."""
     shares = np.bincount(task.y.numpy(), minlength=task.d_out) / task.n
     zero = float(np.log(task.d_out))
-    return Fits((zero, one_neuron(shares), 0.0), (zero, *(narrow(task, k, steps) for k in RANKS)))
+    return Fits((zero, one_neuron(shares), 0.0), (zero, *(call() for call in calls(images, steps, folder))))
 
 
 def stages(flow: Flow, found: Sequence[Plateau], task: Task) -> list[Stage]:

@@ -17,7 +17,7 @@ from bnrank.figures.harness.training import mlp
 from bnrank.measures import plateaus
 from bnrank.measures.plateaus import Plateau
 from bnrank.reporting import Section, plots
-from bnrank.tasks import Task
+from bnrank.tasks import Task, handwritten_digits
 from bnrank.theory.escape import FirstEscape, first_escape, output_gradient
 from bnrank.training import Limits, Record, SkipPlateau, Solver
 from bnrank.training.gradient_flow import Flow, flow
@@ -95,6 +95,11 @@ def descend(task: Task, depth: int, width: int, descent: Descent, folder: Path, 
         out=folder,
         progress=progress,
     )
+
+
+def descend_digits(images: int | None, depth: int, width: int, descent: Descent, folder: Path, seed: int) -> Flow:
+    """Return `descend` on handwritten digits, without a progress bar."""
+    return descend(handwritten_digits(images), depth, width, descent, folder, False, seed=seed)
 
 
 def stages(history: xr.Dataset) -> tuple[Plateau, ...]:

@@ -3,11 +3,13 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from bnrank.figures.f09_first_escape import saddles
 from bnrank.figures.f09_first_escape.figure import EPOCH, PRINT
 from bnrank.figures.f09_first_escape.saddles import Descent
+from bnrank.figures.harness.ahead import ahead
 from bnrank.figures.harness.claims import Claim, below
 from bnrank.figures.harness.figure import Figure, Outcome
 from bnrank.reporting import Section
@@ -57,9 +59,16 @@ def make(settings: Settings, folder: Path, progress: bool) -> Outcome:
     runs = [(depth, seed, s.descent) for seed in seeds for depth in DEPTHS]
     if s.smaller is not None:
         runs.append((DEPTHS[0], s.first_seed, replace(s.descent, init=s.smaller)))
-    for depth, seed, descent in runs:
+    places = [folder / f"depth-{depth}-init-{descent.init:g}-seed-{seed}" for depth, seed, descent in runs]
+    each = zip(runs, places, strict=True)
+    flows = [
+        partial(saddles.descend_digits, s.images, depth, s.width, descent, place, seed)
+        for (depth, seed, descent), place in each
+    ]
+    ahead(flows, progress)
+    for (depth, seed, descent), place in zip(runs, places, strict=True):
         name = f"depth-{depth}-init-{descent.init:g}"
-        flow = saddles.descend(task, depth, s.width, descent, folder / f"{name}-seed-{seed}", progress, seed=seed)
+        flow = saddles.descend(task, depth, s.width, descent, place, progress, seed=seed)
         if descent is s.descent:
             gini = saddles.concentration(flow.history)
             plateaus = len(saddles.stages(flow.history))

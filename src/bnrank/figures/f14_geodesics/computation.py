@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,6 +15,7 @@ import xarray as xr
 from torch import Tensor
 
 from bnrank._core import linalg
+from bnrank.figures.harness.ahead import ahead
 from bnrank.figures.harness.figure import middle
 from bnrank.figures.harness.training import mlp, train_recorded
 from bnrank.measures.nonlinearity import ratio
@@ -22,7 +24,7 @@ from bnrank.networks import MLP, LinearNetwork
 from bnrank.networks.constructions import completely_positive, diverging_geodesic, linear
 from bnrank.tasks import Task, low_rank_map
 from bnrank.theory.cost.bounds import two_point
-from bnrank.training import Stop, train
+from bnrank.training import Run, Stop, train
 
 FULL = ((2.0, 1.0, 0.0, 0.0), (0.0, 2.0, 1.0, 0.0), (0.0, 0.0, 1.5, 0.5), (0.5, 0.0, 0.0, 1.0))
 LOW = ((3.0, 1.0, 0.0, 0.0), (0.0, 2.0, 1.0, 0.0), (3.0, 3.0, 1.0, 0.0), (1.5, 0.5, 0.0, 0.0))  # rank 2
@@ -259,17 +261,24 @@ def trained(folder: Path, progress: bool, settings: Settings) -> list[Trained]:
     """
     s, task = settings, low_rank_map(settings.samples)
     found = []
-    for i, (depth, steps) in enumerate(zip(s.depths, s.steps, strict=True)):
-        init, first = math.sqrt(2 / s.width) * s.gain ** (1 / depth), s.seed + i * s.members
-        net = mlp(task, depth, s.width, init=init, seed=first)
-        options = {"members": s.members, "seed": first}
-        run = train_recorded(net, task, folder / f"depth-{depth}", progress, ridge=s.ridge, steps=steps, **options)
+    ahead([partial(_run, folder, False, s, task, i) for i in range(len(s.depths))], progress)
+    for i, depth in enumerate(s.depths):
+        init, first, run = _run(folder, progress, s, task, i)
         best = int(run.summary.loss.argmin("member"))
         history = run.history.isel(member=best)
         start = read_trained(mlp(task, depth, s.width, init=init, seed=first + best), task.x, history.isel(step=0))
         end = read_trained(cast(MLP, run.network(best)), task.x, history.isel(step=-1))
         found.append(replace(end, start=start))
     return found
+
+
+def _run(folder: Path, progress: bool, s: Settings, task: Task, i: int) -> tuple[float, int, Run]:
+    """Return the standard deviation of the initial weights, the first seed and the run of the i-th depth."""
+    depth = s.depths[i]
+    init, first = math.sqrt(2 / s.width) * s.gain ** (1 / depth), s.seed + i * s.members
+    net, out = mlp(task, depth, s.width, init=init, seed=first), folder / f"depth-{depth}"
+    options: dict[str, Any] = {"members": s.members, "seed": first, "ridge": s.ridge, "steps": s.steps[i]}
+    return init, first, train_recorded(net, task, out, progress, **options)
 
 
 def read_trained(net: MLP, x: Tensor, row: xr.Dataset) -> Trained:

@@ -1,6 +1,8 @@
 """The computation of F15: losses of networks of rank one, of the planted rank, and from the usual start."""
 
+import itertools
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -8,11 +10,13 @@ import torch
 import xarray as xr
 from torch import nn
 
+from bnrank.figures.harness.ahead import ahead
 from bnrank.figures.harness.training import mlp, train_recorded
 from bnrank.measures.spectra import weight_singular_values
 from bnrank.networks import constructions
 from bnrank.tasks import Task
 from bnrank.theory import cost
+from bnrank.training import Run
 
 COUNTED = 0.1  # smallest singular value that counts, relative to the largest one of the layer
 
@@ -60,33 +64,41 @@ def trials(settings: Settings, folder: Path, progress: bool) -> xr.Dataset:
         data[name] = (tuple(sizes), np.full(tuple(sizes.values()), np.nan))
     for name in ("usual", "usual_rank"):
         data[name] = (("rank", "size", "seed"), np.full(tuple(sizes.values())[:3], np.nan))
-    for rank in s.ranks:
-        for n in s.sizes:
-            for seed in s.seeds:
-                task, place = samples(n, rank, seed), {"rank": rank, "size": n, "seed": seed}
-                into = folder / f"rank-{rank}" / f"n-{n}" / f"seed-{seed}"
-                for depth in s.depths:
-                    starts = {
-                        "line": constructions.line_interpolant(task.x, task.y, depth, seed),
-                        "planted": constructions.identity(rank, depth),
-                    }
-                    for name, net in starts.items():
-                        run = train_recorded(
-                            net, task, into / f"{name}-{depth}", progress, steps=s.steps, ridge=s.ridge,
-                            optimizer="kfac-lbfgs", dtype=torch.float64,
-                        )  # fmt: skip
-                        data[name].loc[{**place, "depth": depth}] = float(run.summary.loss[0]) / s.ridge
-                usual = train_recorded(
-                    mlp(task, s.depth, s.width), task, into / "usual", progress, steps=s.usual_steps, ridge=s.ridge,
-                    seed=seed,
-                )  # fmt: skip
-                data.usual.loc[place] = float(usual.summary.loss[0]) / s.ridge
-                data.usual_rank.loc[place] = bottleneck_rank(usual.network(0))
+    places = list(itertools.product(s.ranks, s.sizes, s.seeds))
+    ahead([partial(trained, s, *place, folder, False) for place in places], progress)
+    for rank, n, seed in places:
+        runs, usual = trained(s, rank, n, seed, folder, progress)
+        place = {"rank": rank, "size": n, "seed": seed}
+        for (name, depth), run in runs.items():
+            data[name].loc[{**place, "depth": depth}] = float(run.summary.loss[0]) / s.ridge
+        data.usual.loc[place] = float(usual.summary.loss[0]) / s.ridge
+        data.usual_rank.loc[place] = bottleneck_rank(usual.network(0))
     slopes = [
         [[cost.tsp_bound(*pair(n, rank, seed), 2).slope for seed in s.seeds] for n in s.bound_sizes] for rank in s.ranks
     ]
     data["bound"] = (("rank", "bound_size", "seed"), 2 * np.log(slopes))
     return data
+
+
+def trained(
+    s: Settings, rank: int, n: int, seed: int, folder: Path, progress: bool
+) -> tuple[dict[tuple[str, int], Run], Run]:
+    """Return the runs on n samples of a rank, from constructions by name and depth, and from the usual start."""
+    task, into, runs = samples(n, rank, seed), folder / f"rank-{rank}" / f"n-{n}" / f"seed-{seed}", {}
+    for depth in s.depths:
+        starts = {
+            "line": constructions.line_interpolant(task.x, task.y, depth, seed),
+            "planted": constructions.identity(rank, depth),
+        }
+        for name, net in starts.items():
+            runs[name, depth] = train_recorded(
+                net, task, into / f"{name}-{depth}", progress, steps=s.steps, ridge=s.ridge,
+                optimizer="kfac-lbfgs", dtype=torch.float64,
+            )  # fmt: skip
+    usual = train_recorded(
+        mlp(task, s.depth, s.width), task, into / "usual", progress, steps=s.usual_steps, ridge=s.ridge, seed=seed,
+    )  # fmt: skip
+    return runs, usual
 
 
 def pair(n: int, rank: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:

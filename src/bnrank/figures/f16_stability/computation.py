@@ -5,6 +5,8 @@ import math
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -12,6 +14,7 @@ import torch
 from torch import Tensor
 
 from bnrank import constructions, cost
+from bnrank.figures.harness.ahead import ahead, kept
 from bnrank.figures.harness.intervals import interval, slopes
 from bnrank.measures import ntk
 from bnrank.networks.mlp import MLP, from_layers
@@ -46,21 +49,24 @@ class Settings:
     seed: int = 0
 
 
-def measure(settings: Settings, progress: bool = False) -> pd.DataFrame:
+def measure(settings: Settings, folder: Path, progress: bool = False) -> pd.DataFrame:
     """Return one row per fit: its size, curvature and NTK, and what gradient descent does from it."""
-    del progress
-    s, rows = settings, []
-    for k in s.dims:
-        for seed in range(s.seed, s.seed + s.n_seeds):
-            points = torch.as_tensor(np.random.default_rng([seed, k]).random((max(s.samples), k)))
-            for n in s.samples:
-                x = points[:n]
-                path = _path(x)
-                for depth in s.depths:
-                    for kind, net in _fits(x, depth, s):
-                        about = {"kind": kind, "k": k, "N": n, "L": depth, "seed": seed, "TSP": path}
-                        rows.append(about | read(net, x, kind) | descend(net, x, s, seed))
-    return pd.DataFrame(rows)
+    s = settings
+    parts = [(k, seed, n) for k in s.dims for seed in range(s.seed, s.seed + s.n_seeds) for n in s.samples]
+    calls = [partial(kept, folder / "k-{}-seed-{}-n-{}.json".format(*part), partial(_rows, s, *part)) for part in parts]
+    ahead(calls, progress)
+    return pd.DataFrame([row for call in calls for row in call()])
+
+
+def _rows(s: Settings, k: int, seed: int, n: int) -> list[dict[str, object]]:
+    """Return the rows of the fits of N points."""
+    x = torch.as_tensor(np.random.default_rng([seed, k]).random((max(s.samples), k)))[:n]
+    path, rows = _path(x), []
+    for depth in s.depths:
+        for kind, net in _fits(x, depth, s):
+            about = {"kind": kind, "k": k, "N": n, "L": depth, "seed": seed, "TSP": path}
+            rows.append(about | read(net, x, kind) | descend(net, x, s, seed))
+    return rows
 
 
 def _fits(x: Tensor, depth: int, settings: Settings) -> Iterable[tuple[str, MLP]]:

@@ -46,9 +46,8 @@ EXPONENTS = (
 
 def make(settings: Settings, folder: Path, progress: bool) -> Outcome:
     """Build all fits, measure them, and descend from them."""
-    del folder, progress
     s = settings
-    data = stability.measure(s)
+    data = stability.measure(s, folder, progress)
     text = TEXT.format(perturbation=s.perturbation, steps=s.steps, c=s.c, left=LEFT)
     sections = (
         Section("Fits", text=text, rows=rows(data, s.c)),

@@ -22,6 +22,7 @@ from bnrank._version import __version__
 from bnrank.figures.harness import store
 from bnrank.figures.harness.claims import Claim
 from bnrank.reporting import Section
+from bnrank.training.sweeping.engines import engaged
 
 SCALES = ("quick", "paper")
 
@@ -211,7 +212,13 @@ class Figure:
         return replace(settings, **changes)
 
     def run(
-        self, scale: str, out: str | os.PathLike[str], progress: bool = True, resume: bool = True, **changes: Any
+        self,
+        scale: str,
+        out: str | os.PathLike[str],
+        progress: bool = True,
+        resume: bool = True,
+        executor: Any = None,
+        **changes: Any,
     ) -> Outcome:
         """Run the figure at a scale, store its outcome in a folder of its name, and return it.
 
@@ -227,6 +234,8 @@ class Figure:
             Show progress bars.
         resume : bool
             Resume stored training runs; False discards stored results first.
+        executor : concurrent.futures.Executor, dask.distributed.Client or function, optional
+            Engine of the trainings, as in `reproduce`.
         **changes
             Settings to replace.
 
@@ -240,7 +249,7 @@ class Figure:
         folder = sources.as_path(out, "out") / self.name
         store.refuse(folder, stamp, resume)
         prepare_folder(folder)
-        with one_writer(folder):
+        with engaged(executor), one_writer(folder):
             store.refuse(folder, stamp, resume)  # again: another process may have written to it
             if not resume:
                 store.clear(folder)

@@ -51,7 +51,7 @@ def differences(folder: Path, stamp: Mapping[str, Any]) -> list[str]:
     if not is_there(folder / STAMP):
         return ["the folder does not record its settings"]
     try:
-        stored = dict(_sealed(folder / STAMP)["stamp"])
+        stored = dict(read_sealed(folder / STAMP)["stamp"])
     except (ValueError, KeyError, TypeError) as error:
         return [f"{str(folder / STAMP)!r} is damaged: {error}"]
     return identity.differences(stored, identified(stamp))
@@ -117,7 +117,7 @@ def begin(folder: Path, stamp: Mapping[str, Any]) -> float:
     if not is_there(folder / SPENT):
         return 0.0
     try:
-        return float(_sealed(folder / SPENT)["seconds"])
+        return float(read_sealed(folder / SPENT)["seconds"])
     except (ValueError, KeyError, TypeError) as error:
         warnings.warn(f"{str(folder / SPENT)!r} is damaged: {error}; time is counted from 0", stacklevel=3)
         return 0.0
@@ -174,7 +174,8 @@ def _is_inside(name: str) -> bool:
     return ".." not in Path(name).parts and Path(name).parent in (Path(), Path(INNER))
 
 
-def _sealed(path: Path) -> dict[str, Any]:
+def read_sealed(path: Path) -> dict[str, Any]:
+    """Return the mapping in a file with a checksum."""
     return dict(_restored(checksums.unsealed(sources.read(path, "folder", sources.MAX_JSON))))
 
 
