@@ -3,6 +3,7 @@
 import json
 import sys
 import types
+from concurrent.futures import Executor, Future
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +43,33 @@ def test_a_run_goes_on_where_it_stopped_and_drops_a_line_that_was_cut(subject, t
     assert [json.loads(line)["cell"]["seed"] for line in path.read_text().splitlines()] == [0, 1, 2]
     trials.run("subject", tmp_path, package="invented")
     assert subject.calls == [0, 1, 2]
+
+
+class Losing(Executor):
+    """An executor whose second call is lost with its worker."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def submit(self, function, /, *args):
+        future, self.calls = Future(), self.calls + 1
+        if self.calls == 2:
+            future.set_exception(OSError("the worker died"))
+        else:
+            future.set_result(function(*args))
+        return future
+
+
+def test_an_executor_measures_every_cell_once_also_one_whose_worker_died(subject, tmp_path):
+    expected = trials.run("subject", tmp_path / "alone", package="invented")
+    subject.calls.clear()
+    executor = Losing()
+    assert trials.run("subject", tmp_path / "out", package="invented", executor=executor) == expected
+    assert sorted(subject.calls) == [0, 1, 2]
+    assert executor.calls == 4
+    assert trials.run("subject", tmp_path / "none", minutes=0.0, package="invented", executor=executor)[:4] == "0 of"
+    with pytest.raises(TypeError, match="executor: got 3"):
+        trials.run("subject", tmp_path / "wrong", package="invented", executor=3)
 
 
 def test_no_cell_is_begun_after_the_minutes_and_what_is_there_is_shown(subject, tmp_path):

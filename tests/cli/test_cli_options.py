@@ -30,6 +30,7 @@ BAD = {  # by option; the others by their kind
     "GRID": ["", "none.toml", "folder", "data.npz", "pipe"],
     "--worker": ["", "none", "folder", "data.npz", "pipe"],
     "--processes": ["0", "-1", "x"],
+    "--executor": ["", "0", "-1", "x", "none.json", "folder"],
     "--idle": ["-1", "nan", "x"],
     "--threads": ["0", "-1", "x"],
     "--table": ["", "folder", "none/t.csv", "t.txt"],

@@ -1,5 +1,6 @@
 """Figures whose trainings an executor runs: the same numbers as alone, also where a worker dies."""
 
+import contextlib
 import functools
 import math
 import multiprocessing
@@ -73,13 +74,26 @@ def planted(made=make):
     return Figure("P", "planted", "planted", "A paper", "losses", {"quick": Settings()}, made)
 
 
-def test_a_figure_goes_on_when_a_worker_is_killed(tmp_path):
+@contextlib.contextmanager
+def engine(name):
+    if name == "pool":
+        yield functools.partial(Pool, 1)
+        return
+    distributed = pytest.importorskip("distributed")
+    options = {"n_workers": 1, "threads_per_worker": 1, "dashboard_address": None}
+    with distributed.LocalCluster(**options) as cluster, distributed.Client(cluster) as client:
+        yield client
+
+
+@pytest.mark.parametrize("name", ["pool", "dask"])
+def test_a_figure_goes_on_when_a_worker_is_killed(name, tmp_path):
     alone = planted().run("quick", tmp_path / "alone", progress=False)
-    found = planted().run("quick", tmp_path / "pool", progress=False, executor=functools.partial(Pool, 1))
-    assert (tmp_path / "pool/planted/runs/killed").exists()
+    with engine(name) as executor:
+        found = planted().run("quick", tmp_path / "out", progress=False, executor=executor)
+    runs = tmp_path / "out/planted/runs"
+    assert (runs / "killed").exists()
     assert numbers(found) == numbers(alone)
-    others = {path.name for path in (tmp_path / "pool/planted/runs").glob("by-*")} - {f"by-{os.getpid()}"}
-    assert others  # processes of the pool
+    assert {path.name for path in runs.glob("by-*")} - {f"by-{os.getpid()}"}  # processes of the executor
 
 
 def test_the_error_of_a_training_is_that_of_the_figure(tmp_path):

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import math
+import sys
 import warnings
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bnrank._core.shared import Shared
 from bnrank._core.sources import FREE, MAX_EXPANSION, DamagedError
 
 if TYPE_CHECKING:
@@ -17,7 +21,17 @@ if TYPE_CHECKING:
 
 def dump(dataset: xr.Dataset) -> bytes:
     """Return a dataset as the bytes of a NetCDF file."""
-    return bytes(dataset.to_netcdf(engine="h5netcdf"))  # in memory: HDF5 crashes when the disk is full
+    with _without_locks:
+        return bytes(dataset.to_netcdf(engine="h5netcdf"))  # in memory: HDF5 crashes when the disk is full
+
+
+def _local() -> AbstractContextManager[object]:
+    """Let xarray take no lock of the scheduler in a worker of Dask, which fails: nobody else writes to the memory."""
+    dask = sys.modules.get("dask")
+    return contextlib.nullcontext() if dask is None else dask.config.set(scheduler="threads")
+
+
+_without_locks = Shared(_local)
 
 
 def parse(data: bytes, path: Path, name: str = "out") -> xr.Dataset:

@@ -86,7 +86,8 @@ def named_engine(text: str) -> Engine:
     except ImportError as error:
         raise ValueError(f"executor: got {text!r}, which needs Dask: pip install 'bnrank[dask]'") from error
     try:
-        client = Client(scheduler_file=text) if file else Client(text)
+        connect: Any = Client
+        client = connect(scheduler_file=text) if file else connect(text)
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(f"executor: got {text!r}, expected a scheduler of Dask that answers ({error})") from error
     found = _ready(client)
