@@ -11,6 +11,7 @@ import torch
 
 import bnrank
 from bnrank.training import Adam, GradientDescent, Range, Stop, sample_settings
+from bnrank.training.sweeping.axes import read_grid
 
 MAKER = functools.partial(bnrank.tasks.low_rank_map, n=30, d_in=5, d_out=4, latent=3, n_test=0)
 TASK = MAKER()
@@ -293,6 +294,25 @@ def test_bad_grids_are_refused_before_anything_is_written(tmp_path, task, change
     with pytest.raises((ValueError, TypeError), match=message):
         bnrank.sweep(task, **{"depths": [2], **QUICK, **out, **changes})
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("kind", [np.array, torch.tensor, pd.Series, pd.Index])
+def test_arrays_of_other_packages_are_axes(kind):
+    lists = {"depth": [2, 3], "width": [4], "lr": [1e-3, 0.5], "task.n": [20, 30]}
+    grid = {name: kind(values) for name, values in lists.items()}
+    found = read_grid(grid, {"ridge": None, "seed": kind([3, 1])}, None, ["n"])
+    assert found == read_grid(lists, {"ridge": None, "seed": [3, 1]}, None, ["n"]) or kind is torch.tensor
+    assert [(name, len(values)) for name, values in found.axes.items() if name != "ridge"] == [
+        ("depth", 2), ("width", 1), ("seed", 2), ("lr", 2), ("task.n", 2)
+    ]  # fmt: skip
+    assert found.axes["lr"] == pytest.approx([1e-3, 0.5])
+    assert all(type(value) is int for value in found.axes["depth"] + found.axes["seed"])
+
+
+def test_values_of_one_text_are_refused_since_tables_could_not_tell_them_apart():
+    for values in ([None, "None"], [1, "1"], [(1, 2), "[1, 2]"]):
+        with pytest.raises(ValueError, match=r"task.kind: got \[.*expected values with different texts"):
+            read_grid({"depth": [2], "task.kind": values}, {}, None, ["kind"])
 
 
 @pytest.mark.parametrize(

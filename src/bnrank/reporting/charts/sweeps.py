@@ -2,6 +2,7 @@
 
 import itertools
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
@@ -13,6 +14,7 @@ from bnrank.training.sweeping.diagrams import Diagram, phase_diagram, short, wor
 RESULTS = ("bottleneck_rank", "loss")
 FINISHED, FAILED, WAITING, RUNNING = "finished", "failed", "waiting", "running"
 MOST = 6  # heat maps of a page
+NUMBERED = 8  # columns up to which cells have numbers
 
 
 def sweep_figures(sweep: Sweep) -> dict[str, go.Figure]:
@@ -42,7 +44,16 @@ def heat_map(drawn: Diagram) -> go.Figure:
         [[parts.short(mean), int(count)] for mean, count in zip(*lines, strict=True)]
         for lines in zip(drawn.means, drawn.counts, strict=True)
     ]
-    more = {"x": list(map(short, drawn.xs)), "y": list(map(short, drawn.ys)), "zmin": None, "customdata": custom}
+    more: dict[str, Any] = {
+        "x": list(map(short, drawn.xs)),
+        "y": list(map(short, drawn.ys)),
+        "zmin": None,
+        "customdata": custom,
+    }
+    more["colorscale"] = parts.heat_scale(light=False)  # the lowest value is no empty cell
+    if len(drawn.xs) <= NUMBERED and len(drawn.ys) <= 2 * NUMBERED:
+        texts = [["" if count == 0 else text for text, count in row] for row in custom]
+        more |= {"text": texts, "texttemplate": "%{text}", "textfont": {"size": 10}}
     heat = parts.heat_map(parts.numbers(z), f"{hover}<br>%{{customdata[1]}} networks", bar, **more)
     axes = ({"title": words(name), "type": "category"} for name in (drawn.x, drawn.y))
     return parts.figure([heat], *axes)

@@ -113,7 +113,7 @@ def _dense(
     _known(grid, "grid", arguments)
     values = _arguments(given, grid, "grid")
     fixed: dict[str, Any] = {}
-    for name, entries in grid.items():
+    for name, entries in ((name, _unpacked(entries)) for name, entries in grid.items()):
         if name in BASE or _is_list(entries):
             values[name] = _axis(entries, name, name)
         else:
@@ -176,18 +176,28 @@ def _known(names: Iterable[Any], whose: str, arguments: Iterable[str] | None) ->
         validation.choice(name, whose, [*CHECKS, *(own or ())])
 
 
+def _unpacked(values: Any) -> Any:
+    """Return an array of NumPy or PyTorch, or a series or index of pandas, as a list; anything else as it is."""
+    if isinstance(values, torch.Tensor | np.ndarray):
+        return values.tolist()
+    return values.to_numpy().tolist() if hasattr(values, "to_numpy") else values
+
+
 def _is_list(values: Any) -> bool:
-    return isinstance(values, list | tuple | range | np.ndarray)
+    return isinstance(values, list | tuple | range)
 
 
 def _axis(values: Any, name: str, label: str) -> list[Any]:
     """Return the distinct checked values of an axis."""
-    values = values.tolist() if isinstance(values, np.ndarray) else values
+    values = _unpacked(values)
     words = {"depth": "integers", "width": "integers", "size": "integers", "seed": "integers", "ridge": "numbers"}
     expected = f"a list of {words.get(name, 'values')}"
     validation.expect(_is_list(values) and len(values), label, validation.describe(values), expected)
     found = [_checked(value, name, f"{label}[{i}]") for i, value in enumerate(values)]
     validation.expect(len(set(found)) == len(found), label, validation.describe(found), "every value once")
+    texts = [str(shown(value)) for value in found]
+    twice = [value for value, text in zip(found, texts, strict=True) if texts.count(text) > 1]
+    validation.expect(not twice, label, validation.describe(twice), "values with different texts, which tables show")
     return found
 
 
@@ -197,8 +207,7 @@ def _checked(value: Any, name: str, label: str) -> Any:
 
 def _argument(value: Any, label: str) -> Any:
     """Return an argument of a task: a number, text, boolean, None, or a tuple of these."""
-    if isinstance(value, np.generic | np.ndarray):
-        value = value.tolist()
+    value = value.tolist() if isinstance(value, np.generic) else _unpacked(value)
     if isinstance(value, list | tuple):
         return tuple(_argument(entry, label) for entry in value)
     plain = value is None or isinstance(value, bool | int | float | str)
