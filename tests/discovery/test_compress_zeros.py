@@ -112,6 +112,41 @@ def test_what_a_layer_reads_times_its_weight_is_what_it_gives(layer, shape):
     assert torch.allclose(rows, expected)
 
 
+class Twice(nn.Module):
+    """A layer that runs on two halves of the input, of which the second counts three times."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 3, bias=False).double()
+
+    def forward(self, x):
+        return self.layer(x[:, 0]) + 3 * self.layer(x[:, 1])
+
+
+def test_inputs_count_by_the_gradient_at_their_position_or_run():
+    net, x = Twice(), normal(80, 2, 4)
+    net(x)
+    one = zeros.curvatures(judged(net, x), net, ["layer"], 33)["layer"]
+    rows = x[:60]
+    expected = (rows[:, 0].T @ rows[:, 0] + 9 * rows[:, 1].T @ rows[:, 1]) / (10 * 60)
+    assert torch.allclose(one.into * one.columns[:, None] * one.columns, expected, rtol=0.01, atol=0.003)
+
+
+def test_the_matrices_of_a_recurrent_module_get_zeros():
+    found = compress(Recurrent().eval(), normal(160, 5, 6), tol=0.1, **QUICK)
+    for layers in (found.network.body.input, found.network.body.hidden):
+        assert all(bool((p == 0).any()) for p in layers.parameters() if p.ndim == 2)
+
+
+def test_the_factors_of_a_recurrent_module_get_zeros():
+    net = Recurrent().eval()
+    for p in (net.body.weight_ih_l0, net.body.weight_hh_l0):
+        p.data = p.data[:, :1] @ p.data[:1]
+    found = compress(net, normal(160, 5, 6), tol=0.1, **QUICK)
+    assert [step.kind for step in found.steps] == ["factor", "zero"]
+    assert any(bool((p == 0).any()) for p in found.network.body.parameters() if p.ndim == 2)
+
+
 def test_as_many_become_zero_as_asked_and_zeros_stay():
     net, x = made(lambda: nn.Linear(6, 8), nn.Tanh, lambda: nn.Linear(8, 3)), normal(300, 6)
     with torch.no_grad():
