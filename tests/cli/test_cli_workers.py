@@ -7,12 +7,14 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
+import torch
 
 import bnrank
-from bnrank.training.sweeping import leases
+from bnrank.training.sweeping import leases, worker
 from bnrank.training.sweeping.folder import SweepFolder
 
 TASK = bnrank.tasks.low_rank_map(n=40, d_in=5, d_out=4, latent=3, rank=2, seed=1)
@@ -47,6 +49,27 @@ def test_a_folder_of_another_version_is_refused_and_both_are_named(folder, comma
         f"{folder}", "swept"
     )
     assert statuses(folder) == ["waiting"] * 4
+
+
+def test_a_folder_of_another_format_is_refused(folder, command):
+    own = json.loads((folder / "sweep.json").read_text())
+    (folder / "sweep.json").write_text(json.dumps(own | {"format": 1}))
+    done = command("sweep", "--worker", "swept")
+    assert done.code == 2
+    assert f"was begun with format 1, and this is format {own['format']}" in done.error
+
+
+def test_threads_are_those_of_the_trainings_and_are_restored(folder, command, monkeypatch):
+    seen, before, train = [], torch.get_num_threads(), worker.train_group
+
+    def looked(*arguments):
+        seen.append(torch.get_num_threads())
+        return train(*arguments)
+
+    monkeypatch.setattr(worker, "train_group", looked)
+    assert command("sweep", "--worker", "swept", "--threads", 3).code == 0
+    assert seen == [3, 3]
+    assert torch.get_num_threads() == before
 
 
 # a full disk ---------------------------------------------------------------------------------------------------------
@@ -118,6 +141,18 @@ def test_an_idle_worker_ends_with_75_and_leaves_what_others_hold(folder, command
     assert "trained 1 group(s); 2 of 4 networks are done" in done.out
     held.release()
     assert command("sweep", "--worker", "swept", "--idle", 0).code == 0
+    assert statuses(folder) == ["finished"] * 4
+
+
+def test_an_idle_worker_waits_as_long_as_it_may(folder, command):
+    first, second = SweepFolder.open(folder).groups().values()
+    held = [leases.take(folder, group.id) for group in (first, second)]
+    began = time.monotonic()
+    assert command("sweep", "--worker", "swept", "--idle", 0.02).code == 75
+    assert time.monotonic() - began >= 1.2
+    held[0].release()
+    threading.Timer(0.5, held[1].release).start()
+    assert command("sweep", "--worker", "swept", "--idle", 1).code == 0  # what others let go is trained
     assert statuses(folder) == ["finished"] * 4
 
 
