@@ -10,7 +10,7 @@ import bnrank
 from bnrank.training.quasi_newton import LBFGS
 
 TASK = bnrank.tasks.low_rank_map(n=40, d_in=3, d_out=3, latent=2, rank=1, width=8, seed=1)
-NET = bnrank.LinearNetwork([3, 5, 3])
+NET = bnrank.LinearNetwork([3, 5, 5, 5, 3])
 
 
 def train(ridges, seeds, steps=2000, **more):
@@ -25,7 +25,7 @@ def run():
 
 def test_in_float32_they_stop_soon_after_the_loss_is_that_of_the_minimum(run):
     assert set(run.summary.status.values) == {"stalled"}
-    assert run.summary.steps.values.max() <= 1500
+    assert run.summary.steps.values.max() <= 1000  # 1,250 without a limit to idleness
     precise = train([3e-3, 3e-2, 3e-3], [0, 1, 2], dtype=torch.float64)
     np.testing.assert_allclose(run.summary.loss, precise.summary.loss, rtol=1e-5)
 
@@ -49,8 +49,8 @@ def test_when_a_member_stops_does_not_depend_on_its_company(run):
 
 
 def test_a_run_that_is_made_longer_stops_where_it_would_have(run, tmp_path):
-    for steps in (250, 700, 2000):
-        longer = train([3e-3, 3e-2, 3e-3], [0, 1, 2], steps, out=tmp_path)
+    for steps in (*sorted(run.summary.steps.values - 75), 2000):  # while a member makes no more progress
+        longer = train([3e-3, 3e-2, 3e-3], [0, 1, 2], int(steps), out=tmp_path)
     assert torch.equal(longer.parameters, run.parameters)
     assert longer.summary.steps.values.tolist() == run.summary.steps.values.tolist()
 
