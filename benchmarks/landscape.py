@@ -106,10 +106,12 @@ def table(groups: Sequence[Sequence[End]]) -> str:
 
 
 def draw(groups: Sequence[Sequence[End]], path: Path) -> None:
-    """Write a picture: the losses of all seeds, trained and finished, by minimum and rank."""
+    """Write a picture: the losses of all seeds, trained and finished, by minimum and rank, up to twice the lowest."""
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(7.5, 3.8), layout="constrained")
+    far = [group for group in groups if group[0].loss > 2 * groups[0][0].loss]
+    groups = [group for group in groups if group[0].loss <= 2 * groups[0][0].loss]
     ranks = sorted({group[0].rank for group in groups})
     colors = dict(zip(ranks, plt.get_cmap("viridis")(np.linspace(0.1, 0.85, len(ranks))), strict=True))
     position = 0
@@ -121,7 +123,8 @@ def draw(groups: Sequence[Sequence[End]], path: Path) -> None:
     axes.scatter([], [], marker="_", color="0.6", s=60, label="trained, 1,000 evaluations")
     for rank in ranks:
         axes.plot([], [], "o-", color=colors[rank], label=f"finished, rank {rank}")
-    axes.set_xlabel("seeds, by final loss; connected points are one minimum")
+    above = ", ".join(f"{len(group)} of rank {group[0].rank} at {group[0].loss:.3g}" for group in far)
+    axes.set_xlabel("seeds, by final loss; connected points are one minimum" + (f"; not shown: {above}" if far else ""))
     axes.set_ylabel("C + λ‖θ‖²")
     axes.set_xticks([])
     axes.legend(frameon=False)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 import bnrank
-from benchmarks import landscape
+from benchmarks import at_minima, landscape
 
 
 def draw(seed: int) -> tuple[bnrank.Task, bnrank.MLP, float]:
@@ -34,7 +34,11 @@ def main() -> None:
     parser.add_argument("--max-minutes", type=float, default=5.0)
     parser.add_argument("--landscape", action="store_true", help="one problem from every seed")
     parser.add_argument("--picture", type=Path, help="with --landscape, a file for the picture")
+    parser.add_argument("--verdicts", type=Path, help="check statements on finished networks, and write them to a page")
     given = parser.parse_args()
+    if given.verdicts:
+        at_minima.main(given.verdicts, given.max_minutes)
+        return
     if given.landscape:
         landscape.main(*given.seeds, given.max_minutes, given.picture)
         return

@@ -112,7 +112,8 @@ class Stationarity(Printed):
         ]
         if self.margin is not None:
             dependent = "" if self.independent else ", their gradients dependent"
-            lines.append(f"{len(self.slopes)} kinks, slopes at least {self.margin:.2g} inside their range{dependent}")
+            kinks = f"{len(self.slopes)} kink{'' if len(self.slopes) == 1 else 's'}"
+            lines.append(f"{kinks}, slopes at least {self.margin:.2g} inside their range{dependent}")
         if self.curvature is not None:
             flat = f", {self.flat} flat directions" if self.flat else ""
             rotations = f", besides {self.symmetries} rotations of neurons" if self.symmetries else ""

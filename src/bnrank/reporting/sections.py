@@ -287,7 +287,12 @@ def _section(source: object, name: str | None) -> Section:
 
 def certificates(run: Run) -> list[dict[str, object]]:
     """Return a row per member of a run that was finished."""
-    names = {"finished_loss": "loss", "stationarity": "relative gradient", "kind": "kind of point", "reason": "ended"}
+    names = {
+        "finished_loss": "finished loss",
+        "stationarity": "relative gradient",
+        "kind": "kind of point",
+        "reason": "ended",
+    }
     if not run.finished:
         return []
     columns = {text: run.summary[name].values.tolist() for name, text in names.items()}
@@ -301,7 +306,7 @@ def certificates(run: Run) -> list[dict[str, object]]:
 def _of_finished(done: Any, name: str | None) -> Section:
     """Return the section of what `bnrank.finish` returned: the certificate, kinks by layer, and new neurons."""
     at = done.stationarity
-    text = f"{str(at).capitalize()}.\n\nLoss before {done.loss_before:.10g}; {done.seconds:.1f} s; {done.reason}."
+    lines = [line[0].upper() + line[1:] + "." for line in str(done).splitlines()]
     rows = []
     for layer, live in enumerate(at.live, 1):
         slopes = at.slopes[at.layers == layer]
@@ -318,7 +323,7 @@ def _of_finished(done: Any, name: str | None) -> Section:
                 "at most": None if birth is None else birth.upper,
             }
         )
-    return Section(name or f"Finished network: {at.kind}", text.replace("\n", "\n\n"), rows=rows)
+    return Section(name or f"Finished network: {at.kind}", "\n\n".join(lines), rows=rows)
 
 
 _DISCOVERED = (
