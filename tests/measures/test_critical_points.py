@@ -97,6 +97,34 @@ def test_repeated_samples_share_one_slope():
     assert stationarity(net, bnrank.Task(task.x[[0, 1, 1]], wrong, weights=weights), ridge).residual > 1e-2
 
 
+def test_a_slope_at_the_end_of_its_range_is_found_exactly():
+    # The kink of the closed form with the second target such that the slope 0, that of PyTorch, is the best: r_2 = 0
+    # has no effect on the gradient, and a small r_2 > 0 pulls the slope below 0.
+    net, _, ridge = at_a_kink()
+    c = -3.0
+    y = torch.tensor([[1 + c + 2 * ridge], [c + 1e-3]], dtype=torch.float64)
+    x = torch.tensor([[1.0], [0.0]], dtype=torch.float64)
+    at = stationarity(net, (x, y), ridge)
+    assert at.slopes.tolist() in ([0.0], [1.0])
+    assert at.residual <= at.plain
+
+
+def test_the_residual_is_never_above_that_of_pytorch():
+    generator = torch.Generator().manual_seed(0)
+    net = bnrank.MLP([3, 6, 6, 2], seed=2, dtype=torch.float64)
+    x, y = (torch.randn(12, d, generator=generator, dtype=torch.float64) for d in (3, 2))
+    with torch.no_grad():
+        for neuron in range(6):
+            net.biases[0][neuron] -= (net.layers[0](x))[neuron, neuron]
+        hidden = torch.nn.functional.relu(net.layers[0](x))
+        for neuron in range(6):
+            net.biases[1][neuron] -= net.layers[1](hidden)[neuron + 3, neuron]
+    at = stationarity(net, (x, y), 0.01, kink_rtol=1e-12)
+    assert len(at.slopes) == 12
+    assert at.residual <= at.plain
+    assert at.slopes.min() == 0.0  # bounds are attained, not approached
+
+
 def test_dead_neurons_and_births():
     # One live neuron on one sample; a second, dead, could take the other sign: f = relu(w x) fits y = -1 at x = -1.
     x, y, ridge = torch.tensor([[1.0], [-1.0]]), torch.tensor([[2.0], [1.0]]), 0.05

@@ -9,7 +9,8 @@ import torch
 
 import bnrank
 from bnrank.measures.second_order import Evaluation, Problem
-from bnrank.training.finishing import corners, newton, orbits, quasi, shrinking
+from bnrank.training.finishing import corners, creases, newton, orbits, quasi, shrinking
+from bnrank.training.finishing.kinks import Kinks, at_zero, of_smoothed
 
 
 def small(seed=0, slope=0.0, loss="mse", bias=True):
@@ -212,10 +213,69 @@ def test_coordinates_of_l_bfgs_are_exact_changes_of_variables():
     assert c.gradient(at.gradient) @ step == pytest.approx(at.gradient @ (c.back(u + step) - theta), rel=1e-9)
 
 
+def test_tangents_agree_with_the_pseudoinverse():
+    generator = np.random.default_rng(0)
+    rows = generator.normal(size=(5, 9))
+    rows[3] = rows[0] - 2 * rows[1]  # dependent
+    sizes, gradient = generator.uniform(0.5, 2, 5), generator.normal(size=9)
+    step_by_step = creases.Tangents(rows[:2]).extended(rows[2]).extended(rows[3]).extended(rows[4])
+    for tangents in (creases.Tangents(rows), step_by_step):
+        assert len(tangents.chosen) == 4
+        np.testing.assert_allclose(tangents.basis @ tangents.basis.T, np.linalg.pinv(rows) @ rows, atol=1e-12)
+        values = rows @ generator.normal(size=9)
+        np.testing.assert_allclose(tangents.onto(values), np.linalg.pinv(rows) @ values, atol=1e-12)
+        expected = sizes * (np.linalg.pinv(rows.T * sizes) @ gradient)  # of least ||m / sizes||
+        np.testing.assert_allclose(tangents.multipliers(gradient, sizes), expected, atol=1e-12)
+        one = int(tangents.chosen[0])
+        away = np.linalg.pinv(rows[tangents.chosen])[:, 0]
+        rates = tangents.rates(np.ones(5))
+        assert rates[one] == pytest.approx(1 / np.linalg.norm(away))
+        assert (rates == 0).sum() == 1
+
+
+def test_smaller_smoothing_is_followed_by_the_kinks():
+    p, layers = problem()
+    layers = quasi.descend(p, layers, np.full(2, 3e-2), 300, lambda: False)
+    for eps in (1e-2, 3e-3, 1e-3, 3e-4):
+        smooth = np.full(2, eps)
+        layers, relative, _, _ = newton.descend(p, shrinking.tidy(layers), smooth, 1e-5, 100)
+    assert relative <= 1e-5
+    assert len(of_smoothed(p, layers, smooth)) > 3
+    left = Evaluation(p, layers, 0.1 * smooth).relative_gradient
+    followed = Evaluation(p, creases.nearer(p, layers, smooth, 0.1), 0.1 * smooth).relative_gradient
+    assert followed < 0.1 * left
+
+
+def test_neurons_with_one_preactivation_on_several_samples_are_held_and_released_together():
+    # Two hidden layers; the first is 0 on samples 0 to 2, so that the second has its bias there.
+    x = torch.tensor([[-1.0], [-2.0], [-3.0], [1.0], [2.0]], dtype=torch.float64)
+    task = bnrank.Task(x, torch.tensor([[0.1], [0.2], [-0.1], [1.0], [2.0]], dtype=torch.float64))
+    p = Problem.of(bnrank.MLP([1, 1, 1, 1], dtype=torch.float64), task, 1e-3)
+    layers = [np.array([[1.0, 0.0]]), np.array([[1.0, 1e-9]]), np.array([[1.0, 0.0]])]
+    kinks = Kinks(*(np.array(v) for v in ([1], [0], [1])), np.array([0.5]))
+    corner = corners.search(p, layers, kinks, 1e-9, 0)
+    assert sorted(corner.kinks.samples[corner.kinks.layers == 1]) == [0, 1, 2]
+    done = corners.search(p, layers, kinks, 1e-9, 100)
+    assert done.reason == "stationary"
+    assert done.residual <= 1e-9
+    held = done.kinks.samples[done.kinks.layers == 1]
+    assert len(held) in (0, 3)
+
+
+def test_neurons_grow_until_none_lowers_the_loss():
+    task = bnrank.tasks.low_rank_map(n=54, d_in=2, d_out=2, latent=1, rank=1, width=20, seed=106, noise=0.1)
+    net = bnrank.MLP([2, 8, 8, 2])
+    run = bnrank.train(net, task, ridge=2e-3, steps=300, seed=0, progress=False)
+    done = bnrank.finish(run.network(0), task, 2e-3, progress=False)
+    assert done.reason == "stationary", done
+    assert done.stationarity.residual <= 1e-8
+    assert max((birth.lower for birth in done.stationarity.births), default=0) <= 1 + 1e-6
+
+
 def test_points_are_moved_onto_kinks():
     p, layers = problem()
-    kinks = corners.Kinks(*(np.array(v) for v in ([0, 1, 1], [2, 0, 3], [4, 7, 7])), np.full(3, 0.5))
-    there = corners.onto(p, layers, kinks)
+    kinks = Kinks(*(np.array(v) for v in ([0, 1, 1], [2, 0, 3], [4, 7, 7])), np.full(3, 0.5))
+    there = creases.onto(p, layers, kinks)
     values = kinks.select(Evaluation(p, there).z)
     assert np.abs(values).max() < 1e-13
-    assert len(corners.at_zero(p, there, 1e-9)) == 3
+    assert len(at_zero(p, there, 1e-9)) == 3

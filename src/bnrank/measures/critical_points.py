@@ -20,6 +20,8 @@ from bnrank.tasks.task import Task, as_task
 
 DEPENDENT = 1e-9  # singular values of the kinks' gradients, relative to the largest, that count as 0
 FLAT = 1e-7  # least curvature, relative to 2 lambda, that counts as positive
+INSIDE = 1e-6  # least distance of a slope from the ends of its range that counts as strictly inside
+EFFECT = 1e-9  # |dC/da| at a kink, relative to the largest of its layer, below which it counts as 0
 LARGEST = 6000  # largest number of live parameters for which the curvature is computed
 BIRTH_RTOL = 1e-6  # a new neuron must exceed 2 lambda by this factor
 
@@ -219,8 +221,10 @@ def of_layers(
         values = np.linalg.eigvalsh(hessian) / (2 * problem.ridge) if len(hessian) else np.array([np.inf])
         curvature, flat = float(values[0]), int((np.abs(values) <= FLAT).sum())
     born = _births(problem, best, live, seed) if stationary and births else ()
-    inside = margin is None or margin > 0
-    proper = independent and bool((forces > 0).all()) and inside and curvature is not None and curvature > FLAT
+    sizes = np.array([np.abs(below).max(initial=0) for below in best.below])
+    inside = margin is None or margin > INSIDE
+    strict = inside and bool((forces > EFFECT * sizes[number]).all())
+    proper = independent and strict and curvature is not None and curvature > FLAT
     return Stationarity(
         kind=_kind(stationary, proper, born if births else None, all(mask.all() for mask in live)),
         residual=residual,

@@ -11,178 +11,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import scipy.linalg
 
-from bnrank.measures.second_order import Array, Evaluation, Problem, Shapes, join, split
+from bnrank.measures import subgradients
+from bnrank.measures.second_order import Array, Evaluation, Problem, join, split
 from bnrank.training.finishing import orbits
+from bnrank.training.finishing.creases import SETTLED, Crease, Steps, retracted, with_slopes
+from bnrank.training.finishing.kinks import Kinks, at_zero
 from bnrank.training.finishing.newton import CORRECTIONS, DEGENERATE, curving
 
-DEPENDENT = 1e-10  # singular values of the kinks' gradients, relative to the largest, that count as 0
-WITHOUT_EFFECT = 1e-12  # |dC/da| of a kink, relative to the largest of the layer, below which its slope has no effect
-BENT = 1e-3  # at kinks of the smoothed network s (1 - s) of the derivative s is larger than this
-BREAKS = 40  # points of a rejected step at which a neuron switches that are tried
-
-
-@dataclass(frozen=True)
-class Kinks:
-    """Pairs of a hidden neuron and a sample with preactivation zero, and the derivatives of the activation there.
-
-    Attributes
-    ----------
-    layers, neurons, samples : ndarray of int, (K,)
-        Indices, from 0.
-    slopes : ndarray, (K,)
-        Derivatives of the activation.
-    """
-
-    layers: Array
-    neurons: Array
-    samples: Array
-    slopes: Array
-
-    def __len__(self) -> int:
-        return len(self.layers)
-
-    @property
-    def places(self) -> tuple[Array, Array, Array]:
-        """Layers, neurons and samples."""
-        return self.layers, self.neurons, self.samples
-
-    def select(self, values: Sequence[Array]) -> Array:
-        """Return the values at the kinks, (K,), of arrays (N, n_l), one per hidden layer."""
-        places = zip(*self.places, strict=True)
-        return np.array([values[layer][sample, neuron] for layer, neuron, sample in places])
-
-    def kept(self, keep: Array) -> Kinks:
-        """Return some of the kinks."""
-        return Kinks(self.layers[keep], self.neurons[keep], self.samples[keep], self.slopes[keep])
-
-    def with_slopes(self, slopes: Array) -> Kinks:
-        """Return the kinks with other derivatives."""
-        return Kinks(*self.places, slopes)
-
-    def and_one(self, layer: int, neuron: int, sample: int, slope: float) -> Kinks:
-        """Return the kinks and one more."""
-        one = (layer, neuron, sample, slope)
-        return Kinks(*(np.append(part, new) for part, new in zip((*self.places, self.slopes), one, strict=True)))
-
-    @classmethod
-    def where(cls, masks: Sequence[Array], slopes: Sequence[Array]) -> Kinks:
-        """Return the kinks where masks, (N, n_l), one per hidden layer, are set, with the derivatives given there."""
-        found = [np.nonzero(mask) for mask in masks]
-        layers = np.repeat(np.arange(len(found)), [len(samples) for samples, _ in found])
-        samples, neurons = (np.concatenate([pair[i] for pair in found]).astype(int) for i in (0, 1))
-        values = np.concatenate([s[pair] for s, pair in zip(slopes, found, strict=True)])
-        return cls(layers, neurons, samples, values)
-
-
-def of_smoothed(problem: Problem, layers: Sequence[Array], smooth: Array) -> Kinks:
-    """Return the kinks near a stationary point of the smoothed loss, with the slopes that it suggests."""
-    first = Evaluation(problem, layers, smooth).first
-    low, high = min(problem.slope, 1.0), 1.0
-    shares = [(f - low) / (high - low) for f in first]
-    return Kinks.where([share * (1 - share) > BENT for share in shares], first)
-
-
-def at_zero(problem: Problem, layers: Sequence[Array], kink_rtol: float) -> Kinks:
-    """Return the kinks of layers: preactivations that are 0 up to ``kink_rtol`` times ||w|| ||a||."""
-    at, masks = Evaluation(problem, layers), []
-    for layer, inputs, z in zip(layers[:-1], at.inputs, at.z, strict=False):
-        masks.append(np.abs(z) <= kink_rtol * np.linalg.norm(inputs, axis=1)[:, None] * np.linalg.norm(layer, axis=1))
-    return Kinks.where(masks, [np.full_like(z, (problem.slope + 1) / 2) for z in at.z[:-1]])
-
-
-def onto(problem: Problem, layers: Sequence[Array], kinks: Kinks) -> list[Array]:
-    """Return the layers moved onto kinks by steps of least norm."""
-    shapes = [layer.shape for layer in layers]
-    crease = Crease(problem, join(layers), shapes, kinks)
-    return split(retracted(crease, crease.theta), shapes)
-
-
-class Crease:
-    """A point, kinks, and the derivatives of the loss with the kinks' slopes."""
-
-    def __init__(self, problem: Problem, theta: Array, shapes: Shapes, kinks: Kinks) -> None:
-        self.problem, self.theta, self.shapes, self.kinks = problem, theta, shapes, kinks
-        self.at = Evaluation(problem, split(theta, shapes), (), kinks.places, kinks.slopes)
-        self.rows = self.at.preactivation_gradients(*kinks.places)
-        self.values = kinks.select(self.at.z)
-        self.forces = kinks.select(self.at.below)  # dC/da at the kinks
-
-    def effective(self) -> Array:
-        """Return a mask of the kinks whose slopes have an effect on the gradient."""
-        sizes = np.array([np.abs(below).max(initial=0) for below in self.at.below])
-        return np.abs(self.forces) > WITHOUT_EFFECT * sizes[self.kinks.layers]
-
-
-def retracted(crease: Crease, theta: Array, rounds: int = 10) -> Array:
-    """Return theta moved onto the crease by steps of least norm."""
-    if not len(crease.kinks):
-        return theta
-    size = float(np.linalg.norm(theta))
-    for _ in range(rounds):
-        at = Crease(crease.problem, theta, crease.shapes, crease.kinks)
-        move = np.linalg.lstsq(at.rows, -at.values, rcond=DEPENDENT)[0]
-        theta = theta + move
-        if np.linalg.norm(move) <= 1e-15 * size:
-            break
-    return theta
-
-
-def with_slopes(crease: Crease, rounds: int = 5) -> Crease:
-    """Return the crease with the slopes, not bounded, for which the gradient is least (Gauss-Newton steps)."""
-    for _ in range(rounds if len(crease.kinks) else 0):
-        used = crease.effective()
-        force = np.where(used, crease.forces, 1.0)
-        multipliers = np.linalg.lstsq(crease.rows.T * used, -crease.at.gradient, rcond=DEPENDENT)[0]
-        slopes = crease.kinks.slopes + np.where(used, np.clip(multipliers / force, -3, 3), 0)
-        new = Crease(crease.problem, crease.theta, crease.shapes, crease.kinks.with_slopes(slopes))
-        before, after = (float(np.linalg.norm(c.at.gradient)) for c in (crease, new))
-        if not after < before:
-            break
-        crease = new
-        if after > 0.9 * before:
-            break
-    return crease
-
-
-class Steps:
-    """Newton steps along a crease, with one factor of H + sigma.
-
-    sigma is the smallest of the damping and larger ones for which H + sigma is positive definite along the crease:
-    then H + sigma + rho A^T A is, for large rho, with A the rows of the kinks.
-    """
-
-    def __init__(self, crease: Crease, damping: float) -> None:
-        hessian = crease.at.hessian()
-        scale = float(np.abs(np.diag(hessian)).max())
-        self.rows = np.zeros((0, len(hessian)))
-        if len(crease.kinks):
-            _, singular, rows = np.linalg.svd(crease.rows, full_matrices=False)
-            self.rows = rows[singular > DEPENDENT * singular[0]]
-            hessian += 10 * scale * (self.rows.T @ self.rows)
-        plain, diagonal = np.diag(hessian).copy(), np.diag_indices(len(hessian))
-        while True:
-            hessian[diagonal] = plain + damping
-            try:
-                self.factor = scipy.linalg.cho_factor(hessian, check_finite=False)
-                break
-            except scipy.linalg.LinAlgError:
-                damping = max(4 * damping, 1e-9 * scale)
-        self.damping = damping
-        self.columns = scipy.linalg.cho_solve(self.factor, self.rows.T, check_finite=False)
-
-    def __call__(self, gradient: Array) -> Array:
-        """Return the step d along the crease that minimizes g^T d + d^T (H + sigma) d / 2."""
-        step = -scipy.linalg.cho_solve(self.factor, gradient, check_finite=False)
-        if len(self.rows):
-            step = step - self.columns @ np.linalg.solve(self.rows @ self.columns, self.rows @ step)
-            step -= self.rows.T @ (self.rows @ step)
-        return step
-
-    def predicted(self, gradient: Array, step: Array) -> float:
-        """Return the change of the loss that the quadratic model predicts."""
-        return float(gradient @ step) / 2 - self.damping * float(step @ step) / 2
+OFF = 1e-9  # preactivation that a released kink is given, relative to ||w|| ||a||
+BREAKS = 60  # points of a step at which a neuron switches that are looked at
+TRIED = 6  # of these, points of least loss that are moved onto the crease
+LAGGED = 30  # kinks added with one factor of the Hessian
+ROUNDING = 1e-14  # relative error of the loss: a kink may be so near that the loss does not decrease up to there
+POOR = 0.1  # ratio of actual to predicted decrease below which neurons that switch are tried as kinks
 
 
 @dataclass(frozen=True)
@@ -211,11 +53,10 @@ class Corner:
 
 
 def excesses(crease: Crease) -> Array:
-    """Return how much each kink's slope is out of range, times |dC/da|; a kink with dC/da < 0 is a ridge: inf."""
-    slope, slopes = crease.problem.slope, crease.kinks.slopes
-    out = np.maximum(slope - slopes, slopes - 1) * np.abs(crease.forces)
-    out = np.where(crease.forces < 0, np.inf, out)
-    return np.where(crease.effective(), out, -np.inf)
+    """Return how much each kink's multiplier is out of the range of slope times dC/da; inf on a ridge, dC/da < 0."""
+    wanted, force = crease.multipliers(), crease.forces
+    out = np.maximum(crease.problem.slope * force - wanted, wanted - force)
+    return np.where(-force >= crease.sizes, np.inf, out)
 
 
 def search(
@@ -234,54 +75,167 @@ def search(
     """
     shapes = [layer.shape for layer in layers]
     crease = Crease(problem, join(layers), shapes, kinks)
-    crease = with_slopes(Crease(problem, retracted(crease, crease.theta), shapes, kinks))
-    loss, damping, reason = _loss_at(crease, crease.theta), 0.0, "out of iterations"
+    crease = _on(crease, retracted(crease, crease.theta), kinks)
+    crease = _completed(_on(crease, crease.theta, kinks.kept(crease.settled())))
+    loss, damping, reason, moved = _loss_at(crease, crease.theta), 0.0, "out of iterations", False
+    steps: Steps | None = None
+    added_since = 0
     for _ in range(iterations):
-        residual, out = crease.at.relative_gradient, excesses(crease)
-        if residual <= rtol:
-            worst = int(np.argmax(out)) if len(out) else 0
-            if not len(out) or out[worst] <= 1e-9 * np.abs(crease.forces).max():
-                reason = "stationary"
-                break
-            crease = _on(crease, crease.theta, crease.kinks.kept(np.arange(len(out)) != worst))
+        residual, out = crease.residual, excesses(crease)
+        worst = _released(crease, out, stationary=residual <= rtol, moved=moved)
+        if worst is not None and residual <= rtol and (slopes := _in_range(crease, worst, rtol)) is not None:
+            crease, worst = crease.with_slopes(slopes), None
+        if worst is not None:
+            crease, moved, steps = _without(crease, worst), False, None
+            loss = min(loss, _loss_at(crease, crease.theta))
             continue
+        if residual <= rtol:
+            reason = "stationary"
+            break
         if out_of_time():
             reason = "out of time"
             break
-        steps = Steps(crease, max(damping, DEGENERATE * curving(crease.at)))
+        if steps is None:
+            steps, added_since = Steps(crease, max(damping, DEGENERATE * curving(crease.at))), 0
         step, damping = steps(crease.at.gradient), steps.damping
         predicted = steps.predicted(crease.at.gradient, step)
-        alike = orbits.groups(crease.at.first)
-        theta = retracted(crease, _moved(crease, step, alike))
-        new = _loss_at(crease, theta)
-        for _ in range(CORRECTIONS):
-            there = _on(crease, theta, crease.kinks)
-            further = retracted(crease, _moved(there, steps(there.at.gradient), alike))
-            value = _loss_at(crease, further)
-            if not value < new:
-                break
-            theta, new = further, value
-        if new < loss or (new - loss <= 1e-14 * abs(loss) and -predicted <= 1e-12 * abs(loss)):
+        theta, new = _stepped(crease, steps, step, loss)
+        ratio = (new - loss) / predicted if predicted < 0 else 1.0
+        small = new - loss <= 1e-14 * abs(loss) and -predicted <= 1e-12 * abs(loss)
+        if (new < loss and ratio >= POOR) or small:
             tried = _on(crease, theta, crease.kinks)
-            if new >= loss and tried.at.relative_gradient >= residual:
+            if not (settled := tried.settled()).all():
+                tried = _on(crease, theta, crease.kinks.kept(settled))
+            if new >= loss and tried.residual >= residual:
                 reason = "no further decrease"
                 break
-            ratio = (new - loss) / predicted if predicted < 0 else 1.0
             damping = damping / 4 if ratio > 0.5 and damping > 1e-10 else 0.0 if ratio > 0.5 else damping
-            crease, loss = tried, new
+            crease, loss, moved, steps = tried, new, True, None
             continue
-        added = _with_break(crease, step, theta, loss)
-        if added is not None:
-            crease, loss = added, _loss_at(added, added.theta)
-        else:
-            damping = max(8 * damping, 1e-6)
-            if damping > 1e12:
-                reason = "no further decrease"
-                break
+        # A neuron switches along a step that decreases the loss little or not at all.
+        if (added := _with_break(crease, step, theta, loss)) is not None:
+            crease, loss, added_since = added, _loss_at(added, added.theta), added_since + 1
+            steps = steps.extended(crease.tangents)
+            if added_since == LAGGED:
+                crease, steps = _on(crease, crease.theta, crease.kinks), None
+            continue
+        if new < loss:
+            crease, loss, moved = _on(crease, theta, crease.kinks), new, True
+        steps = None
+        damping = max(8 * damping, 1e-6)
+        if damping > 1e12:
+            reason = "no further decrease"
+            break
     excess = float(np.clip(excesses(crease), 0, None).max(initial=0))
     sizes = float(np.linalg.norm(crease.at.cost_gradient) + np.linalg.norm(crease.at.penalty_gradient))
     relative = excess / sizes if sizes > 0 else 0.0
     return Corner(split(crease.theta, shapes), crease.kinks, crease.at.relative_gradient, relative, reason)
+
+
+def _released(crease: Crease, out: Array, *, stationary: bool, moved: bool) -> int | None:
+    """Return the kink to release: that along which the loss falls most steeply, if it is steeper than the gradient.
+
+    At a point that is stationary along the crease, any kink whose slope is out of range is released. Elsewhere, one is
+    released only after a step, so that the search does not return to where it was.
+    """
+    if not len(out) or not (out > 1e-9 * np.abs(crease.forces).max()).any():
+        return None
+    if stationary:
+        return int(np.argmax(out))
+    if not moved or len(crease.tangents.chosen) < len(crease.kinks):  # dependent: multipliers are not unique
+        return None
+    low, slopes = crease.problem.slope, crease.kinks.slopes
+    either = np.abs(crease.forces) * np.maximum(slopes - low, 1 - slopes)  # at ridges it falls on both sides
+    rates = crease.tangents.rates(np.where(np.isposinf(out), either, out))
+    worst = int(np.argmax(rates))
+    return worst if rates[worst] > crease.along else None
+
+
+def _without(crease: Crease, worst: int) -> Crease:
+    """Return the crease without a kink and those that depend on it alone, moved off to the side where the loss falls.
+
+    A neuron whose inputs are all 0 on several samples has its bias as preactivation on all of them.
+    """
+    directions = crease.tangents.all / np.maximum(np.linalg.norm(crease.tangents.all, axis=0), 1e-300)
+    group = np.abs(directions.T @ directions[:, worst]) > 1 - 1e-10
+    group[worst] = True
+    low, slope, force = crease.problem.slope, crease.kinks.slopes[worst], crease.forces[worst]
+    wanted = crease.multipliers()[worst]
+    up = 1 - slope > slope - low if force < 0 else wanted - force > low * force - wanted
+    side = np.where(directions.T @ directions[:, worst] < 0, -1.0, 1.0) * (1.0 if up else -1.0)
+    target = np.where(group, side * OFF * crease.lengths(), 0.0)
+    theta = crease.theta + crease.tangents.onto(target)
+    if not _loss_at(crease, theta) <= _loss_at(crease, crease.theta):
+        theta = crease.theta
+    return _on(crease, theta, crease.kinks.kept(~group))
+
+
+def _completed(crease: Crease) -> Crease:
+    """Return the crease with all kinks: also those that are 0 because others are."""
+    every = at_zero(crease.problem, crease.at.layers, SETTLED)
+    known = set(zip(*crease.kinks.places, strict=True))
+    places = zip(*every.places, strict=True)
+    new = every.kept(np.array([place not in known for place in places], dtype=bool))
+    if not len(new):
+        return crease
+    tangents = crease.tangents
+    for row in crease.at.preactivation_gradients(*new.places):
+        tangents = tangents.extended(row)
+    parts = zip((*crease.kinks.places, crease.kinks.slopes), (*new.places, new.slopes), strict=True)
+    kinks = Kinks(*(np.concatenate(pair) for pair in parts))
+    return with_slopes(Crease(crease.problem, crease.theta, crease.shapes, kinks, tangents))
+
+
+def _in_range(crease: Crease, worst: int, rtol: float) -> Array | None:
+    """Return slopes in their range with a relative gradient of at most rtol, or None if none were found.
+
+    If the kinks' gradients are dependent, multipliers are not unique, and those of least norm may be out of range.
+    """
+    matrix = crease.tangents.all
+    if matrix.shape[0] == matrix.shape[1]:
+        return None
+    _, _, vt = np.linalg.svd(matrix)
+    free = np.abs(vt[len(matrix) :]).max(axis=0) > 1e-6  # kinks that take part in a linear dependence
+    if not free[worst]:
+        return None
+    low, slopes = min(crease.problem.slope, 1.0), crease.kinks.slopes
+    outside = ~free & ((slopes < low - 1e-6) | (slopes > 1 + 1e-6))
+    if outside.any():
+        return None
+    places = (crease.kinks.layers[free], crease.kinks.neurons[free], crease.kinks.samples[free])
+
+    def full(values: Array) -> Crease:
+        every = slopes.copy()
+        every[free] = values
+        return crease.with_slopes(every)
+
+    def columns(values: Array) -> subgradients.Outer:
+        there = full(values)
+        factors = there.at.preactivation_factors(*places)
+        return [(u * there.forces[free][:, None], inputs) for u, inputs in factors]
+
+    unknowns = subgradients.Unknowns(low, slopes[free], several=False, most=int(free.sum()), exact=subgradients.ACTIVE)
+    values, _ = subgradients.minimize(lambda v: split(full(v).at.gradient, crease.shapes), columns, unknowns)
+    slopes = full(values).kinks.slopes
+    there = crease.with_slopes(slopes)
+    return slopes if there.at.relative_gradient <= rtol else None
+
+
+def _stepped(crease: Crease, steps: Steps, step: Array, loss: float) -> tuple[Array, float]:
+    """Return the end of a step, moved back onto the crease, with further ones of the same factor, and its loss."""
+    alike = orbits.groups(crease.at.first)
+    theta = retracted(crease, _moved(crease, step, alike))
+    new = _loss_at(crease, theta)
+    if not new < loss:
+        return theta, new
+    for _ in range(CORRECTIONS):
+        there = with_slopes(Crease(crease.problem, theta, crease.shapes, crease.kinks, crease.tangents), 2)
+        further = retracted(crease, _moved(there, steps(there.at.gradient), alike))
+        value = _loss_at(crease, further)
+        if not value < new:
+            break
+        theta, new = further, value
+    return theta, new
 
 
 def _moved(crease: Crease, step: Array, alike: list[list[Array]]) -> Array:
@@ -306,12 +260,19 @@ def _with_break(crease: Crease, step: Array, theta: Array, loss: float) -> Creas
             if (layer, neuron, sample) not in known:
                 share = abs(old[sample, neuron]) / (abs(old[sample, neuron]) + abs(new[sample, neuron]))
                 found.append((share, layer, neuron, sample))
-    best: tuple[float, Array, Kinks] | None = None
-    for share, layer, neuron, sample in sorted(found)[:BREAKS]:
+    found = sorted(found)[:BREAKS]
+    values = [_loss_at(crease, crease.theta + share * step) for share, *_ in found]
+    first = np.argsort(values, kind="stable")[: TRIED - 1].tolist()
+    first += [0] if len(found) and 0 not in first else []
+    best: tuple[float, Crease] | None = None
+    for number in first:
+        share, layer, neuron, sample = found[number]
+        one = (np.array([layer]), np.array([neuron]), np.array([sample]))
+        tangents = crease.tangents.extended(crease.at.preactivation_gradients(*one)[0])
         kinks = crease.kinks.and_one(layer, neuron, sample, (problem.slope + 1) / 2)
-        wider = Crease(problem, crease.theta + share * step, shapes, kinks)
-        point = retracted(wider, wider.theta)
-        value = Evaluation(problem, split(point, shapes)).loss
-        if value < (loss if best is None else best[0]):
-            best = value, point, kinks
-    return None if best is None else _on(crease, best[1], best[2])
+        wider = Crease(problem, crease.theta + share * step, shapes, kinks, tangents)
+        point = retracted(wider, wider.theta, renewals=1)
+        value = _loss_at(crease, point)
+        if value < (loss + ROUNDING * abs(loss) if best is None else best[0]):
+            best = value, Crease(problem, point, shapes, kinks, tangents)
+    return None if best is None else _completed(with_slopes(best[1]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,8 @@ from bnrank.measures.subgradients import KINK_RTOL
 from bnrank.networks.chain import as_mlp
 from bnrank.networks.mlp import MLP
 from bnrank.tasks.task import Task, as_task
-from bnrank.training.finishing import corners, newton, quasi, shrinking
+from bnrank.training.finishing import corners, creases, newton, quasi, shrinking
+from bnrank.training.finishing.kinks import at_zero, of_smoothed
 from bnrank.training.options import check_finishable
 
 SMOOTHING = (1e-2, 3e-3, 1e-3, 1e-4, 1e-5, 1e-6)  # eps in units of the root mean square preactivation of the layer
@@ -33,8 +34,12 @@ EVERY, ROUNDS = 300, 40  # iterations of L-BFGS between reductions of the networ
 GAIN = 1e-4  # relative decrease of the loss per round below which Newton's method takes over
 DENSE = 12_000  # largest number of parameters for Newton's method
 STEPS, PASSES = 10, 30  # Newton steps between reductions, and the number of such passes at one eps
-CORNER_STEPS = 300  # Newton steps along kinks
-RESTART = 3e-3  # eps after a neuron was added
+CORNER_STEPS, BIRTH_STEPS = 300, 120  # Newton steps along kinks, also right after a neuron was added
+MANY = 150  # kinks above which the search along them waits for the smallest eps, where few of them are wrong
+DEAD = 1e-6  # relative weight of neurons that are removed, and distance of parallel ones, when kinks are known
+NEAR = 1e-5  # preactivations that count as 0 after neurons were removed
+RESTARTS = (1e-4, 3e-3)  # eps from which a search along kinks that ended early is repeated
+PROGRESS = 1e-12  # least relative decrease of the loss by a new neuron
 BIRTHS = 60  # largest number of neurons added
 
 
@@ -199,20 +204,21 @@ class _Search:
             best, reason = self.descended(start, shrink=False)
         if self.loss(best) > self.loss(start):
             return shrinking.balanced(start), f"the loss could not be kept below that of the network given ({reason})"
+        failed: dict[int, str] = {}  # layers whose new neuron did not lead to a stationary point, and why
         while reason == "stationary" and self.births and self.born < BIRTHS and not self.late():
-            birth = self.birth(best)
+            birth = self.birth(best, failed)
             if birth is None:
                 break
             found, ended = self.grown(best, birth)
-            if ended != "stationary" or not self.loss(found) < self.loss(best):
+            if ended == "stationary" and self.loss(found) < self.loss(best) * (1 - PROGRESS):
+                best, self.born, failed = found, self.born + 1, {}
+            else:
                 below = "below" if self.loss(found) < self.loss(best) else "above"
-                reason = (
-                    f"stationary; a new neuron lowers the loss, but the search from there ended {below} it: {ended}"
-                )
-                break
-            best, reason, self.born = found, ended, self.born + 1
+                failed[birth.layer] = f"the search from there ended {below} it: {ended}"
+        if failed:
+            reason += "; a new neuron lowers the loss, but " + next(iter(failed.values()))
         if self.late():
-            reason = "stationary; out of time for new neurons" if reason == "stationary" else "out of time"
+            reason = "stationary; out of time for new neurons" if reason.startswith("stationary") else "out of time"
         return best, reason
 
     def loss(self, layers: Sequence[Array]) -> float:
@@ -249,16 +255,19 @@ class _Search:
     def sharpened(self, layers: list[Array], largest: float, *, shrink: bool) -> tuple[list[Array], str]:
         """Return a stationary point reached by Newton's method while the smoothing is reduced."""
         problem, damping, reason = self.problem, 0.0, "not started"
-        best = layers
+        best, stationary, before, smooth = layers, None, largest, self.smoothing(layers, largest)
         for eps in [eps for eps in SMOOTHING if eps <= largest]:
             last = np.inf
+            if eps < TRIED:
+                layers = creases.nearer(problem, layers, smooth, eps / before)
+            before = eps
             for _ in range(PASSES):
                 smooth = self.smoothing(layers, eps)
                 layers, _, damping, steps = newton.descend(problem, layers, smooth, LOOSE, STEPS, damping, self.late)
                 loss, sizes = Evaluation(problem, layers, smooth).loss, [len(layer) for layer in layers]
                 self.tell(50, f"finishing: loss {loss:.8g}, smoothing {eps:g}")
-                if shrink and eps >= SHRINKING:
-                    layers = shrinking.tidy(layers)
+                if shrink:
+                    layers = shrinking.tidy(layers) if eps >= SHRINKING else shrinking.tidy(layers, DEAD, DEAD)
                     if [len(layer) for layer in layers] != sizes:
                         last = np.inf
                         continue
@@ -266,24 +275,51 @@ class _Search:
                 if steps < STEPS or slow or self.late():
                     break
                 last = loss
-            if self.loss(layers) < self.loss(best) or eps > TRIED:
+            if eps > TRIED:
                 best = layers
-            if eps <= TRIED and not self.late():
-                kinks = corners.of_smoothed(problem, layers, smooth)
-                corner = corners.search(problem, layers, kinks, self.rtol / 10, CORNER_STEPS, self.late)
-                reason = corner.reason
-                if self.loss(corner.layers) < self.loss(best) or reason == "stationary":
-                    best = corner.layers
-                self.tell(80, f"finishing: loss {self.loss(best):.8g}, {len(corner.kinks)} kinks, {reason}")
-                if reason == "stationary":
-                    return corner.layers, reason
+                continue
+            if self.loss(layers) < self.loss(best):
+                best = layers
+            if self.late():
+                break
+            kinks = of_smoothed(problem, layers, smooth)
+            if len(kinks) > MANY and eps > SMOOTHING[-1]:
+                continue
+            corner = self.cornered(layers, kinks)
+            if corner.reason == "stationary":
+                if self.loss(corner.layers) <= self.loss(best):
+                    return corner.layers, corner.reason
+                # The smoothed point has a lower loss: some of its kinks are none. A smaller eps tells them apart.
+                if stationary is None or self.loss(corner.layers) < self.loss(stationary):
+                    stationary = corner.layers
+            elif self.loss(corner.layers) < self.loss(best):
+                best, reason = corner.layers, corner.reason
+        if not self.late():
+            corner = self.cornered(best, at_zero(problem, best, KINK_RTOL))
+            best, reason = corner.layers, corner.reason
+        if reason != "stationary" and stationary is not None:
+            return stationary, "stationary"
         return best, "out of time" if self.late() else reason
 
-    def birth(self, layers: list[Array]) -> Birth | None:
-        """Return the new neuron that lowers the loss most for its norm, or None if none is found that lowers it."""
+    def cornered(self, layers: Sequence[Array], kinks: Kinks, steps: int = CORNER_STEPS) -> corners.Corner:
+        """Return where the search along kinks ends, without neurons that died on the way."""
+        corner = corners.search(self.problem, layers, kinks, self.rtol / 10, steps, self.late)
+        less = shrinking.tidy(corner.layers, DEAD, DEAD)
+        if [len(layer) for layer in less] != [len(layer) for layer in corner.layers]:
+            again = at_zero(self.problem, less, NEAR)
+            without = corners.search(self.problem, less, again, self.rtol / 10, steps, self.late)
+            no_worse = self.loss(without.layers) <= self.loss(corner.layers) * (1 + PROGRESS)
+            if no_worse and (without.reason == "stationary" or corner.reason != "stationary"):
+                corner = without
+        loss = self.loss(corner.layers)
+        self.tell(80, f"finishing: loss {loss:.8g}, {len(corner.kinks)} kinks, {corner.reason}")
+        return corner
+
+    def birth(self, layers: list[Array], without: Collection[int]) -> Birth | None:
+        """Return the new neuron, not in some layers, that lowers the loss most for its norm, or None if none does."""
         wide = _with_room(layers, self.widths)
         found = of_layers(self.problem, wide, self.rtol, KINK_RTOL, births=True, seed=self.seed)
-        better = [birth for birth in found.births if birth.lower > 1 + BIRTH_RTOL]
+        better = [birth for birth in found.births if birth.lower > 1 + BIRTH_RTOL and birth.layer not in without]
         return max(better, key=lambda birth: birth.lower, default=None)
 
     def grown(self, layers: list[Array], birth: Birth) -> tuple[list[Array], str]:
@@ -293,23 +329,27 @@ class _Search:
         largest size for which it falls is where the search begins.
         """
         number, width, base = birth.layer - 1, len(layers[birth.layer - 1]), self.loss(layers)
-        kinks = corners.at_zero(self.problem, layers, KINK_RTOL)
+        kinks = at_zero(self.problem, layers, KINK_RTOL)
         best: list[Array] | None = None
         for size in 2.0 ** np.arange(1, -12, -1):
             wider = list(layers)
             wider[number] = np.concatenate([layers[number], size * birth.incoming[None]])
             high, column = layers[number + 1], size * birth.outgoing[:, None]
             wider[number + 1] = np.concatenate([high[:, :width], column, high[:, width:]], axis=1)
-            there = corners.onto(self.problem, wider, kinks)
+            there = creases.onto(self.problem, wider, kinks)
             if self.loss(there) < base:
                 base, best = self.loss(there), there
         if best is None:
             return layers, "no size of it lowers the loss"
-        found, reason = self.sharpened(best, RESTART, shrink=True)
-        if reason == "stationary" and self.loss(found) < self.loss(layers):
-            return found, reason
-        corner = corners.search(self.problem, best, kinks, self.rtol / 10, CORNER_STEPS, self.late)
-        return corner.layers, corner.reason
+        corner = self.cornered(best, kinks, BIRTH_STEPS)
+        found, reason = corner.layers, corner.reason
+        for eps in RESTARTS:
+            if reason == "stationary" or self.late():
+                break
+            tried, ended = self.sharpened(found, eps, shrink=True)
+            if self.loss(tried) < self.loss(found) or (ended == "stationary" and self.loss(tried) < self.loss(layers)):
+                found, reason = tried, ended
+        return found, reason
 
 
 def _with_room(layers: Sequence[Array], widths: Sequence[int]) -> list[Array]:
