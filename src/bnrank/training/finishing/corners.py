@@ -216,9 +216,8 @@ def _in_range(crease: Crease, worst: int, rtol: float) -> Array | None:
 
     unknowns = subgradients.Unknowns(low, slopes[free], several=False, most=int(free.sum()), exact=subgradients.ACTIVE)
     values, _ = subgradients.minimize(lambda v: split(full(v).at.gradient, crease.shapes), columns, unknowns)
-    slopes = full(values).kinks.slopes
-    there = crease.with_slopes(slopes)
-    return slopes if there.at.relative_gradient <= rtol else None
+    there = full(values)
+    return there.kinks.slopes if there.at.relative_gradient <= rtol else None
 
 
 def _stepped(crease: Crease, steps: Steps, step: Array, loss: float) -> tuple[Array, float]:

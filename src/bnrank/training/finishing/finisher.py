@@ -22,7 +22,7 @@ from bnrank.networks.chain import as_mlp
 from bnrank.networks.mlp import MLP
 from bnrank.tasks.task import Task, as_task
 from bnrank.training.finishing import corners, creases, newton, quasi, shrinking
-from bnrank.training.finishing.kinks import at_zero, of_smoothed
+from bnrank.training.finishing.kinks import Kinks, at_zero, of_smoothed
 from bnrank.training.options import check_finishable
 
 SMOOTHING = (1e-2, 3e-3, 1e-3, 1e-4, 1e-5, 1e-6)  # eps in units of the root mean square preactivation of the layer
