@@ -1,17 +1,24 @@
 """Random small problems finished to stationary points: python -m benchmarks.minima --seeds 0 50.
 
-With --landscape, one problem from many seeds: how many minima, of which ranks and losses.
+With --landscape, one problem from many seeds: how many minima, of which ranks and losses. With --figure F1 or F4, the
+networks of these figures.
 """
 
 import argparse
 import statistics
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+from torch import nn
 
 import bnrank
 from benchmarks import at_minima, landscape
+from bnrank.figures.f01_bottleneck_spectra.figure import Settings as Spectra
+from bnrank.figures.f04_norm_and_depth.figure import RANK, RIDGE
+from bnrank.figures.f04_norm_and_depth.figure import Settings as Depths
+from bnrank.figures.harness.training import mlp
 
 
 def draw(seed: int) -> tuple[bnrank.Task, bnrank.MLP, float]:
@@ -27,6 +34,34 @@ def draw(seed: int) -> tuple[bnrank.Task, bnrank.MLP, float]:
     return task, bnrank.MLP([d_in, *[width] * (depth - 1), d_out]), ridge
 
 
+def figures(name: str, depths: Sequence[int]) -> Iterator[tuple[str, nn.Module, bnrank.Task, float]]:
+    """Return name, trained network, task and ridge: the best member of F1, or the first seed of F4 at every depth."""
+    if name == "F1":
+        spectra, task = Spectra(), bnrank.tasks.bottleneck_spectra_map(rank=Spectra().rank)
+        ridge = 0.05 / spectra.depth
+        net = mlp(task, spectra.depth, spectra.width)
+        options = {"steps": spectra.steps, "members": spectra.members, "seed": 0}
+        run = bnrank.train(net, task, ridge=ridge, progress=False, **options)
+        yield "F1", run.network(int(run.summary.loss.argmin("member"))), task, ridge
+        return
+    of = Depths()
+    task = bnrank.tasks.low_rank_map(rank=RANK, y_norm_squared=of.y_norm_squared)
+    for depth in depths:
+        net = mlp(task, depth, of.width)
+        run = bnrank.train(net, task, ridge=RIDGE, steps=of.steps, seed=of.seeds[0], progress=False)
+        yield f"F4 at depth {depth}", run.network(0), task, RIDGE
+
+
+def finish_figures(name: str, depths: Sequence[int], max_minutes: float, births: bool) -> None:
+    """Print what the networks of a figure end at."""
+    for label, net, task, ridge in figures(name, depths):
+        began = time.process_time()
+        done = bnrank.finish(net, task, ridge, births=births, max_minutes=max_minutes, progress=False)
+        used = time.process_time() - began
+        before = f"{label}: loss {done.loss_before:.8f} before, {used:.0f} s of processor, {done.seconds:.0f} s"
+        print(f"{before}, {done.reason}\n{done.stationarity}", flush=True)
+
+
 def main() -> None:
     """Print a line per problem and the summary."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -35,7 +70,13 @@ def main() -> None:
     parser.add_argument("--landscape", action="store_true", help="one problem from every seed")
     parser.add_argument("--picture", type=Path, help="with --landscape, a file for the picture")
     parser.add_argument("--verdicts", type=Path, help="check statements on finished networks, and write them to a page")
+    parser.add_argument("--figure", choices=("F1", "F4"), help="finish networks of a figure")
+    parser.add_argument("--depths", type=int, nargs="+", default=(8, 12, 16, 20), help="with --figure F4")
+    parser.add_argument("--no-births", action="store_true", help="with --figure, do not add neurons")
     given = parser.parse_args()
+    if given.figure:
+        finish_figures(given.figure, given.depths, given.max_minutes, not given.no_births)
+        return
     if given.verdicts:
         at_minima.main(given.verdicts, given.max_minutes)
         return
