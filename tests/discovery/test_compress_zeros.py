@@ -9,6 +9,7 @@ import bnrank
 from bnrank.discovery.compression import compress, zeros
 from bnrank.discovery.compression.judging import Judge
 from bnrank.discovery.compression.lowrank import swapped
+from bnrank.reporting.charts.discovery import view
 from helpers import normal
 
 QUICK = {"repeats": 2, "batch_size": 16, "zeros": True}
@@ -208,6 +209,10 @@ def test_the_result_is_saved_read_and_reported(make, shape, tmp_path):
         assert torch.equal(loaded(new), found.network(new))
     assert "not zero" in str(found)
     assert "not zero" in bnrank.report(found, tmp_path / "page.html").read_text()
+    bars = view(found).groups[0].charts[0].figure.data[0]
+    assert dict(zip(bars.y, bars.x, strict=True))["not zero"] == pytest.approx(
+        100 * found.certificate.nonzero / found.certificate.nonzero_before, rel=1e-3
+    )
 
 
 def test_the_bound_is_that_of_the_network_with_zeros():

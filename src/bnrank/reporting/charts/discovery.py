@@ -323,6 +323,8 @@ def _compressed(found: Compressed) -> View:
         "multiply-adds": (certificate.multiply_adds, certificate.multiply_adds_before),
         "latency": (certificate.latency.minimum, certificate.latency_before.minimum),
     }
+    if 0 < certificate.nonzero < certificate.parameters:
+        kept["not zero"] = certificate.nonzero, certificate.nonzero_before
     left = {name: parts.numbers(100 * after / before) for name, (after, before) in kept.items() if before}
     bars = go.Bar(x=list(left.values()), y=list(left), orientation="h", marker={"color": parts.member_color(0)})
     bars.update(text=[f"{parts.short(value)} %" for value in left.values()], textposition="outside", textangle=0)
