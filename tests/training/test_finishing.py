@@ -83,6 +83,27 @@ def test_a_random_network_without_training_is_finished_too():
     assert done.stationarity.residual <= 1e-8
 
 
+@pytest.mark.parametrize("seed", [0, 2])
+def test_a_finished_network_is_left_as_it_is(seed):
+    net, task, ridge = small(seed)
+    done = bnrank.finish(net, task, ridge, progress=False)
+    again = bnrank.finish(done.network, task, ridge, progress=False)
+    assert again.reason == done.reason == "stationary"
+    assert again.loss == again.loss_before == done.loss
+    assert all(torch.equal(p, q) for p, q in zip(again.network.parameters(), done.network.parameters(), strict=True))
+
+
+def test_neurons_left_out_are_added_to_a_finished_network():
+    net, task, ridge = small(0)
+    stationary = bnrank.finish(net, task, ridge, births=False, progress=False)
+    at = bnrank.measures.stationarity(stationary.network, task, ridge)
+    assert max(birth.lower for birth in at.births) > 1 + 1e-6
+    done = bnrank.finish(stationary.network, task, ridge, progress=False)
+    assert done.stationarity.residual <= 1e-8
+    assert done.born > 0
+    assert done.loss < stationary.loss
+
+
 def test_pure_noise_with_a_large_ridge_ends_at_zero():
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(20, 3, generator=generator), torch.randn(20, 2, generator=generator)

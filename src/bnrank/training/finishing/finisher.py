@@ -15,6 +15,7 @@ from torch import nn
 from bnrank._core import validation
 from bnrank._core.progress import bar
 from bnrank._core.results import Printed
+from bnrank.measures import subgradients
 from bnrank.measures.critical_points import BIRTH_RTOL, Birth, Stationarity, of_layers
 from bnrank.measures.second_order import Array, Evaluation, Problem
 from bnrank.measures.subgradients import KINK_RTOL
@@ -159,6 +160,8 @@ def finish(
     network = _padded(layers, chain)
     found = of_layers(problem, problem.layers(network), rtol, KINK_RTOL, births=births, seed=search.seed)
     before = Evaluation(problem, problem.layers(chain)).loss
+    if found.residual > rtol and reason != "out of time":
+        reason += f", at a relative gradient of {found.residual:.1e}"
     return Finished(network, found, before, search.born, time.perf_counter() - search.began, reason)
 
 
@@ -199,11 +202,15 @@ class _Search:
 
     def run(self, start: list[Array]) -> tuple[list[Array], str]:
         """Return the layers of lowest loss that were reached, and why the search ended."""
-        best, reason = self.descended(start, shrink=True)
-        if self.loss(best) > self.loss(start) and not self.late():
-            best, reason = self.descended(start, shrink=False)
-        if self.loss(best) > self.loss(start):
-            return shrinking.balanced(start), f"the loss could not be kept below that of the network given ({reason})"
+        if (arrived := self.arrived(start)) is not None:
+            best, reason = arrived, "stationary"
+        else:
+            best, reason = self.descended(start, shrink=True)
+            if self.loss(best) > self.loss(start) and not self.late():
+                best, reason = self.descended(start, shrink=False)
+            if self.loss(best) > self.loss(start):
+                why = f"the loss could not be kept below that of the network given ({reason})"
+                return shrinking.balanced(start), why
         failed: dict[int, str] = {}  # layers whose new neuron did not lead to a stationary point, and why
         while reason == "stationary" and self.births and self.born < BIRTHS and not self.late():
             birth = self.birth(best, failed)
@@ -219,7 +226,18 @@ class _Search:
             reason += "; a new neuron lowers the loss, but " + next(iter(failed.values()))
         if self.late():
             reason = "stationary; out of time for new neurons" if reason.startswith("stationary") else "out of time"
+        if arrived is not None and not self.born:
+            best = start
         return best, reason
+
+    def arrived(self, start: list[Array]) -> list[Array] | None:
+        """Return the live part of the given network if it is stationary, or None."""
+        try:
+            found = subgradients.least(self.problem, start)
+        except ValueError:  # too many kinks
+            return None
+        enough = found.best.relative_gradient <= self.rtol and all(len(layer) for layer in found.layers)
+        return found.layers if enough else None
 
     def loss(self, layers: Sequence[Array]) -> float:
         """Return C + lambda ||theta||^2."""
