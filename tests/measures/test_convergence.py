@@ -132,6 +132,17 @@ def test_layers_without_weights_have_no_correlation():
     assert "nan" in str(found).lower() or "–" in str(found)
 
 
+def test_layers_that_are_zero_up_to_rounding_have_no_error():
+    # A constant function: the minimum has only biases of the last layers, and rounding leaves W_1 of 1e-13.
+    net = bnrank.networks.from_layers(
+        [1e-13 * normal(4, 3, seed=1), 1e-13 * normal(2, 4, seed=2)],
+        [torch.zeros(4), torch.full((2,), 1 / 1.01, dtype=torch.float64)],
+    )
+    found = feature_convergence(net, (normal(10, 3), torch.ones(10, 2, dtype=torch.float64)), 1e-2)
+    assert 0 < np.linalg.norm(found.features[0]) < 1e-24
+    assert found.errors.max() <= 1e-8
+
+
 def test_it_prints_and_makes_a_table():
     found = feature_convergence(network([3, 4, 2]), (normal(5, 3), normal(5, 2)), 0.1)
     assert list(found.to_frame().columns) == ["layer", "error", "correlation", "root_correlation"]

@@ -19,6 +19,8 @@ from bnrank.tasks.task import Task, as_task
 if TYPE_CHECKING:
     import pandas as pd
 
+NEGLIGIBLE = 1e-8  # size of both sides, relative to ||theta||^2 / L, below which it does not count
+
 
 @dataclass(frozen=True)
 class FeatureConvergence(Printed):
@@ -36,7 +38,8 @@ class FeatureConvergence(Printed):
         respect to the input of layer l.
     errors : ndarray, (L,)
         ||features - predicted||_F / (||features||_F + ||predicted||_F), in [0, 1]; with biases, both sides have one
-        more column, W_l^T b_l and -(1 / (2 lambda)) (1/N) sum_i g_i.
+        more column, W_l^T b_l and -(1 / (2 lambda)) (1/N) sum_i g_i. Where the layer is negligible, the
+        error is relative to 1e-8 ||theta||^2 / L.
     correlations, root_correlations : ndarray, (L,)
         Cosine <A, B> / (||A||_F ||B||_F) of the features with the average gradient outer product, and with its root of
         order L - l + 1. NaN where one of them is 0.
@@ -133,15 +136,12 @@ def feature_convergence(
 
 def of_evaluation(at: Evaluation, residual: float) -> FeatureConvergence:
     """Return both sides at an evaluation with the derivatives at kinks, whose relative gradient is ``residual``."""
-    depth, widths = len(at.layers), [at.problem.x.shape[1], *[len(layer) for layer in at.layers[:-1]]]
-    features, predicted, errors = [], [], []
-    for layer, delta, inputs, width in zip(at.layers, at.deltas, at.inputs, widths, strict=True):
-        left = layer[:, :width].T @ layer
-        right = -((delta @ layer[:, :width]).T @ inputs) / (2 * at.problem.ridge)
-        total = float(np.linalg.norm(left) + np.linalg.norm(right))
-        errors.append(float(np.linalg.norm(left - right)) / total if total > 0 else 0.0)
-        features.append(left[:, :width])
-        predicted.append(right[:, :width])
+    depth, features, predicted, errors = len(at.layers), [], [], []
+    for number in range(depth):
+        left, right, size = sides(at, number)
+        errors.append(float(np.linalg.norm(left - right)) / size if size > 0 else 0.0)
+        features.append(left[:, : len(left)])
+        predicted.append(right[:, : len(right)])
     outer = outer_products(at)
     roots = [_root(product, depth - number) for number, product in enumerate(outer)]
     return FeatureConvergence(
@@ -153,6 +153,15 @@ def of_evaluation(at: Evaluation, residual: float) -> FeatureConvergence:
         _cosines(features, roots),
         residual,
     )
+
+
+def sides(at: Evaluation, number: int) -> tuple[Array, Array, float]:
+    """Return both sides for a layer, from 0, with the column of the biases, and the size errors are relative to."""
+    layer, width = at.layers[number], len(at.layers[number - 1]) if number else at.problem.x.shape[1]
+    left = layer[:, :width].T @ layer
+    right = -((at.deltas[number] @ layer[:, :width]).T @ at.inputs[number]) / (2 * at.problem.ridge)
+    least = NEGLIGIBLE * sum(float((w * w).sum()) for w in at.layers) / len(at.layers)
+    return left, right, max(float(np.linalg.norm(left) + np.linalg.norm(right)), least)
 
 
 def outer_products(at: Evaluation) -> list[Array]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from bnrank.measures.convergence import of_evaluation
+from bnrank.measures.convergence import of_evaluation, sides
 from bnrank.theory.facts import Facts
 from bnrank.theory.statements.representation import STATIONARY
 from bnrank.theory.verdicts import NotApplicable, Sides, assume, statement
@@ -34,12 +34,9 @@ def _features(facts: Facts) -> Iterator[Sides]:
     at = found.evaluation(problem, layers)
     both = of_evaluation(at, ratio)
     for number, (error, layer) in enumerate(zip(both.errors.tolist(), layers, strict=True)):
-        width = both.features[number].shape[0]
-        delta = at.deltas[number]
-        features, predicted = layer[:, :width].T @ layer, (delta @ layer[:, :width]).T @ at.inputs[number]
-        size = float(np.linalg.norm(features) + np.linalg.norm(predicted) / (2 * penalty))
+        _, _, size = sides(at, number)
         # the difference is W_l^T (grad C + 2 lambda [W_l, b_l]) / (2 lambda)
-        largest = float(np.linalg.norm(layer[:, :width], 2)) if layer.size else 0.0
+        largest = float(np.linalg.norm(layer[:, : len(both.features[number])], 2)) if layer.size else 0.0
         explained = largest * facts.gradient_norm / (2 * penalty * size) if size > 0 else 0.0
         correlation = both.correlations[number]
         shown = "" if math.isnan(correlation) else f"; correlation with the gradient outer product {correlation:.4f}"
