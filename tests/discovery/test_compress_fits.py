@@ -153,3 +153,9 @@ def test_a_layer_is_cut_to_the_rank_of_least_cost_and_squared_change(net, shape)
         seen.add(best)
     assert len(seen) > 2
     assert None in seen
+
+
+def test_values_whose_squares_are_zero_have_no_map():
+    found = fit(1e-200 * normal(30, 4), normal(30, 3, seed=1))
+    assert len(found.reading) == 0
+    assert found.tails.tolist() == [0.0]

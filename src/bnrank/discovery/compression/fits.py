@@ -78,7 +78,7 @@ def fit(z1: Tensor, z2: Tensor, metric: Tensor | None = None, ridge: float | Non
     mean1, mean2 = z1.mean(0), z2.mean(0)
     centered, y = z1 - mean1, z2 - mean2
     u, s, vt = _svd(centered)
-    keep = s > ROUNDING * s[:1]
+    keep = (s > ROUNDING * s[:1]) & (s.square() > 0)
     u, s, vt = u[:, keep], s[keep], vt[keep]
     if not len(s):
         empty = z1.new_zeros
