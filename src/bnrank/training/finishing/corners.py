@@ -69,9 +69,9 @@ def search(
 ) -> Corner:
     """Return a stationary point reached along creases.
 
-    Steps of Newton's method along the crease, moved back onto it, are accepted if the loss decreases. If a step is not,
-    the neurons that switch along it are tried as further kinks. At a point that is stationary along its crease, a kink
-    whose slope is out of range is released.
+    Steps of Newton's method along the crease, moved back onto it, are accepted if the loss decreases as predicted. If
+    not, the neurons that switch along the step are tried as further kinks. A kink whose multiplier is out of range is
+    released as soon as the loss falls faster there than along the crease.
     """
     shapes = [layer.shape for layer in layers]
     crease = Crease(problem, join(layers), shapes, kinks)
@@ -81,6 +81,8 @@ def search(
     steps: Steps | None = None
     added_since = 0
     for _ in range(iterations):
+        if added_since and crease.residual <= rtol:  # the tangents are those of a point nearby
+            crease, steps, added_since = _on(crease, crease.theta, crease.kinks), None, 0
         residual, out = crease.residual, excesses(crease)
         worst = _released(crease, out, stationary=residual <= rtol, moved=moved)
         if worst is not None and residual <= rtol and (slopes := _in_range(crease, worst, rtol)) is not None:
@@ -110,7 +112,7 @@ def search(
                 reason = "no further decrease"
                 break
             damping = damping / 4 if ratio > 0.5 and damping > 1e-10 else 0.0 if ratio > 0.5 else damping
-            crease, loss, moved, steps = tried, new, True, None
+            crease, loss, moved, steps, added_since = tried, new, True, None, 0
             continue
         # A neuron switches along a step that decreases the loss little or not at all.
         if (added := _with_break(crease, step, theta, loss)) is not None:
