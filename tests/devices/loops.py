@@ -10,7 +10,7 @@ from torch import nn
 import bnrank
 from bnrank import training
 from fuzz.calls import quiet
-from fuzz.valid import circle, cnn, mlp, normal
+from fuzz.made import circle, cnn, mlp, normal
 
 from . import moving, pretended
 

@@ -12,9 +12,9 @@ for _name in ("OMP_NUM_THREADS", "MPLBACKEND"):
 
 from .calls import drawn, invoke, prepared, run  # noqa: E402
 from .fence import raise_fence  # noqa: E402
+from .made import FOLDER  # noqa: E402
 from .plan import all_targets, jobs_for  # noqa: E402
 from .report import findings, table  # noqa: E402
-from .valid import FOLDER  # noqa: E402
 from .workers import imported, outcomes  # noqa: E402
 
 

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 import bnrank
 
+from .made import FOLDER, foreign_file
 from .modules import NETWORKS
-from .valid import FOLDER, foreign_file
 
 Change = Callable[[Any], Any]
 

@@ -13,7 +13,8 @@ from torch import nn
 
 import bnrank
 
-from .valid import ADAPTERS, INPUTS, PREPARED, SKIPPED, arguments
+from .of_discovery import ADAPTERS
+from .valid import INPUTS, PREPARED, SKIPPED, arguments
 
 _ANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 

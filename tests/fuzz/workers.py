@@ -15,8 +15,8 @@ import torch
 
 from .calls import SECONDS, Outcome, drawn, run
 from .fence import raise_fence
+from .made import FOLDER
 from .surface import Target
-from .valid import FOLDER
 
 MEMORY = 3 << 30
 """Bytes that a worker may allocate beyond what it has at its start."""
