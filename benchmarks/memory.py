@@ -74,7 +74,13 @@ def _peak(*arguments: object) -> float:
     return float(subprocess.run(command, cwd=root, check=True, capture_output=True, text=True).stdout)
 
 
-def _status(key: str) -> int:
+def started() -> int:
+    """Let the peak of the resident memory start anew, and return what is resident now, in bytes."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return status("VmRSS")
+
+
+def status(key: str) -> int:
     """Return a line of /proc/self/status, in bytes."""
     found = re.search(rf"^{key}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
     assert found is not None
@@ -93,13 +99,12 @@ def _growth(kind: str, numbers: list[int]) -> int:
     else:
         x = torch.randn(numbers[0], 20)
         net = bnrank.MLP(_widths(6, 200))
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
-    before = _status("VmRSS")
+    before = started()
     if kind == "train":
         bnrank.train(net, task, steps=3, members=members, seed=0, ridge=1e-3, optimizer="adam", progress=False)
     else:
         bnrank.profile(net, x, chunk_size=CHUNK)
-    return _status("VmHWM") - before
+    return status("VmHWM") - before
 
 
 if __name__ == "__main__":

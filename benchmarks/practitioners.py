@@ -9,7 +9,6 @@ transformers have random weights; the others the weights of their packages.
 import argparse
 import importlib.resources
 import json
-import resource
 import subprocess
 import sys
 import time
@@ -23,11 +22,11 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import bnrank
+from benchmarks import memory
 from bnrank._core.text import render
 from bnrank.networks import account
 
 SAMPLES = 16
-COLUMNS = ("network", "parameters", "weights", "tensors measured", "tensors listed", "seconds", "MiB")
 Case = Callable[[], tuple[nn.Module, Any]]
 
 
@@ -44,6 +43,13 @@ def resnet18() -> tuple[nn.Module, Tensor]:
     from torchvision.models import resnet18 as build
 
     return build(num_classes=10), _images(64)
+
+
+def resnet18_thousand() -> tuple[nn.Module, Tensor]:
+    """Return a residual convolutional network and 1,000 images of 32 x 32."""
+    from torchvision.models import resnet18 as build
+
+    return build(num_classes=10), torch.randn(1000, 3, 32, 32)
 
 
 def vision_transformer() -> tuple[nn.Module, Tensor]:
@@ -157,6 +163,7 @@ def onet() -> tuple[nn.Module, Tensor]:
 
 MODULES: dict[str, Case] = {
     "resnet18": resnet18,
+    "resnet18, 1,000 samples": resnet18_thousand,
     "vit (small)": vision_transformer,
     "convnext_tiny": convnext_tiny,
     "mobilenet_v3_small": mobilenet_v3_small,
@@ -176,11 +183,12 @@ def measure(name: str) -> dict[str, Any]:
     """Return the row of a module: what its profile covers, and what it takes beyond the loaded network."""
     torch.manual_seed(0)
     net, x = MODULES[name]()
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    start = time.perf_counter()
+    small = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(256, 2))
+    bnrank.profile(small, torch.randn(9, 3, 8, 8))  # imports and kernels
+    before, start, worked = memory.started(), time.perf_counter(), time.process_time()
     found = bnrank.profile(net, x, max_jacobian_samples=1)
-    seconds = time.perf_counter() - start
-    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    seconds, worked = time.perf_counter() - start, time.process_time() - worked
+    after = memory.status("VmHWM")
     entries = account(net, x)
     if {entry.name for entry in entries.entries} != {key for key, _ in net.named_parameters()}:
         raise RuntimeError(f"{name}: parameters without an entry")
@@ -190,8 +198,9 @@ def measure(name: str) -> dict[str, Any]:
         "weights": found.sizes["layer"],
         "tensors measured": len(entries.measured),
         "tensors listed": len(entries.listed),
+        "processor seconds": round(worked, 1),
         "seconds": round(seconds, 1),
-        "MiB": round((after - before) / 1024),
+        "MiB": round((after - before) / 2**20),
     }
 
 

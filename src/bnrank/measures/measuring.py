@@ -21,7 +21,8 @@ from bnrank.networks.capturing import capture
 from bnrank.networks.inputs import Samples
 from bnrank.networks.reading import Layer, Reading
 from bnrank.networks.reasons import Skipped
-from bnrank.networks.tensors import entry, pieces
+from bnrank.networks.tensor_matrices import pieces
+from bnrank.networks.tensors import entry
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,9 @@ from bnrank._core.progress import bar
 from bnrank._version import __version__
 from bnrank.measures import usage
 from bnrank.measures.spectra import Accumulator
-from bnrank.networks import tensor_files, tensors
-from bnrank.networks.tensors import Entry, Piece
+from bnrank.networks import tensor_files, tensor_matrices, tensors
+from bnrank.networks.tensor_matrices import Piece
+from bnrank.networks.tensors import Entry
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -165,7 +166,7 @@ def _measure(
     seen: dict[object, str] = {}
     for i, found in enumerate(entries):
         first = seen.setdefault(found.storage, found.name) if found.storage is not None else found.name
-        parts, text = tensors.pieces(found, shapes)
+        parts, text = tensor_matrices.pieces(found, shapes)
         if not parts:
             reasons[i] = text
         elif first != found.name:
@@ -188,7 +189,7 @@ def _measure(
     patches = [part.piece.name for i in measured for part in measured[i] if part.piece.kind.endswith("patches")]
     told = [(entries[i].name, notes[i]) for i in sorted(measured) if notes[i]]
     told += [(entries[i].name, _GRAM_NOTE) for i in sorted(measured) if any(map(_by_gram(entries[i]), plans[i]))]
-    told += [(f"convolutions ({len(patches)})", tensors.PATCHES)] if patches else []
+    told += [(f"convolutions ({len(patches)})", tensor_matrices.PATCHES)] if patches else []
     listed = [(entries[i].name, _type(entries[i]), reasons[i]) for i in sorted(reasons)]
     return [(entries[i], measured[i]) for i in sorted(measured)], listed, told
 

@@ -15,8 +15,9 @@ from bnrank._core import linalg
 from bnrank.measures import similarity, tensors
 from bnrank.measures.comparing.matching import Pair
 from bnrank.measures.tensors import Measured
-from bnrank.networks import tensors as reading
-from bnrank.networks.tensors import Entry, Piece
+from bnrank.networks import tensor_matrices
+from bnrank.networks.tensor_matrices import Piece
+from bnrank.networks.tensors import Entry
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -69,7 +70,10 @@ class Weights:
             self._skip(pair.a.name, "tied in both networks, compared once")
             return
         self.seen.add((key[0], key[1]))
-        (pieces, why), (others, why_b) = reading.pieces(pair.a, shapes[0]), reading.pieces(pair.b, shapes[1])
+        (pieces, why), (others, why_b) = (
+            tensor_matrices.pieces(pair.a, shapes[0]),
+            tensor_matrices.pieces(pair.b, shapes[1]),
+        )
         reason = "" if pieces and others else why if not pieces else why_b
         if not reason and len(pieces) != len(others):
             reason = f"read as {len(pieces)} matrices in a and as {len(others)} in b"

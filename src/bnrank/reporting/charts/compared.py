@@ -117,7 +117,9 @@ def _similarities(found: Comparison) -> Chart:
     heat.update(hoverongaps=False, xgap=len(columns) < 40, ygap=len(rows) < 40)
     heat.update(x=list(range(1, len(columns) + 1)), y=list(range(1, len(rows) + 1)))
     down = parts.count_axis("layer of a", len(rows))
-    plot = parts.figure(heat, parts.count_axis("layer of b", len(columns)), {**down, "range": down["range"][::-1]})
+    plot = parts.figure(
+        heat, parts.count_axis("layer of b", len(columns), most=9), {**down, "range": down["range"][::-1]}
+    )
     changes = [Change("z", ("similarity",), [[values] for values in drawn])]
     control = Control("similarity", "", list(maps))
     return Chart("Similarity of layers", plot, size="tall", controls=[control], changes=changes)

@@ -254,13 +254,13 @@ def spectra_map(
     drawn = [parts.numbers(powers[:, :widest], 3) for powers in maps.values()]
     ticks = list(range(-DECADES, 1, 2))
     bar = parts.color_bar(
-        "s<sub>i</sub> / s<sub>1</sub>", tickvals=ticks, ticktext=[f"10<sup>{t}</sup>" for t in ticks]
+        "s<sub>i</sub> / s<sub>1</sub>", tickvals=ticks, ticktext=[f"10<sup>{t}</sup>" if t else "1" for t in ticks]
     )
     heat = parts.heat_map(drawn[0], "%{text}<br>index %{x}: 10<sup>%{z:.2f}</sup> of the largest", bar)
     heat.update(x=list(range(1, widest + 1)), y=layers, text=[[name] * widest for name in hover])
     heat.update(zmin=-DECADES, zmax=0, hoverongaps=False, xgap=widest < 60, ygap=len(layers) < 60)
     names = parts.count_axis(of_what, len(layers), layers[0])
-    plot = parts.figure(heat, parts.count_axis("index", widest), {**names, "range": names["range"][::-1]})
+    plot = parts.figure(heat, parts.count_axis("index", widest, most=9), {**names, "range": names["range"][::-1]})
     of = Control("of", "of the", list(maps))
     changes = [Change("z", ("of",), [[values] for values in drawn])]
     note = f"Of each layer, relative to its largest; at most {MAX_INDEX} are shown." if widest == MAX_INDEX else ""

@@ -115,11 +115,15 @@ def layout(x: Mapping[str, Any], y: Mapping[str, Any], **more: Any) -> dict[str,
     }
 
 
-def count_axis(title: str, count: int, first: int = 1) -> dict[str, Any]:
-    """Return an axis over ``first``, ``first + 1``, ...: layers, indices, components."""
+def count_axis(title: str, count: int, first: int = 1, most: int = 14) -> dict[str, Any]:
+    """Return an axis over ``first``, ``first + 1``, ...: layers, indices, components.
+
+    It has at most so many ticks, half as many from 100 on: as fit side by side on a narrow page.
+    """
     last = first + max(count, 1) - 1
-    every = -(-max(count, 1) // 14)
-    return {"title": title, "tickformat": "d", "dtick": every, "tick0": first, "range": [first - 0.5, last + 0.5]}
+    every = -(-max(count, 1) // (most if last < 100 else (most + 1) // 2))
+    ticks = {"tickformat": "d", "dtick": every, "tick0": first, "tickangle": 0}
+    return {"title": title, **ticks, "range": [first - 0.5, last + 0.5]}
 
 
 def named_axis(title: str, names: Sequence[str], first: int = 0, most: int = 10_000, **more: Any) -> dict[str, Any]:
