@@ -165,6 +165,19 @@ def test_rotations_of_linear_neurons_are_not_counted_as_flat():
     assert at.kind == "local minimum"
 
 
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_network_of_zeros_has_no_neuron_that_helps_beyond_the_first_layer(bias):
+    net = bnrank.MLP([2, 3, 3, 1], bias=bias, dtype=torch.float64)
+    with torch.no_grad():
+        for p in net.parameters():
+            p.zero_()
+    at = stationarity(net, (torch.eye(2), torch.tensor([[1.0], [-1.0]])), 1e-3)
+    assert at.residual == 0
+    assert at.live == (0, 0)
+    assert at.births[0].upper == 0  # nothing leads from it to the output
+    assert at.births[1].lower == 0  # nothing but a bias leads to it, and the targets have mean 0
+
+
 @pytest.mark.parametrize("ridge", [0.0, -1.0, float("nan")])
 def test_a_ridge_that_is_not_positive_is_refused(ridge):
     with pytest.raises(ValueError, match="ridge"):

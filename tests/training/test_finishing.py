@@ -112,6 +112,27 @@ def test_pure_noise_with_a_large_ridge_ends_at_zero():
     assert done.loss == pytest.approx(float((y - y.mean(0)).square().sum() / 20), rel=1e-6)
 
 
+@pytest.mark.parametrize("widths", [[3, 5, 2], [3, 5, 5, 5, 2]])
+def test_neurons_are_born_in_a_network_of_zeros(widths):
+    x = torch.randn(20, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    net = bnrank.MLP(widths, dtype=torch.float64)
+    with torch.no_grad():
+        for p in net.parameters():
+            p.zero_()
+    done = bnrank.finish(net, (x, x[:, :2] + 3), 0.01, progress=False)
+    assert done.stationarity.residual <= 1e-8, done
+    assert done.born > 0
+    assert done.loss < done.loss_before / 10
+
+
+def test_weights_without_any_use_end_at_zero():
+    y = torch.randn(20, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    done = bnrank.finish(bnrank.MLP([3, 5, 5, 2], bias=False), (torch.zeros(20, 3), y), 0.01, progress=False)
+    assert done.loss == pytest.approx(float(y.square().sum() / 20), rel=1e-12)
+    assert done.stationarity.residual <= 1e-8
+    assert done.reason == "stationary"
+
+
 def test_one_sample():
     done = bnrank.finish(bnrank.MLP([2, 4, 4, 1], seed=0), (torch.ones(1, 2), torch.ones(1, 1)), 0.01, progress=False)
     assert done.stationarity.residual <= 1e-8

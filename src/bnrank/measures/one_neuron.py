@@ -73,6 +73,10 @@ def fastest(
     starts, steps = validation.integer(starts, "starts"), validation.integer(steps, "steps")
     max_cones, seed = validation.integer(max_cones, "max_cones", 0), validation.seed(seed, bits=128)
     rtol = validation.number(rtol, "rtol", 0.0, strict=True)
+    if not x.size or not g.size:
+        none = "no single neuron changes the loss to first order: it has no inputs or no outputs"
+        zeros = [torch.zeros(matrix.shape[1], dtype=torch.float64) for matrix in (x, g)]
+        return OneNeuron(0.0, 0.0, True, zeros[0], zeros[1], "closed form", none)
     (x, x_exponent), (g, g_exponent) = linalg.scaled(x), linalg.scaled(g)
     used = x.any(1) & g.any(1)
     rows, x_left = _rows_of(x[used], rank_rtol)

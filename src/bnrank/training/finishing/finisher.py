@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -211,6 +212,10 @@ class _Search:
             if self.loss(best) > self.loss(start):
                 why = f"the loss could not be kept below that of the network given ({reason})"
                 return shrinking.balanced(start), why
+            zero = [np.zeros_like(layer) for layer in best]
+            least = Evaluation(self.problem, zero)
+            if reason != "stationary" and least.relative_gradient <= self.rtol and least.loss <= self.loss(best):
+                best, reason = zero, "stationary"  # weights that shrink for ever
         failed: dict[int, str] = {}  # layers whose new neuron did not lead to a stationary point, and why
         while reason == "stationary" and self.births and self.born < BIRTHS and not self.late():
             birth = self.birth(best, failed)
@@ -348,11 +353,14 @@ class _Search:
         """
         number, width, base = birth.layer - 1, len(layers[birth.layer - 1]), self.loss(layers)
         kinks = at_zero(self.problem, layers, KINK_RTOL)
+        live = [np.logical_or(low.any(1), high[:, : len(low)].any(0)) for low, high in itertools.pairwise(layers)]
+        incoming = _spread(birth.incoming, live[number - 1] if number else np.ones(0, dtype=bool))
+        outgoing = _spread(birth.outgoing, live[number + 1] if number + 1 < len(live) else np.ones(0, dtype=bool))
         best: list[Array] | None = None
         for size in 2.0 ** np.arange(1, -12, -1):
             wider = list(layers)
-            wider[number] = np.concatenate([layers[number], size * birth.incoming[None]])
-            high, column = layers[number + 1], size * birth.outgoing[:, None]
+            wider[number] = np.concatenate([layers[number], size * incoming[None]])
+            high, column = layers[number + 1], size * outgoing[:, None]
             wider[number + 1] = np.concatenate([high[:, :width], column, high[:, width:]], axis=1)
             there = creases.onto(self.problem, wider, kinks)
             if self.loss(there) < base:
@@ -368,6 +376,13 @@ class _Search:
             if self.loss(tried) < self.loss(found) or (ended == "stationary" and self.loss(tried) < self.loss(layers)):
                 found, reason = tried, ended
         return found, reason
+
+
+def _spread(weights: Array, live: Array) -> Array:
+    """Return weights to live neurons (and further ones after them) with zeros for the dead ones."""
+    result = np.zeros(len(live) + len(weights) - int(live.sum()))
+    result[np.concatenate([np.flatnonzero(live), np.arange(len(live), len(result))])] = weights
+    return result
 
 
 def _with_room(layers: Sequence[Array], widths: Sequence[int]) -> list[Array]:
