@@ -148,7 +148,7 @@ def hooked(net: nn.Module) -> bool:
 
 def check_finite(net: nn.Module) -> None:
     """Raise ValueError, naming them, if parameters have NaN or infinite entries."""
-    bad = [name for name, p in unwrap(net).named_parameters() if not bool(torch.isfinite(p).all())]
+    bad = [name for name, p in unwrap(net).named_parameters() if not bool(torch.isfinite(p.detach()).all())]
     if bad:
         shown = ", ".join(bad[:5]) + (f" and {len(bad) - 5} more" if len(bad) > 5 else "")
         raise ValueError(f"net: got NaN or infinite entries in {shown}, expected finite parameters")
