@@ -49,7 +49,7 @@ def test_a_figure_has_the_same_numbers_and_its_networks_are_trained_by_processes
 
 
 TRAININGS = {"F2": 25, "F3": 14, "F5": 5, "F6": 3, "F7": 25, "F8": 2, "F9": 8, "F10": 11, "F14": 3}
-TRAININGS |= {"F15": 20, "F16": 50}
+TRAININGS |= {"F15": 20, "F16": 50, "F17": 3}
 
 
 LESS = {"F7": {"dims": (1,), "sizes": (20, 40), "draws": 2, "n_test": 10}, "F14": {"linear_steps": 2}}  # before them

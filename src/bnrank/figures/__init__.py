@@ -28,6 +28,7 @@ from bnrank.figures.f13_low_rank_tails import figure as f13
 from bnrank.figures.f14_geodesics import figure as f14
 from bnrank.figures.f15_rank_recovery import figure as f15
 from bnrank.figures.f16_stability import figure as f16
+from bnrank.figures.f17_rank_jumps import figure as f17
 from bnrank.figures.harness import gallery, store
 from bnrank.figures.harness.claims import Claim
 from bnrank.figures.harness.figure import SCALES, Figure, Outcome, describe
@@ -52,7 +53,8 @@ __all__ = [
 ]
 
 FIGURES: tuple[Figure, ...] = tuple(
-    module.FIGURE for module in (f01, f02, f03, f04, f05, f06, f07, f08, f09, f09l, f10, f11, f12, f13, f14, f15, f16)
+    module.FIGURE
+    for module in (f01, f02, f03, f04, f05, f06, f07, f08, f09, f09l, f10, f11, f12, f13, f14, f15, f16, f17)
 )
 
 

@@ -1,0 +1,1 @@
+"""F17: jumps of the rank of linear networks under stochastic gradient descent."""
