@@ -256,3 +256,57 @@ def test_what_tells_little_gives_what_it_can(kind):
 def test_another_value_is_refused():
     with pytest.raises(TypeError, match="zeros: got"):
         compress(nn.Linear(3, 2), normal(20, 3), zeros="yes")
+
+
+class DeadBranch(nn.Module):
+    """A layer without bias that reads only zeros, beside two layers that work."""
+
+    def __init__(self):
+        super().__init__()
+        self.dead, self.unread = nn.Linear(6, 8), nn.Linear(8, 3, bias=False)
+        self.first, self.last = nn.Linear(6, 20), nn.Linear(20, 3)
+        with torch.no_grad():
+            self.dead.bias.fill_(-100.0)
+
+    def forward(self, x):
+        return self.last(torch.relu(self.first(x))) + self.unread(torch.relu(self.dead(x)))
+
+
+def test_layers_without_use_are_left_alone():
+    net, x = made(DeadBranch), normal(300, 6)
+    found = compress(net, x, tol=0.02, **QUICK)
+    assert entries(found.network) < entries(net)
+    assert change(found.network, net, normal(300, 6, seed=1)) < 0.03
+
+
+class WithExtraState(nn.Module):
+    """Stores something that is no tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 12), nn.Linear(12, 3)
+
+    def get_extra_state(self):
+        return {"name": "a"}
+
+    def set_extra_state(self, state):
+        assert state == {"name": "a"}
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.first(x))) + x[:, :3]
+
+
+def bare():
+    return nn.Linear(6, 4)
+
+
+@pytest.mark.parametrize("kind", [WithExtraState, bare])
+def test_modules_with_other_state_and_single_layers_are_thinned(kind, tmp_path):
+    net, x = made(kind)[0], normal(200, 6)
+    found = compress(net, x, tol=0.1, **QUICK)
+    assert found.steps[-1].kind == "zero"
+    assert change(found.network, net, normal(200, 6, seed=1)) < 0.12
+    assert entries(found.network) < entries(net)
+    if kind is bare:
+        loaded = bnrank.load(found.save(tmp_path / "thin.safetensors"), made(kind)[0])
+        assert torch.equal(loaded(x), found.network(x))

@@ -87,7 +87,7 @@ class Search:
         """Return the module with all replacements."""
         network = finished(original, self.new)
         if self.values:
-            network.load_state_dict(self.values)
+            network.load_state_dict(network.state_dict() | self.values)  # what modules store beside tensors stays
         return without_subnormals(network)
 
     def judge(self) -> Judge:

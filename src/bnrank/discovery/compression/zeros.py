@@ -111,7 +111,7 @@ def curvatures(judge: Judge, net: nn.Module, names: Sequence[str], chunk_size: i
     return {
         name: _curvature(net.get_submodule(name), out, into / total)
         for name, (out, into, total) in grams.items()
-        if float(total) > 0
+        if total > 0 and min(out.trace(), (into / total).trace()) > torch.finfo(out.dtype).tiny  # else it has no use
     }
 
 
@@ -291,14 +291,18 @@ def with_zeros(judge: Judge, net: nn.Module, tol: float) -> Thin | None:
             part.unrolled = True
     names, _ = places(net, x)
     _, chunk_size = affordable_whole(net, x, len(judge.x))
-    layers, change, count = thinned(judge, net, names, tol, chunk_size)
+    alone = names == [""]  # the module is a layer itself
+    layers, change, count = thinned(
+        judge, nn.Sequential(net) if alone else net, ["0"] if alone else names, tol, chunk_size
+    )
     if not count:
         return None
+    layers = {"": layers["0"]} if alone else layers
     for name, layer in layers.items():
         net = put(net, name, layer)
     for part in net.modules():
         if isinstance(part, SPLIT):
             part.refreshed()
     new: dict[str, Parts] = {name: (net.get_submodule(name),) for name in split}
-    values = {name: value.detach().clone() for name, value in net.state_dict().items()}
+    values = {name: value.detach().clone() for name, value in net.state_dict().items() if isinstance(value, Tensor)}
     return Thin(new, values, Step("zero", "", f"{count:,} entries of {len(layers)} layers", change))
