@@ -1,0 +1,185 @@
+"""Tables of the documentation, made from stored results: ``python -m benchmarks.pages [--store FOLDER ...] [--check]``.
+
+``python -m benchmarks.against compression_cut --out FOLDER`` measures; ``--store FOLDER`` keeps of it what the pages
+show, in ``docs/results``; without options the tables are written into the pages, between marks; ``--check`` only says
+which pages differ.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.against import trials
+
+__all__ = ["condensed", "rewritten", "store"]
+
+DOCS = Path(__file__).parents[1] / "docs"
+RESULTS = DOCS / "results"
+SUBJECTS = ("compression_cut", "compression_zeros")
+ORDER = ("MNIST, MLP", "MNIST, CNN", "ViT", "BERT", "silero-vad")
+CHANGES = ("0.01", "0.02", "0.05")
+MARK = re.compile(r"(<!-- results: ([\w ]+) -->\n).*?(<!-- end of results -->)", re.DOTALL)
+
+Row = dict[str, Any]
+
+
+def condensed(cells: Sequence[Row]) -> list[Row]:
+    """Return a row per network, seed and target: parameters of bnrank, of the best other as cut, and of the network."""
+    rows = []
+    for cell in cells:
+        # A method that finds nothing smaller keeps the network, so methods that found none share the last place.
+        measured = [result for result in cell["results"] if "best" in result]
+        ours = next((result for result in measured if result["method"].startswith("bnrank")), None)
+        if ours is None:
+            raise ValueError(f"cells: {cell['cell']} has no result of bnrank")
+        dense = ours["dense"]["parameters"]
+        others = [result for result in measured if not result["method"].startswith("bnrank")]
+        for target, best in ours["best"].items():
+            sizes = {other["method"]: _size(other["best"][target], dense) for other in others}
+            first = min(sizes, key=lambda method: sizes[method])
+            rows.append(
+                {
+                    "network": cell["cell"]["case"],
+                    "seed": cell["cell"]["seed"],
+                    "target": target,
+                    "network parameters": dense,
+                    "bnrank": _size(best, dense),
+                    "other": sizes[first],
+                    "best other": first if sizes[first] < dense else "none",
+                }
+            )
+    return sorted(rows, key=lambda row: (ORDER.index(row["network"]), row["target"], row["seed"]))
+
+
+def _size(best: Row, dense: int) -> int:
+    return best["cut"]["parameters"] if best.get("cut") else dense
+
+
+def store(folder: Path, results: Path = RESULTS) -> list[Path]:
+    """Keep what the pages show of finished runs in a folder, with date, machine and versions; return the files."""
+    written = []
+    for subject in SUBJECTS:
+        path, page = folder / f"{subject}.jsonl", folder / f"{subject}.md"
+        if page.exists():  # written when a run ends, after a line that names the machine
+            measured_on = page.read_text(encoding="utf-8").splitlines()[2].partition(". ")[0]
+            cells = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+            unique = {json.dumps(cell["cell"], sort_keys=True): cell for cell in cells}
+            day = datetime.datetime.fromtimestamp(path.stat().st_mtime, datetime.UTC).date()
+            about = {"command": f"python -m benchmarks.against {subject}", "date": str(day), "machine": measured_on}
+            lines = [json.dumps(about), *(json.dumps(row) for row in condensed(list(unique.values())))]
+            results.mkdir(exist_ok=True)
+            written.append(results / f"{subject}.jsonl")
+            written[-1].write_text("\n".join(lines) + "\n", encoding="utf-8")
+    if not written:
+        raise ValueError(f"--store: {str(folder)!r} has no results of {', '.join(SUBJECTS)}")
+    return written
+
+
+def rewritten(text: str, results: Path = RESULTS) -> str:
+    """Return a page with its tables made anew from stored results; a mark names the subjects and the kind of table."""
+
+    def table(match: re.Match[str]) -> str:
+        kind, *subjects = match[2].split()
+        stored = {subject: _read(results / f"{subject}.jsonl") for subject in subjects}
+        return f"{match[1]}{TABLES[kind](stored)}\n\n{_origins(stored)}\n{match[3]}"
+
+    return MARK.sub(table, text)
+
+
+def _read(path: Path) -> tuple[Row, list[Row]]:
+    about, *rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return about, rows
+
+
+def _origins(stored: dict[str, tuple[Row, list[Row]]]) -> str:
+    return "\n".join(f"`{about['command']}`, {about['date']}: {about['machine']}." for about, _ in stored.values())
+
+
+def _each(stored: dict[str, tuple[Row, list[Row]]]) -> str:
+    """Return a row per network and target."""
+    rows = []
+    for _, found in stored.values():
+        for network, target in dict.fromkeys((row["network"], row["target"]) for row in found):
+            some = _chosen(found, network, target)
+            words = "0.2 points of accuracy" if target == "accuracy" else f"{100 * float(target):g} %"
+            ratio = median(_ratios(some))
+            best = Counter(row["best other"] for row in some).most_common(1)[0][0]
+            rows.append(
+                [
+                    *(network, str(len(some)), words),
+                    *(_left(some, who) for who in ("bnrank", "other")),
+                    f"{ratio:.2f}" if ratio <= 1 else f"**{ratio:.2f}**",
+                    *(_ahead(some), best),
+                ]
+            )
+    shares = ["bnrank", "best other", "ratio (median)"]
+    return trials.markdown(["network", "seeds", "target", *shares, "fewer or equal", "best other is"], rows)
+
+
+def _short(stored: dict[str, tuple[Row, list[Row]]]) -> str:
+    """Return a row per network, with the three targets of change side by side."""
+    rows = []
+    for subject, (_, found) in stored.items():
+        for network in dict.fromkeys(row["network"] for row in found):
+            some = [_chosen(found, network, target) for target in CHANGES]
+            rows.append(
+                [
+                    *(network, "`zeros=True`" if subject == "compression_zeros" else "default"),
+                    " / ".join(_left(few, "bnrank") for few in some),
+                    " / ".join(f"{median(_ratios(few)):.2f}" for few in some),
+                    " / ".join(_ahead(few) for few in some),
+                ]
+            )
+    return trials.markdown(["network", "option", "left", "ratio", "fewer or equal"], rows)
+
+
+TABLES: dict[str, Callable[[dict[str, tuple[Row, list[Row]]]], str]] = {"each": _each, "short": _short}
+
+
+def _chosen(rows: Sequence[Row], network: str, target: str) -> list[Row]:
+    return [row for row in rows if (row["network"], row["target"]) == (network, target)]
+
+
+def _left(rows: Sequence[Row], who: str) -> str:
+    return f"{median(row[who] / row['network parameters'] for row in rows):.3f}"
+
+
+def _ratios(rows: Sequence[Row]) -> list[float]:
+    return [row["bnrank"] / row["other"] for row in rows]
+
+
+def _ahead(rows: Sequence[Row]) -> str:
+    return f"{sum(ratio <= 1 for ratio in _ratios(rows))} of {len(rows)}"
+
+
+def main() -> None:
+    """Store results, write the pages, or check them."""
+    parser = argparse.ArgumentParser("python -m benchmarks.pages", description=__doc__)
+    parser.add_argument("--store", type=Path, nargs="+", metavar="FOLDER", help="of results to keep in docs/results")
+    parser.add_argument("--check", action="store_true", help="write nothing; end with 1 if a page differs")
+    arguments = parser.parse_args()
+    for folder in arguments.store or []:
+        print(*store(folder), sep="\n")
+    differing = []
+    for page in sorted(DOCS.glob("*.md")):
+        text = page.read_text(encoding="utf-8")
+        if (new := rewritten(text)) != text:
+            differing.append(page.name)
+            if not arguments.check:
+                page.write_text(new, encoding="utf-8")
+    if differing:
+        print(f"{'not as stored' if arguments.check else 'written'}: {', '.join(differing)}")
+    sys.exit(bool(differing) and arguments.check)
+
+
+if __name__ == "__main__":
+    main()

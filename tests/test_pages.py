@@ -1,0 +1,65 @@
+"""The tables of the documentation are those of the stored results."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.pages import condensed, rewritten, store  # noqa: E402
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda path: path.stem)
+def test_pages_show_the_stored_results(page):
+    text = page.read_text(encoding="utf-8")
+    assert rewritten(text) == text, "run python -m benchmarks.pages"
+
+
+def test_some_pages_have_tables_of_stored_results():
+    pages = [path.stem for path in (ROOT / "docs").glob("*.md") if "<!-- results: " in path.read_text(encoding="utf-8")]
+    assert {"comparisons", "practitioner"} <= set(pages)
+
+
+def _cell(seed, ours, others, case="BERT"):
+    """Return what a measurement stores: parameters left at a change of 2 percent, None where nothing was found."""
+
+    def result(method, size):
+        point = None if size is None else {"parameters": size}
+        return {"method": method, "dense": {"parameters": 100}, "best": {"0.02": {"cut": point, "tuned": None}}}
+
+    failed = {"method": "breaks", "failed": "ValueError: no"}
+    results = [result("bnrank", ours), *(result(name, size) for name, size in others.items()), failed]
+    return {"cell": {"case": case, "seed": seed}, "results": results}
+
+
+def test_the_best_other_is_the_smallest_and_the_network_where_none_is_smaller():
+    rows = condensed([_cell(0, 50, {"a": 80, "b": 60}), _cell(1, None, {"a": None, "b": None})])
+    assert [(row["bnrank"], row["other"], row["best other"]) for row in rows] == [(50, 60, "b"), (100, 100, "none")]
+
+
+def test_results_without_bnrank_are_refused():
+    with pytest.raises(ValueError, match="has no result of bnrank"):
+        condensed([{"cell": {"case": "BERT", "seed": 0}, "results": [{"method": "a", "failed": "no"}]}])
+
+
+def test_stored_results_become_a_table(tmp_path):
+    cells = [_cell(seed, ours, {"a": 80}) for seed, ours in enumerate((40, 60, 90))]
+    cells.append(cells[0])  # a cell measured twice counts once
+    lines = "".join(json.dumps(cell) + "\n" for cell in cells)
+    (tmp_path / "compression_cut.jsonl").write_text(lines, encoding="utf-8")
+    with pytest.raises(ValueError, match="no results"):
+        store(tmp_path, tmp_path / "results")  # the run has not ended
+    (tmp_path / "compression_cut.md").write_text("# Title\n\nA machine, torch 2.13. 3 of 3 cells.\n", encoding="utf-8")
+    store(tmp_path, tmp_path / "results")
+    marks = "<!-- results: each compression_cut -->\n", "<!-- end of results -->"
+    text = rewritten(f"before\n{marks[0]}old\n{marks[1]}\nafter", tmp_path / "results")
+    assert text.startswith("before\n")
+    assert text.endswith("\nafter")
+    assert "old" not in text
+    assert "| BERT | 3 | 2 % | 0.600 | 0.800 | 0.75 | 2 of 3 | a |" in text
+    assert "A machine, torch 2.13." in text
+    assert "python -m benchmarks.against compression_cut" in text
+    assert rewritten(text, tmp_path / "results") == text
