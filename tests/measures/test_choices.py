@@ -64,7 +64,7 @@ def test_expensive_convolutions_are_measured_by_their_kernels_unless_requested(m
 
 
 def test_operators_on_images_need_images():
-    with pytest.raises(ValueError, match=r"what: got .* expected 'weights', and not 'operators' on images"):
+    with pytest.raises(ValueError, match=r"what: got .* expected 'weights' without x: 'operators' .* images, whose"):
         profile(nn.Conv2d(2, 3, 3), what=("operators",))
 
 
@@ -147,8 +147,10 @@ def test_wrong_choices_are_refused_by_name():
     for wrong in ("weight", ("weights", "jacobians"), ()):
         with pytest.raises(ValueError, match="what: got"):
             profile(net, x, what=wrong)
-    with pytest.raises(ValueError, match=r"what: got .*'weights', and not 'operators' on images, where no x"):
+    with pytest.raises(ValueError, match=r"^what: got 'ntk', expected 'weights' without x: the others"):
         profile(net, what="ntk")
+    with pytest.raises(ValueError, match=r"^what: got 'operators', expected 'weights' without x: 'operators' measures"):
+        profile(net, what="operators")
     with pytest.raises(ValueError, match="max_minutes: got"):
         profile(net, x, max_minutes=0)
 

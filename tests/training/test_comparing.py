@@ -184,3 +184,13 @@ def test_pages_of_checkpoints_show_the_change(tmp_path):
 def test_bad_arguments_are_named(call, error, text):
     with pytest.raises(error, match=text):
         call(checkpoints()[0])
+
+
+def test_a_budget_that_is_too_small_is_the_reason():
+    nets, _ = checkpoints()
+    with pytest.raises(ValueError, match=r"^max_minutes: got 1e-09, in which none of 4 tensors was compared"):
+        bnrank.compare(nets[0], nets[1], max_minutes=1e-9)
+    cut = bnrank.compare(nets, max_minutes=1e-9)
+    assert str(cut).startswith("1 of 3 networks: 1 measurement, at step 0")
+    assert "networks 1 to 2: not reached within max_minutes=1e-09" in str(cut)
+    assert str(bnrank.compare(nets)).startswith("3 networks: 3 measurements")

@@ -37,6 +37,9 @@ def compare_command(
         Names(spec="--code"),
     ] = None,
     top: Annotated[int, typer.Option(help="Leading singular values and vectors to compare.")] = 8,
+    max_minutes: Annotated[
+        float | None, typer.Option(help="Time budget; what is not reached is said. Default: none.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Also write a page.")] = None,
 ) -> None:
     """Compare two networks layer by layer, or the checkpoints of a training with the first one.
@@ -52,12 +55,13 @@ def compare_command(
     if b is None:
         validation.expect(x is None, "x", f"{x!r} without B", "it with A and B")
         validation.expect(code is None, "code", f"{code!r} without B", "it with A and B")
-        found: Any = bnrank.compare(a, top=top)
+        found: Any = bnrank.compare(a, top=top, max_minutes=max_minutes)
     else:
         runs = x is not None
         validation.expect(runs or code is None, "code", f"{code!r} without --x", "it with --x")
         sides = (_network(a, "A", code, runs), _network(b, "B", code, runs))
-        found = bnrank.compare(*sides, None if x is None else _samples(x, columns), top=top)
+        samples = None if x is None else _samples(x, columns)
+        found = bnrank.compare(*sides, samples, top=top, max_minutes=max_minutes)
         names = (a, b) if Path(a).name == Path(b).name else (Path(a).name, Path(b).name)
         found.data.attrs |= {"name_a": names[0], "name_b": names[1], "title": " and ".join(names)}
     console.print(escape(str(found)), highlight=False, soft_wrap=True)

@@ -169,8 +169,10 @@ def profile(
     if x is None:
         validation.expect(y is None, "y", "targets without x", "them together with samples x")
         parts = choices.Choice.of(what)
-        fits = "weights" in parts and "operators" not in parts
-        validation.expect(fits, "what", what, "'weights', and not 'operators' on images, where no x is given")
+        wanted = repr(what) if isinstance(what, str) else what
+        on_images = "'weights' without x: 'operators' measures convolutions on images, whose size x gives"
+        validation.expect("operators" not in parts, "what", wanted, on_images)
+        validation.expect("weights" in parts, "what", wanted, "'weights' without x: the others are measured on samples")
         limits: dict[str, Any] = {"max_values": max_values, "max_minutes": max_minutes, "progress": progress}
         return _described(tensors.weights(net, atol=atol, rtol=weight_rtol, **limits))
     if not isinstance(net, nn.Module):

@@ -178,7 +178,8 @@ def _sequence(sources: list[Any], x: Any, top: int, some: dict[str, Any], deadli
         measured.append(Measured(step, rows, values))
     validation.expect(layers, "a", "networks without matrices", "some")
     what = ["weights", "changes", *(["similarity"] if x is not None else []), "subnormals"]
-    about = {"title": f"{len(measured)} networks", "notes": "\n".join(notes), "top": top}
+    cut = f"{len(measured)} of " if len(measured) < len(sources) else ""
+    about = {"title": f"{cut}{len(sources)} networks", "notes": "\n".join(notes), "top": top}
     return Record(dataset(measured, list(layers), what, about))
 
 

@@ -68,7 +68,7 @@ def compared(
         notes += more
         data = data.merge(measured, combine_attrs="override").assign_attrs(measured.attrs)
     if not data.sizes["layer"] and not data.sizes["tensor"] and not views:
-        raise ValueError(_nothing(title, other_title, matching, skipped))
+        raise ValueError(_nothing(title, other_title, matching, skipped, deadline))
     same = title == other_title
     about = {
         "title": f"two networks of class {title}"
@@ -102,7 +102,12 @@ def compared(
     return Comparison(data)
 
 
-def _nothing(title: str, other: str, matching: Matching, skipped: list[dict[str, str]]) -> str:
+def _nothing(title: str, other: str, matching: Matching, skipped: list[dict[str, str]], deadline: Deadline) -> str:
+    late = sum(row["reason"] == deadline.missed for row in skipped)
+    if late:
+        return (
+            f"max_minutes: got {deadline.minutes:g}, in which none of {late} tensors was compared, expected more time"
+        )
     reasons = [f"{row['name']}: {row['reason']}" for row in skipped[:3]]
     if not reasons:
         sides = ((title, matching.only_a), (other, matching.only_b))
