@@ -1,7 +1,7 @@
 """Random small problems finished to stationary points: python -m benchmarks.minima --seeds 0 50.
 
 With --landscape, one problem from many seeds: how many minima, of which ranks and losses. With --figure F1 or F4, the
-networks of these figures.
+networks of these figures. With --expansion, minima of F4's problem followed through depths 8 to 24.
 """
 
 import argparse
@@ -14,7 +14,7 @@ import numpy as np
 from torch import nn
 
 import bnrank
-from benchmarks import at_minima, landscape
+from benchmarks import at_minima, continuation, landscape
 from bnrank.figures.f01_bottleneck_spectra.figure import Settings as Spectra
 from bnrank.figures.f04_norm_and_depth.figure import RANK, RIDGE
 from bnrank.figures.f04_norm_and_depth.figure import Settings as Depths
@@ -68,7 +68,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs=2, default=(0, 50), metavar=("FIRST", "END"))
     parser.add_argument("--max-minutes", type=float, default=5.0)
     parser.add_argument("--landscape", action="store_true", help="one problem from every seed")
-    parser.add_argument("--picture", type=Path, help="with --landscape, a file for the picture")
+    parser.add_argument("--picture", type=Path, help="with --landscape or --expansion, its file")
+    parser.add_argument("--expansion", action="store_true", help="follow F4's minima of --seeds from depth 8 to 24")
     parser.add_argument("--verdicts", type=Path, help="check statements on finished networks, and write them to a page")
     parser.add_argument("--figure", choices=("F1", "F4"), help="finish networks of a figure")
     parser.add_argument("--depths", type=int, nargs="+", default=(8, 12, 16, 20), help="with --figure F4")
@@ -76,6 +77,9 @@ def main() -> None:
     given = parser.parse_args()
     if given.figure:
         finish_figures(given.figure, given.depths, given.max_minutes, not given.no_births)
+        return
+    if given.expansion:
+        continuation.main(range(*given.seeds), range(8, 25, 2), given.max_minutes, given.picture)
         return
     if given.verdicts:
         at_minima.main(given.verdicts, given.max_minutes)

@@ -1,4 +1,4 @@
-"""Time to a regularized loss: the default optimizer against tuned Adam, on the data of F1 and F4."""
+"""Time to a regularized loss against tuned Adam, on the data of F1 and F4, and evaluations to a minimum."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 import bnrank
+from benchmarks import to_minima
 from benchmarks.rows import Row, Spread
 from benchmarks.timing import in_turn
 from bnrank.tasks import bottleneck_spectra_map, low_rank_map
@@ -79,6 +80,7 @@ def measure(quick: bool) -> Iterator[Row]:
             others = list(range(1, MEMBERS))
             theirs = np.append(loss, problem.adam(others, (rate,) * len(others), steps))
             yield from _rows(problem, [0, *others], rate, theirs, steps, rounds)
+    yield from to_minima.measure(quick)
     if quick:
         yield Row("optimizer", f"F1, and ensembles of {MEMBERS}", "Adam", None, note="skipped: left out by --quick")
 

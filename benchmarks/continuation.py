@@ -1,0 +1,179 @@
+"""Minima of F4's problem followed in the depth: R0, R1 and R2 of the norm, and which statements say something.
+
+From a finished network, layers that are the identity on the narrowest hidden layer are inserted behind it, which
+leaves the function unchanged, and the deeper network is finished. So the minima of all depths belong to one branch:
+trained anew at every depth, they would differ by the basins that the trainings end in.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import bnrank
+from benchmarks.landscape import NEAR_ONE
+from bnrank.figures.f04_norm_and_depth.figure import RANK, RIDGE, Settings
+from bnrank.figures.harness.training import mlp
+from bnrank.theory import cost
+
+STATEMENTS = ("T13", "T14", "T15", "T21", "T22", "T23", "T24", "T25", "T26", "T27")
+LIVE = 1e-9  # activations at or below this are those of dead neurons
+
+
+@dataclass(frozen=True)
+class Minimum:
+    """A finished network of one depth.
+
+    Attributes
+    ----------
+    depth : int
+        L.
+    loss, norm : float
+        C + lambda ||theta||^2, and ||theta||^2.
+    residual : float
+        Relative gradient.
+    kind : str
+        Kind of point.
+    ranks : tuple of int
+        Numbers of singular values above 0.5, by layer.
+    middle : tuple of float
+        The largest singular values of the middle weight.
+    net : bnrank.MLP
+        The network.
+    """
+
+    depth: int
+    loss: float
+    norm: float
+    residual: float
+    kind: str
+    ranks: tuple[int, ...]
+    middle: tuple[float, ...]
+    net: bnrank.MLP
+
+
+def deeper(net: bnrank.MLP, x: torch.Tensor, layers: int) -> bnrank.MLP:
+    """Return the same function on x with more layers: identities on the live neurons of the narrowest hidden layer."""
+    weights, biases = ([p.detach().double() for p in some] for some in (net.weights, net.biases))
+    value, alive = x.double(), []
+    for weight, bias in zip(weights[:-1], biases[:-1], strict=True):
+        value = torch.relu(value @ weight.T + bias)
+        alive.append(value.amax(0) > LIVE)
+    at = min(range(len(alive)), key=lambda i: (int(alive[i].sum()), abs(2 * i + 1 - len(alive))))
+    for _ in range(layers):
+        weights.insert(at + 1, torch.diag(alive[at].double()))
+        biases.insert(at + 1, torch.zeros(len(alive[at]), dtype=torch.float64))
+    found = bnrank.MLP([weights[0].shape[1], *(len(weight) for weight in weights)]).double()
+    with torch.no_grad():
+        for parameter, new in zip([*found.weights, *found.biases], [*weights, *biases], strict=True):
+            parameter.copy_(new)
+    return found
+
+
+def branch(
+    task: bnrank.Task, net: bnrank.MLP, ridge: float, depths: Sequence[int], max_minutes: float | None = None
+) -> Iterator[Minimum]:
+    """Finish a network of the first depth, and follow the minimum through the others, which increase."""
+    for depth in depths:
+        net = deeper(net, task.x, depth - len(net.weights)) if depth > len(net.weights) else net
+        done = bnrank.finish(net, task, ridge, births=False, max_minutes=max_minutes, progress=False)
+        net = done.network
+        values = [torch.linalg.svdvals(weight.detach()) for weight in net.weights]
+        yield Minimum(
+            *(depth, done.loss, sum(float(p.detach().square().sum()) for p in net.parameters())),
+            *(done.stationarity.residual, done.stationarity.kind),
+            tuple(int((some > NEAR_ONE).sum()) for some in values),
+            tuple(values[depth // 2][:4].tolist()),
+            net,
+        )
+
+
+def range_of_one_rank(found: Sequence[Minimum]) -> list[Minimum]:
+    """Return the last minima, as long as their smallest rank is that of the deepest."""
+    last = len(found)
+    while last and min(found[last - 1].ranks) == min(found[-1].ranks):
+        last -= 1
+    return list(found[last:])
+
+
+def expansions(found: Sequence[Minimum], ridge: float) -> dict[str, cost.Expansion]:
+    """Return the expansions of ||theta||^2, and of (C + lambda ||theta||^2) / lambda, over depths of one rank.
+
+    The function changes with the depth, and its norm with it; the derivative of the minimal loss in the depth is
+    lambda times that of the norm for a fixed function (envelope theorem), so the second is closer to R(f; L).
+    """
+    depths = [one.depth for one in found]
+    return {
+        "norm": cost.expand(depths, [one.norm for one in found]),
+        "loss / lambda": cost.expand(depths, [one.loss / ridge for one in found]),
+    }
+
+
+def statements(found: Minimum, task: bnrank.Task, ridge: float) -> list[str]:
+    """Return rows of a Markdown table: what the statements about minima say at this depth."""
+    rows = []
+    for verdict in bnrank.check(found.net, task.x, task.y, ridge, only=STATEMENTS).verdicts:
+        numbers = [
+            "" if math.isnan(value) else f"{value:.4g}" for value in (verdict.left, verdict.right, verdict.slack)
+        ]
+        rows.append(f"| {verdict.id} | {verdict.name} | {found.depth} | {verdict.label} | {' | '.join(numbers)} |")
+    return rows
+
+
+def draw(branches: dict[int, list[Minimum]], ridge: float, path: Path) -> None:
+    """Write a picture: singular values of the middle weight, and growth of the loss per layer, against the depth."""
+    import matplotlib.pyplot as plt
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(8.2, 3.6), layout="constrained")
+    for number, (seed, found) in enumerate(branches.items()):
+        color, depths = f"C{number}", np.array([one.depth for one in found])
+        for place in range(3):
+            left.plot(depths, [one.middle[place] for one in found], "o-", ms=3.5, lw=1, color=color)
+        slopes = np.diff([one.loss / ridge for one in found]) / np.diff(depths)
+        right.plot((depths[1:] + depths[:-1]) / 2, slopes, "o-", ms=3.5, lw=1, color=color, label=f"seed {seed}")
+    left.axhline(1, color="0.6", lw=0.8)
+    left.set(xlabel="depth L", ylabel="largest singular values of the middle weight", ylim=(0, None))
+    right.axhline(RANK, color="0.6", lw=0.8)
+    right.set(xlabel="depth L", ylabel="growth of (C + λ‖θ‖²) / λ per layer")
+    right.legend(frameon=False)
+    for axes in (left, right):
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def main(seeds: Sequence[int], depths: Sequence[int], max_minutes: float | None, picture: Path | None) -> None:
+    """Follow a branch per seed of F4's networks, print its minima, expansions and statements, and draw all."""
+    of = Settings()
+    task = bnrank.tasks.low_rank_map(rank=RANK, y_norm_squared=of.y_norm_squared)
+    branches: dict[int, list[Minimum]] = {}
+    for seed in seeds:
+        run = bnrank.train(mlp(task, depths[0], of.width), task, ridge=RIDGE, steps=of.steps, seed=seed, progress=False)
+        branches[seed] = []
+        for one in branch(task, run.network(0), RIDGE, depths, max_minutes):
+            branches[seed].append(one)
+            middle = ", ".join(f"{value:.4f}" for value in one.middle)
+            print(
+                f"seed {seed}, depth {one.depth}: loss {one.loss:.8f}, norm {one.norm:.5f}, relative gradient "
+                f"{one.residual:.1e}, ranks {list(one.ranks)}, middle {middle}, {one.kind}",
+                flush=True,
+            )
+        some = range_of_one_rank(branches[seed])
+        if len(some) >= 4:
+            for name, found in expansions(some, RIDGE).items():
+                print(
+                    f"seed {seed}, {name}, depths {some[0].depth} to {some[-1].depth}: "
+                    f"R0 {found.R0:.4f} [{found.R0_interval[0]:.4f}, {found.R0_interval[1]:.4f}], "
+                    f"R1 {found.R1:.3f}, R2 {found.R2:.3f}; {found.reason}",
+                    flush=True,
+                )
+    for one in (branches[seeds[0]][0], branches[seeds[0]][-1]):
+        print("\n".join(statements(one, task, RIDGE)), flush=True)
+    if picture is not None:
+        draw(branches, RIDGE, picture)

@@ -1,0 +1,116 @@
+"""Measurements on the way to minima: deeper networks of the same function, and counting of evaluations."""
+
+import contextlib
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import itertools
+
+from benchmarks import continuation, to_minima
+
+import bnrank
+from bnrank.measures import stationarity
+
+TASK = bnrank.tasks.low_rank_map(n=25, d_in=3, d_out=3, latent=2, rank=1, width=10, seed=0)
+
+
+def _finished(depth, width=5):
+    run = bnrank.train(bnrank.MLP([3, *[width] * (depth - 1), 3]), TASK, ridge=5e-3, steps=300, seed=0, progress=False)
+    return bnrank.finish(run.network(0), TASK, 5e-3, births=False, progress=False)
+
+
+@pytest.fixture(scope="module")
+def minimum():
+    return _finished(4)
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+def test_deeper_networks_have_the_same_function_on_the_samples(minimum, layers):
+    net = continuation.deeper(minimum.network, TASK.x, layers)
+    x = TASK.x.double()
+    assert len(net.weights) == 4 + layers
+    torch.testing.assert_close(net(x), minimum.network(x), rtol=0, atol=1e-14)
+    grown = sum(float(p.detach().square().sum()) for p in net.parameters())
+    before = sum(float(p.detach().square().sum()) for p in minimum.network.parameters())
+    # each added identity has a one per live neuron of the narrowest layer
+    narrowest = min(minimum.stationarity.live)
+    assert grown - before == pytest.approx(layers * narrowest)
+
+
+def test_a_branch_of_minima_has_the_growth_of_its_envelope(minimum):
+    found = list(continuation.branch(TASK, minimum.network, 5e-3, (4, 5, 6, 7)))
+    assert [one.depth for one in found] == [4, 5, 6, 7]
+    assert all(one.residual <= 1e-8 for one in found)
+    for one, following in itertools.pairwise(found):
+        # the identity on r neurons is allowed: the loss grows by at most lambda r per layer
+        assert one.loss < following.loss <= one.loss + 5e-3 * min(stationarity(one.net, TASK, 5e-3, births=False).live)
+
+
+def test_only_the_last_depths_of_one_rank_are_expanded():
+    net = bnrank.MLP([1, 1])
+    ranks = [(3, 3), (2, 3), (3, 2), (3, 4), (2, 2), (2, 5)]
+    found = [continuation.Minimum(L, 0.0, 0.0, 0.0, "", each, (), net) for L, each in enumerate(ranks)]
+    assert [one.depth for one in continuation.range_of_one_rank(found)] == [4, 5]
+    assert continuation.range_of_one_rank(found[:1]) == found[:1]
+
+
+def test_expansions_of_exact_norms():
+    net, depths = bnrank.MLP([1, 1]), range(8, 25, 4)
+    found = [
+        continuation.Minimum(L, 0.1 * (2 * L + 5 + 3 / L), 2 * L + 4 + 7 / L, 0.0, "", (2,), (), net) for L in depths
+    ]
+    some = continuation.expansions(found, 0.1)
+    assert pytest.approx([2, 4, 7]) == [some["norm"].R0, some["norm"].R1, some["norm"].R2]
+    assert pytest.approx([5, 3]) == [some["loss / lambda"].R1, some["loss / lambda"].R2]
+
+
+def test_the_counted_loss_is_that_of_the_measure(minimum):
+    progress = to_minima.Progress(minimum.network, TASK, 5e-3, budget=10)
+    assert float(progress.loss().detach()) == pytest.approx(minimum.loss, rel=1e-12)
+    assert progress.evaluations == 1
+    assert to_minima.least_residual(minimum.network, TASK, 5e-3) <= minimum.stationarity.residual
+
+
+@pytest.mark.parametrize("name", ["Adam, cosine", "Muon, cosine", "L-BFGS (PyTorch)", "L-BFGS-B (SciPy)"])
+def test_optimizers_stop_at_their_budget_and_count_every_evaluation(name):
+    if name == "Muon, cosine" and not hasattr(torch.optim, "Muon"):
+        pytest.skip("this torch has no Muon")
+    progress = to_minima.Progress(bnrank.MLP([3, 4, 3]).double(), TASK, 5e-3, budget=150)
+    passes = []
+    hook = torch.nn.modules.module.register_module_forward_hook(
+        lambda module, *_: passes.append(module) if module is progress.net else None
+    )
+    with hook, contextlib.suppress(to_minima.BudgetError):
+        to_minima.OPTIMIZERS[name][0](progress, 1e-2)
+    assert len(passes) == progress.evaluations >= 100
+    assert progress.evaluations <= 150 + 60  # a line search or an iteration ends before it is looked at
+    evaluations, seconds, residuals = zip(*progress.seen, strict=True)
+    assert list(evaluations) == sorted(evaluations)
+    assert list(seconds) == sorted(seconds)
+    assert np.isfinite(residuals).all()
+
+
+def test_the_first_look_at_a_target_counts_and_the_best_try():
+    tries = [[(100, 1.0, 0.5), (200, 2.0, 0.05), (300, 3.0, 1e-4)], [(150, 0.5, 0.09), (400, 4.0, 0.2)]]
+    assert to_minima.reached(tries) == {0.1: (150, 0.5), 1e-3: (300, 3.0), 1e-8: None}
+
+
+def test_finishing_counts_forward_passes_and_leaves_the_class_as_it_was(minimum):
+    before = to_minima.second_order.Evaluation.__init__
+    with to_minima.counted() as count:
+        bnrank.measures.stationarity(minimum.network, TASK, 5e-3, births=False)
+    assert count[0] >= 1
+    assert to_minima.second_order.Evaluation.__init__ is before
+
+
+def test_the_table_says_how_many_reached_a_target():
+    never = {0.1: (100, 1.0), 1e-3: None, 1e-8: None}
+    both = {0.1: (300, 3.0), 1e-3: (400, 4.0), 1e-8: None}
+    text = to_minima.table({"some": [(never, 1e-2), (both, 1e-4)]})
+    assert "| some | 2 of 2: 200, 2.0 s (1.0 to 3.0) | 1 of 2: 400, 4.0 s (4.0 to 4.0) | 0 of 2 | 5.0e-03 |" in text
