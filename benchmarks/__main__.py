@@ -89,7 +89,7 @@ def machine() -> str:
         names = [line.split(":", 1)[1].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]
         model = names[0] if names else model
     return (
-        f"{model}, {os.cpu_count()} cores, {torch.get_num_threads()} threads, "
+        f"{model}, {os.cpu_count()} cores, {torch.get_num_threads()} thread{'s' * (torch.get_num_threads() > 1)}, "
         f"bnrank {__version__}, torch {torch.__version__}, Python {platform.python_version()}"
     )
 
