@@ -6,7 +6,7 @@ EXTRAS := dev,formulas
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-lowest lint types layers doctest unit unit-rooms unit-others fuzz figures benchmarks clean
+.PHONY: demo test test-lowest lint types layers doctest unit unit-rooms unit-others fuzz figures benchmarks wheel clean
 
 demo: $(READY)
 	$(BIN)/bnrank demo --out demo
@@ -52,6 +52,19 @@ figures: $(READY)
 benchmarks: $(READY)
 	$(BIN)/python -m benchmarks
 
+# The sdist and the wheel in dist/; the wheel is installed into an empty environment and runs the demo outside of the
+# source tree, once so that Python compiles what it installed, and once within 20 seconds.
+wheel:
+	rm -rf .venv-wheel dist
+	$(PYTHON) -m venv .venv-wheel/build
+	.venv-wheel/build/bin/python -m pip install --quiet --disable-pip-version-check build
+	.venv-wheel/build/bin/python -m build
+	$(PYTHON) -m venv .venv-wheel/empty
+	.venv-wheel/empty/bin/python -m pip install --quiet --disable-pip-version-check -c $(PINS) dist/bnrank-*.whl
+	mkdir .venv-wheel/folder
+	cd .venv-wheel/folder && ../empty/bin/bnrank --version
+	cd .venv-wheel/folder && timeout 20 ../empty/bin/bnrank demo --quick --quiet
+
 # One pip call with the pins, so that torch comes as pinned and small.
 $(READY): pyproject.toml $(PINS)
 	$(PYTHON) -m venv $(VENV)
@@ -59,4 +72,4 @@ $(READY): pyproject.toml $(PINS)
 	touch $@
 
 clean:
-	rm -rf .venv .venv-lowest demo reproduction .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv .venv-lowest .venv-wheel dist demo reproduction .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -36,7 +36,7 @@ def test_a_grid_is_trained_and_its_table_written(tmp_path, sweep):
     axes = '[grid]\ndepth = [2, 3]\nwidth = 4\n"task.rank" = [1, 2]\nseed = [0, 7]\n'
     done = sweep(TASK + axes + QUICK, "--processes", 1, "--table", "table.csv")
     assert (done.code, "8 networks: 8 finished" in done.out) == (0, True)
-    table = pd.read_csv(tmp_path / "table.csv")
+    table = pd.read_csv(tmp_path / "table.csv", float_precision="round_trip")
     assert len(table) == 8
     for row in table.to_dict("records"):
         assert row["loss"] == alone(row["depth"], seed=row["seed"], rank=row["task.rank"])
@@ -45,14 +45,14 @@ def test_a_grid_is_trained_and_its_table_written(tmp_path, sweep):
 def test_numbers_in_train_are_the_same_for_all_networks(sweep, tmp_path):
     done = sweep(TASK + "[train]\ndepth = 3\nwidth = 4\nseed = 5\nsteps = 3\nrecord = 3\n", "--table", "t.csv")
     assert done.code == 0, done.error
-    assert pd.read_csv(tmp_path / "t.csv").loss.tolist() == [alone(3, seed=5)]
+    assert pd.read_csv(tmp_path / "t.csv", float_precision="round_trip").loss.tolist() == [alone(3, seed=5)]
 
 
 def test_a_list_of_settings_is_trained_with_every_point_of_the_grid(tmp_path, sweep):
     settings = "[[settings]]\ndepth = 2\nridge = 0.1\n[[settings]]\ndepth = 3\ntask.rank = 1\n"
     done = sweep(TASK + "[grid]\nwidth = 4\nseed = [0, 7]\n" + QUICK + settings, "--processes", 1, "--table", "t.csv")
     assert done.code == 0, done.error
-    table = pd.read_csv(tmp_path / "t.csv")
+    table = pd.read_csv(tmp_path / "t.csv", float_precision="round_trip")
     expected = [alone(2, 0.1, 0), alone(2, 0.1, 7), alone(3, seed=0, rank=1), alone(3, seed=7, rank=1)]
     assert table.loss.tolist() == expected
 
@@ -71,7 +71,7 @@ def test_samples_of_ranges_are_trained(tmp_path, sweep, method):
         "task.rank": bnrank.training.Range(1, 3),
     }
     expected = bnrank.training.sample_settings(drawn, 4, method=method, seed=2)
-    table = pd.read_csv(tmp_path / "t.csv")
+    table = pd.read_csv(tmp_path / "t.csv", float_precision="round_trip")
     assert table[list(drawn)].to_dict("records") == expected
     assert table.loss.tolist() == [alone(2, s["ridge"], s["seed"], s["task.rank"]) for s in expected]
 

@@ -327,3 +327,8 @@ def test_demo_writes_a_row_per_network_and_a_page(tmp_path, monkeypatch):
     assert done.page.stat().st_size > 1_000_000
     again = figures.run_demo(tmp_path / "demo", progress=False, steps=4, images=40)
     assert again.rows == done.rows
+    monkeypatch.setattr(demo, "QUICK_DEPTHS", (2,))
+    quick = figures.run_demo(tmp_path / "demo", progress=False, steps=4, images=40, quick=True)
+    assert [row["depth"] for row in quick.rows] == [2, 6]
+    assert quick.rows[0] == done.rows[0]  # the first seed is the same network
+    assert quick.page == done.page

@@ -16,7 +16,8 @@ from bnrank.tasks import Task, handwritten_digits, low_rank_map
 from bnrank.training import GradientDescent, Run
 
 DEPTHS, MEMBERS, WIDTH, STEPS, RIDGE = (4, 8, 12, 16, 24), 2, 50, 1000, 1e-3
-ESCAPE_STEPS = 1000
+ESCAPE_STEPS, IMAGES = 1000, 1000
+QUICK_DEPTHS, QUICK_MEMBERS, QUICK_IMAGES = (4, 8, 16), 1, 300
 NORM_COLUMNS = ("depth", "||theta||^2", "rank in the middle", "cost")
 NOTES = (
     "Deep networks trained with an L2 penalty use few of their dimensions, and so do networks that start from small "
@@ -46,25 +47,37 @@ class Demo:
     escaped: str
 
 
-def run_demo(out: str | os.PathLike[str], progress: bool = True, steps: int = STEPS, images: int = 1000) -> Demo:
+def run_demo(
+    out: str | os.PathLike[str],
+    progress: bool = True,
+    steps: int = STEPS,
+    images: int = IMAGES,
+    *,
+    quick: bool = False,
+) -> Demo:
     """Train deep networks on a task of rank 2, and one network on digits from small weights; write a page.
 
     Parameters
     ----------
     out : path
-        Folder for the page, ``report.html``, and the runs.
+        Folder for the page, ``report.html``, and the runs (those of ``quick`` in its folder ``quick``).
     progress : bool
         Show progress bars.
     steps : int
         Evaluations of cost and gradient per deep network.
     images : int
         Digits to train on.
+    quick : bool
+        Fewer depths, one seed, and at most 300 digits: the same page in about a quarter of the time.
     """
-    folder = Path(out)
+    depths, members = (QUICK_DEPTHS, QUICK_MEMBERS) if quick else (DEPTHS, MEMBERS)
+    images = min(images, QUICK_IMAGES) if quick else images
+    folder, page = Path(out), Path(out) / "report.html"
+    folder = folder / "quick" if quick else folder  # runs with other seeds and images do not resume each other
     task = low_rank_map()
-    options: dict[str, Any] = {"ridge": RIDGE, "steps": steps, "members": MEMBERS, "seed": 0, "records": 40}
+    options: dict[str, Any] = {"ridge": RIDGE, "steps": steps, "members": members, "seed": 0, "records": 40}
     runs = {}
-    for depth in DEPTHS:
+    for depth in depths:
         runs[depth] = train_recorded(mlp(task, depth, WIDTH), task, folder / f"depth-{depth:02d}", progress, **options)
     digits = handwritten_digits(images)
     small_start = mlp(digits, 6, 50, bias=False, init=5e-3)
@@ -73,7 +86,7 @@ def run_demo(out: str | os.PathLike[str], progress: bool = True, steps: int = ST
     left = train_recorded(small_start, digits, folder / "digits", progress, **options)
     deep, rows = _low_rank_section(task, runs)
     small, last, escaped = _digits_section(digits, left)
-    page = report([deep, small], folder / "report.html", title="bnrank demo", notes=NOTES)
+    report([deep, small], page, title="bnrank demo", notes=NOTES)
     return Demo([*rows, last], page, digits.name, escaped)
 
 
@@ -88,10 +101,12 @@ def _low_rank_section(task: Task, runs: dict[int, Run]) -> tuple[Section, list[d
             rows.append(_row(task, run.summary.isel(member=member), measured))
     depths, norms, ranks, costs = zip(*[[row[key] for key in NORM_COLUMNS] for row in rows], strict=True)
     picture = plots.norm_versus_depth(depths, norms, ranks, costs)
+    seeds = next(iter(runs.values())).members
     text = (
         f"y depends on {task.truth.rank if task.truth else 0} of 8 latents of x. Networks of width {WIDTH}, ridge "
-        f"{RIDGE}, {len(DEPTHS)} depths, {MEMBERS} seeds. The theory expects two singular values near 1 in the middle "
-        "of deep enough networks, the others vanishing, and a norm that grows by about two per layer."
+        f"{RIDGE}, {len(runs)} depths, {seeds} seed{'s' if seeds > 1 else ''}. The theory expects two singular values "
+        "near 1 in the middle of deep enough networks, the others vanishing, and a norm that grows by about two per "
+        "layer."
     )
     histories = {f"depth {depth}": run.history for depth, run in reversed(runs.items())}  # the deepest is shown first
     pictures = {"Parameter norm against depth": picture.figure}
