@@ -23,7 +23,7 @@ from benchmarks.against import trials
 from benchmarks.against.compression_cases import CASES, Trained
 from benchmarks.against.compression_peers import PEERS, costs, find_strongest, fine_tuned, finished
 from benchmarks.against.compression_tables import tables
-from bnrank.discovery import compress
+from bnrank.discovery import Timing, compress
 from bnrank.discovery.compression import latency
 from bnrank.discovery.compression.certificate import change
 from bnrank.discovery.compression.wholes import split_up
@@ -118,9 +118,9 @@ class Contest:
 
     def compressed(self, tol: float, tune: int, zeros: bool = False) -> nn.Module:
         """Return bnrank's network; the samples held out decide nothing in it."""
-        timing = {"repeats": 1, "batch_size": 8}
+        timing = Timing(batch_size=8, repeats=1)
         held_out = self.trained.held_out
-        return compress(self.net, self.x, tol=tol, held_out=held_out, tune=tune, zeros=zeros, **timing).network
+        return compress(self.net, self.x, tol=tol, held_out=held_out, tune=tune, zeros=zeros, timing=timing).network
 
     def peer(self, name: str) -> dict[str, Any]:
         """Shrink by a peer at all its strengths, and fine-tune where bisection for each target leads."""

@@ -6,13 +6,13 @@ import torch
 from torch import nn
 
 import bnrank
-from bnrank.discovery.compression import compress, parameters, stages
+from bnrank.discovery.compression import Timing, compress, parameters, stages
 from bnrank.discovery.compression.judging import Judge
 from bnrank.discovery.compression.parts import cost, counts
 from bnrank.discovery.storage import rebuild
 from helpers import normal
 
-QUICK = {"repeats": 2, "batch_size": 16}
+QUICK = {"timing": Timing(repeats=2, batch_size=16)}
 
 
 def bottlenecked(width=30, depth=7, k=2, d_in=8, d_out=5, seed=0):
@@ -264,7 +264,7 @@ def test_one_output_and_a_constant_network():
         ({"y": torch.full((20,), 5)}, ValueError, "y: got class indices from 5 to 5"),
         ({"held_out": (normal(5, 8), torch.zeros(5).long())}, ValueError, "held_out: got a tuple"),
         ({"net": "net"}, TypeError, "net"),
-        ({"batch_size": 0}, ValueError, "batch_size"),
+        ({"timing": (16, 2)}, TypeError, "timing: got"),
     ],
 )
 def test_bad_input_is_refused_by_name(arguments, error, match):

@@ -10,13 +10,13 @@ from torch import nn
 
 import helpers
 from bnrank._core import store
-from bnrank.discovery.compression import compress, result, search
+from bnrank.discovery.compression import Timing, compress, result, search
 from bnrank.discovery.storage import plain_array
 
 normal = functools.partial(helpers.normal, dtype=torch.float32)
 
 
-QUICK = {"repeats": 2, "batch_size": 16}
+QUICK = {"timing": Timing(repeats=2, batch_size=16)}
 
 
 def perceptron(d_in=6):

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from bnrank.discovery.compression import Bound, certificate, compress
+from bnrank.discovery.compression import Bound, Timing, certificate, compress
 from helpers import normal
 
-QUICK = {"repeats": 1, "batch_size": 8}
+QUICK = {"timing": Timing(repeats=1, batch_size=8)}
 
 
 def diagonal(*entries):

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from bnrank.discovery.compression import Certificate, Latency, compress, timing
+from bnrank.discovery.compression import Certificate, Latency, Timing, compress, timing
 from bnrank.discovery.compression.certificate import change, lipschitz
 from bnrank.discovery.compression.parts import multiply_adds, parameters
 from bnrank.discovery.compression.timing import flushing, is_subnormal, latency, subnormals, without_subnormals
@@ -38,6 +38,10 @@ def test_latency_is_measured_and_said():
     assert found[0].median > 3 * found[1].median > 0
     assert all(one.low <= one.median <= one.high for one in found)
     assert (found[0].batch_size, found[0].repeats, found[0].dtype, found[0].device) == (32, 5, "float64", "cpu")
+    with pytest.raises(ValueError, match="repeats: got 0"):
+        Timing(repeats=0)
+    with pytest.raises(TypeError, match="batch_size: got '8'"):
+        Timing(batch_size="8")
     with pytest.raises(ValueError, match="repeats"):
         latency([fast], torch.ones(3, 1500), repeats=0)
 
@@ -156,7 +160,7 @@ def test_the_least_time_is_not_that_of_a_disturbed_round(monkeypatch):
 def test_what_did_not_change_is_timed_once():
     net = nn.Sequential(nn.Linear(3, 3)).double()
     x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
-    found = compress(net, x, tol=1e-6, repeats=2, batch_size=8)
+    found = compress(net, x, tol=1e-6, timing=Timing(repeats=2, batch_size=8))
     assert not found.changed
     assert found.certificate.latency is found.certificate.latency_before
     assert (found.certificate.speedup, found.certificate.speedup_certain) == (1.0, True)
@@ -233,7 +237,9 @@ def test_subnormal_weights_are_a_finding_of_their_own_and_leave_the_compressed_n
     with torch.no_grad():
         net[0].weight[10:], net[0].bias[10:] = net[0].weight[:10], net[0].bias[:10]
         net[2].weight[1, :5] = 1e-40
-    found = compress(net, torch.randn(80, 6, generator=torch.Generator().manual_seed(0)), repeats=2, batch_size=8)
+    found = compress(
+        net, torch.randn(80, 6, generator=torch.Generator().manual_seed(0)), timing=Timing(repeats=2, batch_size=8)
+    )
     assert found.changed
     assert found.certificate.subnormals.count == 5
     assert found.certificate.subnormals.share == 5 / parameters(net)

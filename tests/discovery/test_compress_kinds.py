@@ -7,12 +7,12 @@ import torch
 from torch import nn
 
 import bnrank
-from bnrank.discovery.compression import compress, stages
+from bnrank.discovery.compression import Timing, compress, stages
 from bnrank.discovery.compression.judging import Judge
 from bnrank.discovery.compression.parts import cost, counts, segments
 from helpers import normal
 
-QUICK = {"repeats": 2, "batch_size": 16}
+QUICK = {"timing": Timing(repeats=2, batch_size=16)}
 
 
 def change(after, before, x):

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import bnrank
-from bnrank.discovery.compression import budget, compress, judging, parameters, widths
+from bnrank.discovery.compression import Timing, budget, compress, judging, parameters, widths
 from bnrank.discovery.compression.fits import fit, gram_fit
 from bnrank.discovery.compression.judging import Judge
 from bnrank.discovery.compression.lowrank import Factoring, places, swapped
@@ -15,7 +15,7 @@ from bnrank.discovery.compression.wholes import split_up
 from helpers import normal
 from oracles import activation_aware_svd
 
-QUICK = {"repeats": 2, "batch_size": 16}
+QUICK = {"timing": Timing(repeats=2, batch_size=16)}
 
 
 def change(after, before, x):

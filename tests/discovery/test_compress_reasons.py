@@ -4,13 +4,13 @@ import pytest
 import torch
 from torch import nn
 
-from bnrank.discovery.compression import compress, parameters, reduction, stages
+from bnrank.discovery.compression import Timing, compress, parameters, reduction, stages
 from bnrank.discovery.compression.judging import Judge
 from bnrank.discovery.compression.stages import Cut, Step
 from bnrank.networks import Segment
 from helpers import normal
 
-QUICK = {"repeats": 2, "batch_size": 16}
+QUICK = {"timing": Timing(repeats=2, batch_size=16)}
 
 
 def made(*parts):

@@ -5,13 +5,13 @@ import torch
 from torch import nn
 
 import bnrank
-from bnrank.discovery.compression import compress, multiply_adds, parameters
+from bnrank.discovery.compression import Timing, compress, multiply_adds, parameters
 from bnrank.discovery.compression.judging import Judge
 from bnrank.discovery.compression.lowrank import Factoring, places
 from bnrank.discovery.compression.wholes import split_up
 from helpers import normal
 
-QUICK = {"repeats": 2, "batch_size": 16}
+QUICK = {"timing": Timing(repeats=2, batch_size=16)}
 
 
 def low(weight, rank):

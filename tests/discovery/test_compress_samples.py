@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from bnrank.discovery.compression import compress, judging, reduction
+from bnrank.discovery.compression import Timing, compress, judging, reduction
 from bnrank.discovery.compression.judging import Judge, enriched, split
 from helpers import normal
 
-QUICK = {"repeats": 1, "batch_size": 8}
+QUICK = {"timing": Timing(repeats=1, batch_size=8)}
 
 
 def perceptron(*widths, spread=1.0):

@@ -6,11 +6,11 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 import bnrank
-from bnrank.discovery.compression import compress, parameters
+from bnrank.discovery.compression import Timing, compress, parameters
 from bnrank.discovery.compression.taps import trimmed
 from helpers import normal
 
-QUICK = {"repeats": 2, "batch_size": 16}
+QUICK = {"timing": Timing(repeats=2, batch_size=16)}
 
 
 class Padded(nn.Module):

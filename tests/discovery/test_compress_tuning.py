@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from bnrank.discovery.compression import compress, reduction
+from bnrank.discovery.compression import Timing, compress, reduction
 from bnrank.discovery.compression.judging import Judge, tuned
 from bnrank.discovery.compression.stages import Cut, Step
 from bnrank.networks import Segment
@@ -101,7 +101,7 @@ def test_the_squared_change_may_grow_to_the_share_of_the_parameters_looked_at(mo
         return cut(judge, segment, limit, tune)
 
     monkeypatch.setattr(reduction, "_cut", recorded)
-    found = compress(Three().double(), normal(60, 4), tol=0.2, repeats=1, batch_size=8)
+    found = compress(Three().double(), normal(60, 4), tol=0.2, timing=Timing(repeats=1, batch_size=8))
     spent = 0.85 * 0.2
     assert limits == pytest.approx(
         {"first": math.sqrt(0.60) * spent, "second": math.sqrt(0.69) * spent, "third": spent}

@@ -6,13 +6,13 @@ from torch import nn
 from torch.nn.utils import prune
 
 import bnrank
-from bnrank.discovery.compression import compress, zeros
+from bnrank.discovery.compression import Timing, compress, zeros
 from bnrank.discovery.compression.judging import Judge
 from bnrank.discovery.compression.lowrank import swapped
 from bnrank.reporting.charts.discovery import view
 from helpers import normal
 
-QUICK = {"repeats": 2, "batch_size": 16, "zeros": True}
+QUICK = {"timing": Timing(repeats=2, batch_size=16), "zeros": True}
 
 
 def flat(value):

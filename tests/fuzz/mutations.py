@@ -339,6 +339,7 @@ OPTIONS: dict[str, Change] = {
     "Stop": lambda v: bnrank.training.Stop(steps=2),
     "Record": lambda v: bnrank.training.Record(every=2),
     "Solver": lambda v: bnrank.training.Solver(),
+    "Timing": lambda v: bnrank.discovery.Timing(repeats=1),
     "SkipPlateau": lambda v: bnrank.training.SkipPlateau(),
     "Limits": lambda v: bnrank.training.Limits(max_evaluations=20),
     "Adam": lambda v: bnrank.training.Adam(),

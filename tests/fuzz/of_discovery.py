@@ -7,12 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from bnrank.discovery import BottleneckAutoencoder, BottleneckClassifier, BottleneckRegressor, StateVariables
+from bnrank.discovery import BottleneckAutoencoder, BottleneckClassifier, BottleneckRegressor, StateVariables, Timing
 
 from .made import Radius, Values, films, new, normal
 
 OWN: dict[str, Values] = {
-    "bnrank.discovery.compress": {"x": lambda: normal(40, 3), "y": lambda: None, "tol": lambda: 0.05},
+    "bnrank.discovery.compress": {
+        "x": lambda: normal(40, 3),
+        "y": lambda: None,
+        "tol": lambda: 0.05,
+        "timing": lambda: Timing(batch_size=8, repeats=2),
+    },
     "bnrank.discovery.dimensionless_groups": {
         "X": lambda: normal(20, 3).double().exp().numpy(),
         "y": lambda: normal(20, 3).double().exp().numpy()[:, 0] ** 2,

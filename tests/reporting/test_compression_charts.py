@@ -5,7 +5,7 @@ import dataclasses
 import torch
 from torch import nn
 
-from bnrank.discovery.compression import compress
+from bnrank.discovery.compression import Timing, compress
 from bnrank.discovery.compression.wholes import layer_widths
 from bnrank.reporting.charts import discovery
 from helpers import normal
@@ -33,7 +33,7 @@ WIDTHS += [("run.input.0", 15), ("run.hidden.0", 15), ("head.0", 9), ("head.2", 
 def found():
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return compress(Mixed().eval(), normal(120, 3, 4), tol=0.02, repeats=2, batch_size=8)
+        return compress(Mixed().eval(), normal(120, 3, 4), tol=0.02, timing=Timing(repeats=2, batch_size=8))
 
 
 def test_the_result_has_the_widths_before_and_after_and_the_page_a_chart():

@@ -1,7 +1,7 @@
 """Latent variables of a table, symmetries of a function, and networks compressed to their bottleneck."""
 
 from bnrank.discovery.adapters import RankPattern, lora_ranks
-from bnrank.discovery.compression import Certificate, Compressed, compress
+from bnrank.discovery.compression import Certificate, Compressed, Timing, compress
 from bnrank.discovery.estimators import (
     BottleneckAutoencoder,
     BottleneckClassifier,
@@ -30,6 +30,7 @@ __all__ = [
     "RankPattern",
     "StateVariables",
     "Summary",
+    "Timing",
     "Trial",
     "compress",
     "dimensionless_groups",

@@ -5,7 +5,7 @@ from bnrank.discovery.compression.parts import multiply_adds, parameters
 from bnrank.discovery.compression.result import Compressed, open_compressed
 from bnrank.discovery.compression.search import compress
 from bnrank.discovery.compression.stages import Step
-from bnrank.discovery.compression.timing import Latency, Subnormals, latency, subnormals
+from bnrank.discovery.compression.timing import Latency, Subnormals, Timing, latency, subnormals
 
 __all__ = [
     "Accuracy",
@@ -16,6 +16,7 @@ __all__ = [
     "Latency",
     "Step",
     "Subnormals",
+    "Timing",
     "compress",
     "latency",
     "multiply_adds",

@@ -10,7 +10,7 @@ from bnrank._core import linalg, text, validation
 from bnrank._core.results import Printed
 from bnrank.discovery.compression.judging import Parted, outputs
 from bnrank.discovery.compression.parts import Parts, flow, lipschitz, multiply_adds, nonzero, parameters
-from bnrank.discovery.compression.timing import Latency, Subnormals, latency, like, subnormals
+from bnrank.discovery.compression.timing import Latency, Subnormals, Timing, latency, like, subnormals
 from bnrank.measures.jacobian import Jacobian
 from bnrank.networks.functional import Functional, unwrap
 
@@ -282,7 +282,7 @@ def certified(
     tol: float,
     reference: tuple[Tensor, Tensor],
     whole: tuple[Parts, Parts] | None,
-    timing: tuple[int, int],
+    timing: Timing,
 ) -> Certificate:
     """Return the certificate of a compression.
 
@@ -298,8 +298,8 @@ def certified(
         Outputs of the original network on all samples and on those held out, (N, outputs) in float64.
     whole : tuple of parts, optional
         The parts of both networks, where the module is one segment.
-    timing : tuple of int
-        Batch size and repeats of the measured latency.
+    timing : Timing
+        How latency is measured.
     """
     (before, after), x = nets, parted.x
     same = unwrap(after) is before
@@ -307,7 +307,7 @@ def certified(
     on_x, on_kept = zip(reference, found, strict=True)
     sample = like(before, x[:1])
     ranks = [_ranks(some, net, sample, x) for some, net in zip(whole or (None, None), nets, strict=True)]
-    timed = latency([before] if same else nets, x, batch_size=timing[0], repeats=timing[1])
+    timed = latency([before] if same else nets, x, batch_size=timing.batch_size, repeats=timing.repeats)
     return Certificate(
         tol=tol,
         on_x=change(*on_x),
@@ -327,7 +327,7 @@ def certified(
         held_out_accuracy=_accuracy(on_kept, parted.y_kept),
         nonzero_before=nonzero(before),
         nonzero=nonzero(after),
-        subnormals=subnormals(before, x, batch_size=timing[0], repeats=timing[1]),
+        subnormals=subnormals(before, x, batch_size=timing.batch_size, repeats=timing.repeats),
     )
 
 

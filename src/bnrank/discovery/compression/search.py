@@ -20,11 +20,13 @@ from bnrank.discovery.compression.reduction import Search, no_larger
 from bnrank.discovery.compression.result import Compressed, finished
 from bnrank.discovery.compression.stages import Step
 from bnrank.discovery.compression.taps import trimmed
+from bnrank.discovery.compression.timing import Timing
 from bnrank.discovery.compression.wholes import factored, layer_widths, merged, split_up
 from bnrank.discovery.compression.zeros import with_zeros
 from bnrank.networks import Segment
 from bnrank.networks.functional import Functional, check_finite, copied, unwrap
 
+TIMING = Timing()
 NONE = "no linear or convolutional layer that could be replaced"
 BLOCKS = 8  # of samples up to which points on lines are added, where a whole module has to be run
 SHARES = (0.0, 0.6, 1.0)  # of the tolerance for the segments of a larger module, before its layers are factored
@@ -43,8 +45,7 @@ def compress(
     tune: int = 0,
     zeros: bool = False,
     max_samples: int = 2000,
-    batch_size: int = 256,
-    repeats: int = 25,
+    timing: Timing = TIMING,
     seed: int = 0,
     max_minutes: float | None = None,
     progress: bool = True,
@@ -114,8 +115,8 @@ def compress(
         entries that are not zero.
     max_samples : int
         Largest number of samples of x used by the search; fewer where their values would take more than 160 MB.
-    batch_size, repeats : int
-        Settings of the measured latency.
+    timing : Timing
+        Batch size and rounds of the measured latency, as in ``timing=Timing(repeats=3)``.
     seed : int
         Random seed of the split.
     max_minutes : float, optional
@@ -152,7 +153,7 @@ def compress(
     >>> to_two = torch.randn(40, 2, generator=generator) @ torch.randn(2, 10, generator=generator)
     >>> read = torch.rand(3, 40, generator=generator)
     >>> net = bnrank.networks.from_layers([to_two / 5, torch.eye(40), torch.eye(40), read])
-    >>> found = compress(net, x, tol=0.01, repeats=3)
+    >>> found = compress(net, x, tol=0.01, timing=bnrank.discovery.Timing(repeats=3))
     >>> found.certificate.met, found.certificate.parameters < found.certificate.parameters_before / 5
     (True, True)
     """
@@ -164,7 +165,7 @@ def compress(
     validation.expect(tol < 1, "tol", f"{tol:g}", "0 < tol < 1, relative to the spread of the outputs")
     tune, zeros = validation.integer(tune, "tune", 0), validation.flag(zeros, "zeros")
     limit = validation.integer(max_samples, "max_samples", judging.MIN_SAMPLES)
-    timing = validation.integer(batch_size, "batch_size"), validation.integer(repeats, "repeats")
+    timing = validation.kind(timing, "timing", Timing)
     seed = validation.seed(seed)
     check_finite(net)
     parted = judging.split(original, x, y, held_out, seed)

@@ -23,6 +23,36 @@ _BITS = {
 
 
 @dataclass(frozen=True)
+class Timing:
+    """How the latency of a network is measured.
+
+    Attributes
+    ----------
+    batch_size : int
+        Samples per pass.
+    repeats : int
+        Rounds. In every round each network runs for at least about a millisecond.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If one is not a positive whole number.
+
+    Examples
+    --------
+    >>> Timing(repeats=3)
+    Timing(batch_size=256, repeats=3)
+    """
+
+    batch_size: int = 256
+    repeats: int = 25
+
+    def __post_init__(self) -> None:
+        validation.integer(self.batch_size, "batch_size")
+        validation.integer(self.repeats, "repeats")
+
+
+@dataclass(frozen=True)
 class Latency:
     """Wall time of a forward pass, in seconds.
 
