@@ -9,7 +9,7 @@ import torch
 
 import bnrank
 from bnrank.measures.second_order import Evaluation, Problem
-from bnrank.training.finishing import corners, creases, newton, orbits, quasi, shrinking
+from bnrank.training.finishing import corners, creases, finisher, newton, orbits, quasi, shrinking
 from bnrank.training.finishing.kinks import Kinks, at_zero, of_smoothed
 
 
@@ -102,6 +102,24 @@ def test_neurons_left_out_are_added_to_a_finished_network():
     assert done.stationarity.residual <= 1e-8
     assert done.born > 0
     assert done.loss < stationary.loss
+
+
+def test_a_new_neuron_of_no_useful_size_is_not_called_one_that_lowers_the_loss():
+    torch.manual_seed(202)
+    x = torch.randn(10, 2, dtype=torch.float64)
+    y = torch.relu(x @ torch.randn(2, 2).double()) + 0.3 * torch.randn(10, 2).double()
+    net = bnrank.MLP([2, 4, 4, 2], bias=False, dtype=torch.float64)
+    done = bnrank.finish(net, (x, y), 2e-2, progress=False)
+    assert done.stationarity.residual <= 1e-8
+    assert done.born == 0
+    assert done.reason == "stationary; by its derivative a new neuron lowers the loss, but no size that was tried does"
+
+
+def test_reasons_of_births_that_failed_agree_with_the_loss():
+    reason = finisher._unused(0.1, "stationary")
+    assert reason.endswith("ended at a stationary point that is no lower")
+    assert "(out of time; the loss is lower)" in finisher._unused(-0.1, "out of time")
+    assert "(out of steps; the loss is not lower)" in finisher._unused(0.0, "out of steps")
 
 
 def test_pure_noise_with_a_large_ridge_ends_at_zero():

@@ -43,6 +43,7 @@ NEAR = 1e-5  # preactivations that count as 0 after neurons were removed
 RESTARTS = (1e-4, 3e-3)  # eps from which a search along kinks that ended early is repeated
 PROGRESS = 1e-12  # least relative decrease of the loss by a new neuron
 BIRTHS = 60  # largest number of neurons added
+NO_SIZE = "no size that was tried does"
 
 
 @dataclass(frozen=True)
@@ -225,10 +226,9 @@ class _Search:
             if ended == "stationary" and self.loss(found) < self.loss(best) * (1 - PROGRESS):
                 best, self.born, failed = found, self.born + 1, {}
             else:
-                below = "below" if self.loss(found) < self.loss(best) else "above"
-                failed[birth.layer] = f"the search from there ended {below} it: {ended}"
+                failed[birth.layer] = _unused(self.loss(found) - self.loss(best), ended)
         if failed:
-            reason += "; a new neuron lowers the loss, but " + next(iter(failed.values()))
+            reason += f"; {next(iter(failed.values()))}"
         if self.late():
             reason = "stationary; out of time for new neurons" if reason.startswith("stationary") else "out of time"
         if arrived is not None and not self.born:
@@ -366,7 +366,7 @@ class _Search:
             if self.loss(there) < base:
                 base, best = self.loss(there), there
         if best is None:
-            return layers, "no size of it lowers the loss"
+            return layers, NO_SIZE
         corner = self.cornered(best, kinks, BIRTH_STEPS)
         found, reason = corner.layers, corner.reason
         for eps in RESTARTS:
@@ -376,6 +376,16 @@ class _Search:
             if self.loss(tried) < self.loss(found) or (ended == "stationary" and self.loss(tried) < self.loss(layers)):
                 found, reason = tried, ended
         return found, reason
+
+
+def _unused(change: float, ended: str) -> str:
+    """Return why a new neuron was not added: the loss after the search from it, less that before, and its end."""
+    if ended == NO_SIZE:
+        return f"by its derivative a new neuron lowers the loss, but {NO_SIZE}"
+    if ended == "stationary":
+        return "a new neuron lowers the loss, but the search from there ended at a stationary point that is no lower"
+    where = "lower" if change < 0 else "not lower"
+    return f"a new neuron lowers the loss, but the search from there did not arrive ({ended}; the loss is {where})"
 
 
 def _spread(weights: Array, live: Array) -> Array:
