@@ -182,3 +182,14 @@ def test_a_network_of_zeros_has_no_neuron_that_helps_beyond_the_first_layer(bias
 def test_a_ridge_that_is_not_positive_is_refused(ridge):
     with pytest.raises(ValueError, match="ridge"):
         stationarity(scalar(1.0, 1.0), (torch.ones(1, 1), torch.ones(1, 1)), ridge)
+
+
+def test_samples_at_zero_of_a_network_without_biases_are_no_kinks():
+    net = bnrank.networks.from_layers([torch.tensor([[1.0]]), torch.tensor([[1.0]])])
+    x, y = torch.tensor([[1.0], [0.0]]), torch.tensor([[1.5], [0.2]])
+    at = bnrank.measures.stationarity(net, (x, y), ridge=0.25)  # the sample at 0 only adds 0.2^2 / 2 to the loss
+    alone = bnrank.measures.stationarity(net, (x[:1], y[:1]), ridge=0.5)
+    assert (at.kind, len(at.slopes)) == ("local minimum", 0)
+    assert at.loss == pytest.approx(alone.loss / 2 + 0.02)
+    with_bias = bnrank.networks.from_layers([torch.tensor([[1.0]]), torch.tensor([[1.0]])], [torch.zeros(1)] * 2)
+    assert len(bnrank.measures.stationarity(with_bias, (x, y), ridge=0.25).slopes) == 1

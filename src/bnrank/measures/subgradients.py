@@ -217,6 +217,18 @@ class Subgradient:
         return Evaluation(problem, layers, (), (self.kinks[0], self.neurons, self.kinks[2]), self.slopes)
 
 
+def zeros(at: Evaluation, kink_rtol: float) -> list[Array]:
+    """Return which preactivations of the hidden layers are 0 up to ``kink_rtol`` times ||w|| ||a||, (N, n_l) each.
+
+    Samples x = 0 of networks without biases are left out: their preactivations are 0 whatever the weights are.
+    """
+    masks, fed = [], np.any(at.inputs[0] != 0, axis=1, keepdims=True)
+    for layer, inputs, z in zip(at.layers[:-1], at.inputs, at.z, strict=False):
+        terms = np.linalg.norm(inputs, axis=1)[:, None] * np.linalg.norm(layer, axis=1)
+        masks.append((np.abs(z) <= kink_rtol * terms) & fed)
+    return masks
+
+
 def least(
     problem: Problem, layers: Sequence[Array], kink_rtol: float = KINK_RTOL, most: int | None = None
 ) -> Subgradient:
@@ -243,11 +255,8 @@ def least(
         live.append(np.logical_or(low.any(1), high[:, : len(low)].any(0)))
         if not live[-1].all():
             small = selected(small, number, live[-1])
-    at, masks = Evaluation(problem, small), []
-    for layer, inputs, z in zip(small[:-1], at.inputs, at.z, strict=False):
-        terms = np.linalg.norm(inputs, axis=1)[:, None] * np.linalg.norm(layer, axis=1)
-        masks.append((np.abs(z) <= kink_rtol * terms) & (problem.slope != 1))
-    found = [np.nonzero(mask) for mask in masks]
+    at = Evaluation(problem, small)
+    found = [np.nonzero(mask & (problem.slope != 1)) for mask in zeros(at, kink_rtol)]
     where = np.repeat(np.arange(len(found)), [len(samples) for samples, _ in found])
     samples, neurons = (
         np.concatenate([pair[i] for pair in found]).astype(int) if found else np.zeros(0, dtype=int) for i in (0, 1)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bnrank.measures.second_order import Array, Evaluation, Problem
+from bnrank.measures.subgradients import zeros
 
 BENT = 1e-2  # at kinks of the smoothed network s (1 - s) of the derivative s is larger than this
 
@@ -78,7 +79,5 @@ def of_smoothed(problem: Problem, layers: Sequence[Array], smooth: Array, bent: 
 
 def at_zero(problem: Problem, layers: Sequence[Array], kink_rtol: float) -> Kinks:
     """Return the kinks of layers: preactivations that are 0 up to ``kink_rtol`` times ||w|| ||a||."""
-    at, masks = Evaluation(problem, layers), []
-    for layer, inputs, z in zip(layers[:-1], at.inputs, at.z, strict=False):
-        masks.append(np.abs(z) <= kink_rtol * np.linalg.norm(inputs, axis=1)[:, None] * np.linalg.norm(layer, axis=1))
-    return Kinks.where(masks, [np.full_like(z, (problem.slope + 1) / 2) for z in at.z[:-1]])
+    at = Evaluation(problem, layers)
+    return Kinks.where(zeros(at, kink_rtol), [np.full_like(z, (problem.slope + 1) / 2) for z in at.z[:-1]])
