@@ -80,6 +80,21 @@ def test_profile_of_a_module_from_a_python_file_lists_what_it_skips(own, command
     assert "LayerNorm" in done.out
 
 
+def test_train_finishes_its_networks(tmp_path, command):
+    sizes = ("--depth", 2, "--width", 3, "--steps", 50, "--ridge", 0.05)
+    done = command("train", "low-rank", *sizes, "--finish", "--out", tmp_path, "--quiet")
+    assert done.code == 0, done.error
+    assert "Finished" in done.out
+    assert done.out.count("minimum") + done.out.count("stationary") >= 2
+    run = bnrank.Run.open(tmp_path)
+    assert (run.summary.stationarity <= 1e-8).all()
+    assert all(f"{float(loss):.4g}" in done.out for loss in run.summary.finished_loss)
+    refused = command("train", "low-rank", *sizes, "--max-minutes", 1, "--out", tmp_path / "other", "--quiet")
+    assert (refused.code, "--finish" in refused.error) == (2, True)
+    without = command("train", "low-rank", *sizes[:-1], 0, "--finish", "--out", tmp_path / "other", "--quiet")
+    assert (without.code, "--ridge" in without.error) == (2, True)
+
+
 def test_train_writes_a_run_that_can_be_opened(own, command):
     options = ["--depth", 3, "--width", 8, "--steps", 20, "--out", "run", "--quiet"]
     done = command("train", "data.npz", *options)

@@ -21,6 +21,7 @@ CURVES = {
     "gradient": "gradient_norm",
     "balance": "balance_residual",
 }
+FINISHED = {"loss": "finished_loss", "relative gradient": "stationarity", "kind": "kind", "reason": "reason"}
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,12 @@ def train_command(
         typer.Option(help="Folder for the weights of member 0 at every recorded step, as step-N.safetensors."),
         Names(folder="--checkpoints"),
     ] = None,
+    finish: Annotated[
+        bool, typer.Option("--finish", help="Go on to a stationary point of C + lambda ||theta||^2 (bnrank.finish).")
+    ] = False,
+    max_minutes: Annotated[
+        float | None, typer.Option(help="With --finish, time per network. Default: no limit.")
+    ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Overwrite existing results.")] = False,
     quiet: Quiet = False,
 ) -> None:
@@ -88,7 +95,11 @@ def train_command(
     save = bnrank.training.Save(out, resume=not fresh)
     kept = None if checkpoints is None else bnrank.training.Checkpoints(checkpoints, fresh=fresh)
     record = bnrank.training.Record(ensemble.record_every, watch=kept)
-    run = bnrank.train(net, task, out=save, progress=not quiet, **ensemble.arguments | {"record": record})
+    limits = bnrank.training.Finish(max_minutes=max_minutes)
+    if max_minutes is not None and not finish:
+        raise ValueError(f"max_minutes: got {max_minutes:g} for networks that are not finished, expected --finish, too")
+    arguments = ensemble.arguments | {"record": record, "finish": limits if finish else False}
+    run = bnrank.train(net, task, out=save, progress=not quiet, **arguments)
     profiles = {f"member {i}": bnrank.profile(run.network(i), task.x, task.y) for i in range(run.members)}
     rows = []
     for i, profile in enumerate(profiles.values()):
@@ -97,6 +108,9 @@ def train_command(
         rows.append(row | {short: float(run.summary[name][i]) for short, name in CURVES.items()})
     section = bnrank.Section(f"Training on {task.name}", rows=rows, history=run.history, profile=profiles)
     terminal.show(text.table(rows))
+    if finish:
+        ends = [{short: run.summary[name][i].item() for short, name in FINISHED.items()} for i in range(run.members)]
+        terminal.show(text.table([{"member": i} | end for i, end in enumerate(ends)], title="Finished"))
     write_page(section, out / "report.html", f"bnrank train: {task.name}")
     say(f"The networks: {out}")
     if kept is not None:
