@@ -86,6 +86,7 @@ ALIASES = {"bnrank.networks.read_chain", "bnrank.spectra.singular_values"}
 
 DRAWN = {
     "Certificate.latency": "time that passed",
+    "Certificate.latency_before": "time that passed",
     "out": "a new folder",
     "path": "a new file",
     "ridges": "kept as given, as scikit-learn has it",

@@ -48,6 +48,10 @@ Parts = dict[str, str]
 
 _OF_MODULES = {*vars(nn.Module()), "_compiled_call_impl"}  # attributes of every module
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_COMPUTES = (
+    "name",
+    "_tensor_name",
+)  # in hooks of torch.nn.utils (weight_norm, prune): the tensor they set at each call
 _WITHOUT_EFFECT = {"__repr__", "__str__", "extra_repr", "__doc__", "__module__", "__dict__", "__weakref__"}
 _WITHOUT_EFFECT |= {"__annotations__", "__qualname__", "__firstlineno__", "__static_attributes__", "__parameters__"}
 _WITHOUT_EFFECT |= {"__orig_bases__", "__annotate__", "__annotate_func__", "__annotations_cache__"}
@@ -282,8 +286,12 @@ class _Walk:
             self.parts[f"{name} (code)"] = _sha(str(net.code).encode())
         else:
             ignored = _OF_MODULES | set(getattr(kind, "_without_effect", ()))
+            hooks = [h for h in net._forward_pre_hooks.values() if type(h).__module__.startswith("torch.nn.utils.")]
+            computed = {getattr(hook, key, None) for hook in hooks for key in _COMPUTES}
             for key, value in vars(net).items():  # after the parameters, to which attributes can refer
-                if key not in ignored:
+                if isinstance(value, Tensor) and key in computed:
+                    self.parts[f"{name}.{key}"] = f"computed, of shape {tuple(value.shape)}"
+                elif key not in ignored:
                     self.add(value, f"{name}.{key}")
             self.code_of(kind)
         for key in _HOOKS:

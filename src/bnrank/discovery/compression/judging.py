@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from bnrank._core import validation
 from bnrank.discovery.compression import budget
-from bnrank.discovery.compression.parts import LINEAR, Parts, channel_rows, flow, is_linear, run
+from bnrank.discovery.compression.parts import LINEAR, Parts, channel_rows, first_input, flow, is_linear, run
 from bnrank.discovery.storage import plain_array
 from bnrank.networks import Segment
 from bnrank.networks.functional import Functional, copied, example
@@ -230,7 +230,9 @@ def entering(net: nn.Module, name: str, x: Tensor) -> Tensor:
     if not name:
         return x
     seen: list[Tensor] = []
-    handle = net.get_submodule(name).register_forward_pre_hook(lambda _, given: seen.append(given[0].clone()))
+    handle = net.get_submodule(name).register_forward_pre_hook(
+        lambda _, given, by_name: seen.append(first_input(given, by_name).clone()), with_kwargs=True
+    )
     try:
         net(x.clone())
     finally:

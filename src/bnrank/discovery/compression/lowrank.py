@@ -88,8 +88,8 @@ class _Refit(nn.Module):
         self.choice: tuple[Parts, int] | None = None
         self.called = False
 
-    def forward(self, value: Tensor) -> Tensor:
-        out = self.layer(value)
+    def forward(self, input: Tensor) -> Tensor:
+        value, out = input, self.layer(input)
         if not self.called or self.name not in self.factoring.repeated:
             self.choice = self.factoring.chosen(self.name, self.layer, out, self.scale)
         self.called = True
@@ -246,8 +246,10 @@ def _gradients(
             direction = 2.0 * torch.randint(0, 2, out.shape, generator=generator).to(out) - 1
         with torch.enable_grad():
             along = (out * direction).sum() / (1 if n <= DRAWS else math.sqrt(DRAWS))
-        names = [name for name, values in leaves.items() for _ in values]
-        flat = [value for values in leaves.values() for value in values]
+        pairs = [(name, value) for name, values in leaves.items() for value in values if value.requires_grad]
+        if not pairs:  # all layers run under torch.no_grad()
+            return
+        names, flat = zip(*pairs, strict=True)
         found = torch.autograd.grad(along, flat, retain_graph=True, allow_unused=True)
         yield from ((name, gradient) for name, gradient in zip(names, found, strict=True) if gradient is not None)
 

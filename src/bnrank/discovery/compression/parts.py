@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -161,6 +161,11 @@ def parameters(net: nn.Module) -> int:
 def nonzero(net: nn.Module) -> int:
     """Return the number of entries of all parameters that are not 0, shared ones counted once."""
     return sum(int((p != 0).sum()) for p in net.parameters())
+
+
+def first_input(given: tuple[Any, ...], by_name: dict[str, Any]) -> Tensor:
+    """Return the first input of a call, also where it was given by name."""
+    return cast(Tensor, given[0] if given else next(iter(by_name.values())))
 
 
 def multiply_adds(net: nn.Module, x: Tensor) -> int:

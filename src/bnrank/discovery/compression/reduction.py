@@ -120,7 +120,7 @@ def _rest(work: nn.Module, name: str, x: Tensor) -> Callable[[Tensor], Tensor]:
     around = put(copied(work), name, stub)
 
     def rest(value: Tensor) -> Tensor:
-        stub.forward = lambda _: value
+        stub.forward = lambda input: value  # the name that nn.Sequential has
         return cast(Tensor, around(x.clone())).flatten(1)
 
     return rest

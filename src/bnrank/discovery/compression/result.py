@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from bnrank._core import files, identity, store, validation
 from bnrank._core.results import Printed
@@ -83,7 +83,7 @@ class Compressed(Printed):
         ------
         TypeError, ValueError
             If a part of a segment is not a torch layer that plain values describe, a part of the rest cannot be
-            identified, or the path is invalid.
+            identified, a module keeps a state that is no tensor (``get_extra_state``), or the path is invalid.
         """
         path = files.checked_path(path, "path", store.SUFFIX)
         if not self.steps:
@@ -94,6 +94,12 @@ class Compressed(Printed):
             raise TypeError(f"network: {found} has parts that no plain values describe; save its state_dict")
         parts = {} if "" in self.plan else self.identity | ({} if tag is None else {"tag": repr(tag)})
         identity.require(parts)
+        extra = [key for key, value in self.network.state_dict().items() if not isinstance(value, Tensor)]
+        if extra:
+            raise TypeError(
+                f"network: got a state that is no tensor ({', '.join(extra)}, from get_extra_state), which the file "
+                "cannot hold; save its state_dict with torch.save"
+            )
         return store.save(path, self.network.state_dict(), {"plan": dict(self.plan), "identity": parts}, KIND)
 
     def __str__(self) -> str:

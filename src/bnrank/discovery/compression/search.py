@@ -201,18 +201,12 @@ def compress(
             outcomes.append(_whole(search, work, named, most, split, chunk_size))
         skipped = [part for part in skipped if not _tried(part.name, work, outcomes)]
         rated = lambda one: parameters(finished(original, one.new)) if one.new else math.inf  # noqa: E731
-        search = min(outcomes or [search], key=rated)
+        search = dense = min(outcomes or [search], key=rated)
         if zeros and layers:
-            search = _thinnest(search, original, MARGIN * tol)
+            search = _thinnest(dense, original, MARGIN * tol)
     if time_left.stopped:
         search.reasons.append(f"max_minutes={max_minutes:g} was over before everything was tried")
-    network = search.built(original) if search.steps else net
-    if search.steps:
-        rounded = judging.relative(search.reference[-real:], Functional(network)(deciding[-real:]).detach())
-        if not rounded <= tol:
-            own = next(p.dtype for p in network.parameters() if p.is_floating_point())
-            why = f"in {own} the reduced network changes the output by {100 * rounded:.3g} percent on these samples"
-            search, network = replace(search, new={}, values={}, steps=[], reasons=[f"{why}, more than tol"]), net
+    search, network = _rounded([dense, search] if search is not dense else [search], net, tol)
     new = search.new
     whole = (found[0].parts, new.get("", found[0].parts)) if one and ("" in new or not new) else None
     if whole and search.values:
@@ -296,6 +290,28 @@ def _thinnest(search: Search, original: nn.Module, tol: float) -> Search:
         own = replace(start, new=start.new | thin.new, values=thin.values, steps=[*start.steps, thin.step])
         outcomes.append((nonzero(own.built(original)), own))
     return min(outcomes, key=lambda one: one[0])[1]
+
+
+def _rounded(found: Sequence[Search], net: nn.Module, tol: float) -> tuple[Search, nn.Module]:
+    """Return the last outcome that is within the tolerance in the module's own precision, and its network.
+
+    Without any, the module itself, with the reason.
+    """
+    why = ""
+    for search in reversed(found):
+        reasons = [*search.reasons, why] if why else search.reasons
+        if not search.steps:
+            return replace(search, reasons=reasons), net
+        network = search.built(unwrap(net))
+        x, reference = search.x[-search.real :], search.reference[-search.real :]
+        change = judging.relative(reference, Functional(network)(x).detach())
+        if change <= tol:
+            return replace(search, reasons=reasons), network
+        own = next(p.dtype for p in network.parameters() if p.is_floating_point())
+        zeros = " with zeros" if search.values else ""
+        why = f"in {own} the reduced network{zeros} changes the output by {100 * change:.3g} percent on these samples"
+        why = f"{why}, more than tol"
+    return replace(found[0], new={}, values={}, steps=[], reasons=[why]), net
 
 
 def _tried(name: str, work: nn.Module, outcomes: Sequence[Search]) -> bool:

@@ -7,7 +7,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from bnrank.discovery.compression.parts import CONVOLUTIONS, is_linear
+from bnrank.discovery.compression.parts import CONVOLUTIONS, first_input, is_linear
 
 PADS: tuple[Any, ...] = (nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d)
 
@@ -56,8 +56,8 @@ def trimmed(net: nn.Module, names: Collection[str], x: Tensor) -> dict[str, str]
         for name in names:
             part = net.get_submodule(name)
             if is_linear(part) and isinstance(part, CONVOLUTIONS) and part.padding_mode == "zeros":
-                take = lambda _, given, out, name=name: note(name, given[0], out)  # noqa: E731
-                stack.callback(part.register_forward_hook(take).remove)
+                take = lambda _, given, by_name, out, name=name: note(name, first_input(given, by_name), out)  # noqa: E731
+                stack.callback(part.register_forward_hook(take, with_kwargs=True).remove)
         for some in x.split(256):
             net(some.clone())
     done = {}

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from bnrank.discovery.compression.fits import with_weight
 from bnrank.discovery.compression.lowrank import Choice, Factoring, step_of, swapped
 from bnrank.discovery.compression.neurons import by_unit, forward_selection, rewritten, takes_constants
-from bnrank.discovery.compression.parts import cheapest, share
+from bnrank.discovery.compression.parts import cheapest, first_input, share
 from bnrank.networks.attention import FactoredAttention
 from bnrank.networks.functional import copied
 
@@ -111,11 +111,11 @@ class Narrowing:
             for name, n in units.items():
                 part = self.net.get_submodule(name)
 
-                def note(layer: nn.Module, given: tuple[Tensor, ...], name: str = name, n: int = n) -> None:
-                    own = _rows(layer, given[0], n)
+                def note(layer: nn.Module, given: Any, by_name: Any, name: str = name, n: int = n) -> None:
+                    own = _rows(layer, first_input(given, by_name), n)
                     self.rows[name] = own[:: step_of(*own.shape)].clone()
 
-                stack.callback(part.register_forward_pre_hook(note).remove)
+                stack.callback(part.register_forward_pre_hook(note, with_kwargs=True).remove)
             self.net(factoring.judge.x.clone())
         self.ranked = {pair.reader: self._ranked(pair) for pair in self.pairs}
 
@@ -174,8 +174,8 @@ class _Reread(nn.Module):
         self.units: Tensor | None = None
         self.reader: Any = None
 
-    def forward(self, value: Tensor) -> Tensor:
-        found = self._narrowing.chosen(self.name, value, self.scale)
+    def forward(self, input: Tensor) -> Tensor:
+        value, found = input, self._narrowing.chosen(self.name, input, self.scale)
         if found is None:
             return cast(Tensor, self.layer(value))
         self.units, self.reader = found

@@ -14,7 +14,7 @@ from bnrank.discovery.compression import budget
 from bnrank.discovery.compression.fits import with_weight
 from bnrank.discovery.compression.judging import Judge, affordable_whole, check_gradient
 from bnrank.discovery.compression.lowrank import places, swapped
-from bnrank.discovery.compression.parts import Parts, channel_rows
+from bnrank.discovery.compression.parts import Parts, channel_rows, first_input
 from bnrank.discovery.compression.stages import Step
 from bnrank.discovery.compression.wholes import SPLIT, put, split_up
 from bnrank.networks.gated import FactoredRecurrent
@@ -157,7 +157,7 @@ def _observed(
     with ExitStack() as stack, torch.enable_grad():
         for name in names:
             hook = net.get_submodule(name).register_forward_hook(
-                lambda _, given, out, name=name: keep(name, given[0], out)
+                lambda _, given, by_name, out, name=name: keep(name, first_input(given, by_name), out), with_kwargs=True
             )
             stack.callback(hook.remove)
         out = judge.rest(net(x.clone())).flatten(1)
@@ -171,7 +171,9 @@ def _gradients(
     """Yield the gradients in the layers of each output, or of random combinations, all runs of a layer together."""
     n = out.shape[1]
     draws = min(n, DRAWS)
-    flat = [value for values in outputs.values() for value in values]
+    flat = [value for values in outputs.values() for value in values if value.requires_grad]
+    if not flat:  # all layers run under torch.no_grad()
+        return
     for draw in range(draws):
         if n <= DRAWS:
             direction = torch.zeros_like(out)
@@ -180,7 +182,7 @@ def _gradients(
             signs = torch.randint(0, 2, out.shape, generator=generator).to(out)
             direction = (2 * signs - 1) / math.sqrt(draws)
         found = iter(torch.autograd.grad(out, flat, direction, retain_graph=draw < draws - 1, allow_unused=True))
-        by_name = {name: [next(found) for _ in values] for name, values in outputs.items()}
+        by_name = {name: [next(found) if v.requires_grad else None for v in values] for name, values in outputs.items()}
         yield {
             name: torch.cat([torch.zeros_like(v) if g is None else g for g, v in zip(some, outputs[name], strict=True)])
             for name, some in by_name.items()
@@ -237,11 +239,13 @@ def thinned(
             break
         count = round(share * entries)
         budget.current().trial(f"{count:,} zeros for a change of {100 * tol:.2g} percent")
-        layers = _with_zeros(net, found, thinnest(found, count))
+        kept = thinnest(found, count)
+        layers = _with_zeros(net, found, kept)
         with swapped(net, {name: (layer,) for name, layer in layers.items()}):
             change = judge((net,))
         if change <= tol:
-            best, below = (layers, change, count), share
+            zeroed = entries - sum(int(own.sum()) for own in kept.values())  # more than count where sizes are equal
+            best, below = (layers, change, zeroed), share
             if change > NEAR * tol:
                 break
         else:
