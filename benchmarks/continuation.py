@@ -21,7 +21,7 @@ from bnrank.figures.f04_norm_and_depth.figure import RANK, RIDGE, Settings
 from bnrank.figures.harness.training import mlp
 from bnrank.theory import cost
 
-STATEMENTS = ("T13", "T14", "T15", "T21", "T22", "T23", "T24", "T25", "T26", "T27")
+STATEMENTS = ("T13", "T14", "T15", "T21", "T22", "T23", "T24", "T25", "T26")
 LIVE = 1e-9  # activations at or below this are those of dead neurons
 
 
@@ -141,7 +141,9 @@ def draw(branches: dict[int, list[Minimum]], ridge: float, path: Path) -> None:
     right.axhline(RANK, color="0.6", lw=0.8)
     right.set(xlabel="depth L", ylabel="growth of (C + λ‖θ‖²) / λ per layer")
     right.legend(frameon=False)
+    depths = np.array([one.depth for found in branches.values() for one in found])
     for axes in (left, right):
+        axes.set_xticks(np.arange(depths.min(), depths.max() + 1, max(2, (depths.max() - depths.min()) // 4)))
         for side in ("top", "right"):
             axes.spines[side].set_visible(False)
     figure.savefig(path, dpi=130)
@@ -173,7 +175,7 @@ def main(seeds: Sequence[int], depths: Sequence[int], max_minutes: float | None,
                     f"R1 {found.R1:.3f}, R2 {found.R2:.3f}; {found.reason}",
                     flush=True,
                 )
-    for one in (branches[seeds[0]][0], branches[seeds[0]][-1]):
-        print("\n".join(statements(one, task, RIDGE)), flush=True)
     if picture is not None:
         draw(branches, RIDGE, picture)
+    for one in (branches[seeds[0]][0], branches[seeds[0]][-1]):
+        print("\n".join(statements(one, task, RIDGE)), flush=True)
