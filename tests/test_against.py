@@ -12,6 +12,7 @@ from scipy import stats
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from benchmarks.against import __main__ as against
 from benchmarks.against import counting, counting_cases, counting_networks, counting_peers, counting_tables, trials
 
 
@@ -43,6 +44,28 @@ def test_a_run_goes_on_where_it_stopped_and_drops_a_line_that_was_cut(subject, t
     assert [json.loads(line)["cell"]["seed"] for line in path.read_text().splitlines()] == [0, 1, 2]
     trials.run("subject", tmp_path, package="invented")
     assert subject.calls == [0, 1, 2]
+
+
+def test_only_the_chosen_cells_are_measured_and_all_that_are_stored_are_shown(subject, tmp_path):
+    trials.run("subject", tmp_path, package="invented", chosen=lambda cell: cell["seed"] == 2)
+    text = trials.run("subject", tmp_path, package="invented", chosen=lambda cell: cell["seed"] == 0)
+    assert subject.calls == [2, 0]
+    assert text.startswith("2 of 3 cells")
+    assert text.endswith("0:0,2:2")
+
+
+@pytest.mark.parametrize(
+    ("only", "seeds", "expected"),
+    [
+        (None, None, True),
+        (["BERT"], (1, 3), True),
+        (["ViT"], None, False),
+        (None, (3, 9), False),
+        (["ViT", "BERT"], (2, 3), True),
+    ],
+)
+def test_cells_are_chosen_by_case_and_seed(only, seeds, expected):
+    assert against.chosen(only, seeds, {"seed": 2, "tuned": False, "case": "BERT"}) is expected
 
 
 class Losing(Executor):

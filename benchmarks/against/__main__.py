@@ -1,9 +1,12 @@
-"""``python -m benchmarks.against [subject ...] [--quick] [--out FOLDER] [--minutes M] [--executor E]``."""
+"""``python -m benchmarks.against [subject ...] [--quick] [--only CASE ...] [--seeds FIRST END] [--out FOLDER] ...``."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from threadpoolctl import threadpool_limits
@@ -24,6 +27,12 @@ SUBJECTS = (
 )
 
 
+def chosen(only: Sequence[str] | None, seeds: Sequence[int] | None, cell: dict[str, Any]) -> bool:
+    """Return whether a cell is of one of the cases and of a seed in the range; None stands for all."""
+    named = only is None or any(value in only for value in cell.values())
+    return named and (seeds is None or seeds[0] <= cell["seed"] < seeds[1])
+
+
 def main() -> None:
     """Measure the subjects asked for on one thread, print their tables, and write them."""
     parser = argparse.ArgumentParser("python -m benchmarks.against", description=__doc__)
@@ -31,6 +40,10 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="few cells and seeds, to see that it works")
     parser.add_argument("--out", type=Path, default=Path("against"), help="folder of results; what is there is kept")
     parser.add_argument("--minutes", type=float, help="of each subject: after them no further cell is begun")
+    parser.add_argument("--only", nargs="+", metavar="CASE", help="cells of these cases, as the tables name them")
+    parser.add_argument(
+        "--seeds", type=int, nargs=2, metavar=("FIRST", "END"), help="cells of these seeds, without END"
+    )
     parser.add_argument("--executor", help=f"that measures several cells at once: {NAMED}")
     arguments = parser.parse_args()
     if unknown := [name for name in arguments.subjects if name not in SUBJECTS]:
@@ -40,7 +53,8 @@ def main() -> None:
     torch.set_num_threads(1)
     with threadpool_limits(1):
         for name in arguments.subjects or SUBJECTS:
-            text = trials.run(name, arguments.out, arguments.quick, arguments.minutes, executor=executor)
+            places = arguments.out, arguments.quick, arguments.minutes
+            text = trials.run(name, *places, executor=executor, chosen=partial(chosen, arguments.only, arguments.seeds))
             text = f"# bnrank against others: {name}\n\n{machine()}. {text}\n"
             (arguments.out / f"{name}.md").write_text(text, encoding="utf-8")
             print(text)

@@ -123,10 +123,12 @@ def run(
     minutes: float | None = None,
     package: str = __package__,
     executor: Any = None,
+    chosen: Callable[[Result], bool] | None = None,
 ) -> str:
     """Measure the cells of a subject that are not in ``out/<subject>.jsonl`` yet, and return its tables.
 
-    A cell is stored at once when it is done. After ``minutes`` no further cell is begun. To measure all again, delete
+    Only cells for which ``chosen`` is true are measured; the tables show all that are stored. A cell is stored at once
+    when it is done. After ``minutes`` no further cell is begun. To measure all again, delete
     the file. An executor, as that of `bnrank.sweep`, measures several cells at once; one whose worker died is measured
     again. Wall times among the results are then those of workers that share a machine.
     """
@@ -135,7 +137,7 @@ def run(
     path, cells = out / f"{subject}.jsonl", module.cells(quick)
     done = stored(path)
     began, end = time.perf_counter(), None if minutes is None else time.time() + 60 * minutes
-    missing = [cell for cell in cells if key(cell) not in done]
+    missing = [cell for cell in cells if key(cell) not in done and (chosen is None or chosen(cell))]
 
     def keep(number: int, found: tuple[list[Result], float] | None) -> None:
         if found is None:
