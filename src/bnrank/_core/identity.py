@@ -48,10 +48,7 @@ Parts = dict[str, str]
 
 _OF_MODULES = {*vars(nn.Module()), "_compiled_call_impl"}  # attributes of every module
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_COMPUTES = (
-    "name",
-    "_tensor_name",
-)  # in hooks of torch.nn.utils (weight_norm, prune): the tensor they set at each call
+_COMPUTES = ("name", "_tensor_name")  # in hooks of torch.nn.utils (weight_norm, prune): what they set at each call
 _WITHOUT_EFFECT = {"__repr__", "__str__", "extra_repr", "__doc__", "__module__", "__dict__", "__weakref__"}
 _WITHOUT_EFFECT |= {"__annotations__", "__qualname__", "__firstlineno__", "__static_attributes__", "__parameters__"}
 _WITHOUT_EFFECT |= {"__orig_bases__", "__annotate__", "__annotate_func__", "__annotations_cache__"}
