@@ -339,3 +339,19 @@ def test_points_are_moved_onto_kinks():
     values = kinks.select(Evaluation(p, there).z)
     assert np.abs(values).max() < 1e-13
     assert len(at_zero(p, there, 1e-9)) == 3
+
+
+@pytest.mark.parametrize("rows", [np.zeros((0, 3)), np.zeros((2, 3))], ids=["none", "zeros"])
+def test_systems_without_unknowns_are_not_given_to_scipy(rows, monkeypatch):
+    solve = creases.scipy.linalg.solve_triangular
+
+    def old(upper, *args, **options):
+        if not len(upper):
+            raise ValueError("expected square matrix")  # as before SciPy 1.13
+        return solve(upper, *args, **options)
+
+    monkeypatch.setattr(creases.scipy.linalg, "solve_triangular", old)
+    tangents, number = creases.Tangents(rows), len(rows)
+    assert not tangents.onto(np.ones(number)).any()
+    assert not tangents.rates(np.ones(number)).any()
+    assert not tangents.multipliers(np.ones(3), np.ones(number)).any()

@@ -18,6 +18,13 @@ SETTLED = 1e-11  # |z| of kinks, relative to ||w|| ||a||
 STEEP = 1e-3  # for their prediction, kinks of a smoothed network have s (1 - s) above this
 
 
+def _solved(upper: Array, right: Array, trans: str = "N") -> Array:
+    """Return the solution of a triangular system; one without unknowns is refused by SciPy before 1.13."""
+    if not len(upper):
+        return right
+    return np.asarray(scipy.linalg.solve_triangular(upper, right, trans=trans, check_finite=False))
+
+
 class Tangents:
     """The row space of the kinks' gradients A, (K, P), from a QR factorization, and least-squares problems with it.
 
@@ -61,7 +68,7 @@ class Tangents:
 
     def onto(self, values: Array) -> Array:
         """Return x of least norm with A x = values, for the chosen rows."""
-        inner = scipy.linalg.solve_triangular(self.upper, values[self.chosen], trans="T", check_finite=False)
+        inner = _solved(self.upper, values[self.chosen], trans="T")
         return self.basis @ inner
 
     def multipliers(self, gradient: Array, sizes: Array) -> Array:
@@ -69,13 +76,13 @@ class Tangents:
         inner = self.basis.T @ gradient
         if len(self.chosen) == self.all.shape[1]:
             result = np.zeros(len(self.chosen))
-            result[self.chosen] = scipy.linalg.solve_triangular(self.upper, inner, check_finite=False)
+            result[self.chosen] = _solved(self.upper, inner)
             return result
         return sizes * scipy.linalg.lstsq(self.all * sizes, inner, cond=DEPENDENT, lapack_driver="gelsy")[0]
 
     def rates(self, excess: Array) -> Array:
         """Return excess / ||x_k||, x_k of least norm with A x_k = e_k: slopes per distance; 0 for rows not chosen."""
-        inverse = scipy.linalg.solve_triangular(self.upper, np.eye(len(self.upper)), trans="T", check_finite=False)
+        inverse = _solved(self.upper, np.eye(len(self.upper)), trans="T")
         result = np.zeros(len(excess))
         result[self.chosen] = excess[self.chosen] / np.linalg.norm(inverse, axis=0)
         return result
