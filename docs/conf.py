@@ -1,0 +1,81 @@
+"""The documentation as a site: ``make docs``.
+
+Sphinx with the theme, the docstring format and the notebooks that NumPy, pandas, scikit-learn, xarray and PyTorch's own
+libraries use: pydata-sphinx-theme, numpydoc-style docstrings and MyST-NB. Pages of the API and of the gallery are
+written before each build (``extensions/``). Building and reading need no network connection.
+
+``BNRANK_DOCS=fast`` leaves out what runs code: notebooks and the pictures of examples.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE / "extensions"))
+
+from bnrank import __version__  # noqa: E402
+
+project = "bnrank"
+author = "the bnrank developers"
+project_copyright = author
+release = version = __version__
+fast = os.environ.get("BNRANK_DOCS") == "fast"
+
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.mathjax",
+    "sphinx_design",
+    "sphinx_copybutton",
+    "api",
+    "docstrings",
+    "links",
+    "mathematics",
+]
+exclude_patterns = ["_build", "extensions", "results", "**.ipynb_checkpoints"]
+nitpicky = True
+default_role = "code"
+nitpick_ignore_regex = [("py:(class|exc|obj)", r"(?!bnrank\.).*")]  # types of other libraries, as words
+suppress_warnings = ["config.cache", "myst.header", "ref.python"]
+
+# Pages
+myst_enable_extensions = ["dollarmath", "colon_fence", "deflist", "attrs_inline"]
+myst_heading_anchors = 4
+myst_dmath_double_inline = True
+
+# Notebooks: executed where their output is not stored from the same code
+nb_execution_mode = "off" if fast else "cache"
+nb_execution_cache_path = str(HERE / "_build" / "executed")
+nb_execution_timeout = 300
+nb_execution_raise_on_error = True
+nb_execution_show_tb = True
+nb_merge_streams = True
+
+# API
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"  # docstrings give the types
+autodoc_preserve_defaults = True
+napoleon_google_docstring = False
+napoleon_use_ivar = True
+napoleon_use_rtype = False
+napoleon_use_param = True
+
+# Look
+html_theme = "pydata_sphinx_theme"
+html_title = f"bnrank {release}"
+html_static_path = ["static"]
+html_css_files = ["site.css"]
+html_show_sourcelink = False
+html_copy_source = False
+html_theme_options = {
+    "logo": {"text": "bnrank"},
+    "navbar_align": "left",
+    "show_toc_level": 2,
+    "navigation_with_keys": False,
+    "footer_start": ["copyright"],
+    "footer_end": ["sphinx-version"],
+    "pygments_light_style": "tango",
+    "pygments_dark_style": "github-dark",
+}
