@@ -25,7 +25,7 @@ fast = os.environ.get("BNRANK_DOCS") == "fast"
 extensions = [
     "myst_nb",
     "sphinx.ext.autodoc",
-    "sphinx.ext.napoleon",
+    "numpydoc",
     "sphinx.ext.mathjax",
     "sphinx_design",
     "sphinx_copybutton",
@@ -57,10 +57,8 @@ nb_merge_streams = True
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # docstrings give the types
 autodoc_preserve_defaults = True
-napoleon_google_docstring = False
-napoleon_use_ivar = True
-napoleon_use_rtype = False
-napoleon_use_param = True
+numpydoc_show_class_members = False
+numpydoc_attributes_as_param_list = True
 
 # Look
 html_theme = "pydata_sphinx_theme"
