@@ -2,24 +2,24 @@
 PYTHON ?= python3
 VENV := .venv
 PINS := constraints.txt
-EXTRAS := dev,formulas
+EXTRAS := dev,formulas,docs
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-lowest lint types layers doctest unit unit-rooms unit-others fuzz figures benchmarks wheel clean
+.PHONY: demo test test-lowest lint types layers doctest unit unit-rooms unit-others docs docs-fast fuzz figures benchmarks wheel clean
 
 demo: $(READY)
 	$(BIN)/bnrank demo --out demo
 
-test: lint types layers doctest unit
+test: lint types layers doctest docs-fast unit
 
 # The same tests with the lowest supported version of every dependency (gplearn needs a later scikit-learn).
 test-lowest:
 	$(MAKE) VENV=.venv-lowest PINS=constraints-lowest.txt EXTRAS=dev doctest unit
 
 lint: $(READY)
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks docs
+	$(BIN)/ruff format --check src tests benchmarks docs/conf.py docs/extensions
 
 types: $(READY)
 	$(BIN)/mypy
@@ -41,6 +41,19 @@ unit-rooms: $(READY)
 
 unit-others: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q -p no:cacheprovider tests $(addprefix --ignore=,$(ROOMS))
+
+# The site in docs/_build/html. Notebooks are executed once per change of their code; all warnings are errors.
+SPHINX := $(BIN)/sphinx-build -W --keep-going -q -j 2
+
+docs: $(READY)
+	OMP_NUM_THREADS=1 $(SPHINX) -b html docs docs/_build/html
+	$(BIN)/python docs/extensions/check.py docs/_build/html
+	@echo "The site: docs/_build/html/index.html"
+
+# The same without running notebooks and examples.
+docs-fast: $(READY)
+	BNRANK_DOCS=fast OMP_NUM_THREADS=1 $(SPHINX) -b html -d docs/_build/fast-trees docs docs/_build/fast
+	$(BIN)/python docs/extensions/check.py docs/_build/fast
 
 # 10,000 bad calls of the public functions; see docs/reliability.md.
 fuzz: $(READY)
@@ -72,4 +85,4 @@ $(READY): pyproject.toml $(PINS)
 	touch $@
 
 clean:
-	rm -rf .venv .venv-lowest .venv-wheel dist demo reproduction .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv .venv-lowest .venv-wheel dist demo reproduction docs/_build docs/api docs/gallery docs/notebooks .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

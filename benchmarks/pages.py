@@ -1,8 +1,9 @@
 """Tables of the documentation, made from stored results: ``python -m benchmarks.pages [--store FOLDER ...] [--check]``.
 
 ``python -m benchmarks.against compression_cut --out FOLDER`` measures; ``--store FOLDER`` keeps of it what the pages
-show, in ``docs/results``; without options the tables are written into the pages, between marks; ``--check`` only says
-which pages differ.
+show, in ``docs/results``, and so it does of ``python -m benchmarks --out FOLDER`` (speed) and of the folder
+``reproduction/quick`` of ``bnrank reproduce all`` (the gallery). Without options the tables are written into the pages,
+between marks; ``--check`` only says which pages differ.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks import gallery
 from benchmarks.against import trials
 
 __all__ = ["condensed", "rewritten", "store"]
@@ -79,8 +81,9 @@ def store(folder: Path, results: Path = RESULTS) -> list[Path]:
             results.mkdir(exist_ok=True)
             written.append(results / f"{subject}.jsonl")
             written[-1].write_text("\n".join(lines) + "\n", encoding="utf-8")
+    written += gallery.store(folder, results / "figures")
     if not written:
-        raise ValueError(f"--store: {str(folder)!r} has no results of {', '.join(SUBJECTS)}")
+        raise ValueError(f"--store: {str(folder)!r} has no results of {', '.join(SUBJECTS)}, and no figures")
     return written
 
 

@@ -31,10 +31,13 @@ extensions = [
     "sphinx_copybutton",
     "api",
     "docstrings",
+    "gallery",
     "links",
     "mathematics",
+    "notebooks",
+    *([] if fast else ["pictures"]),
 ]
-exclude_patterns = ["_build", "extensions", "results", "**.ipynb_checkpoints"]
+exclude_patterns = ["_build", "extensions", "results", "notebooks"]
 nitpicky = True
 default_role = "code"
 nitpick_ignore_regex = [("py:(class|exc|obj)", r"(?!bnrank\.).*")]  # types of other libraries, as words
@@ -48,6 +51,7 @@ myst_dmath_double_inline = True
 # Notebooks: executed where their output is not stored from the same code
 nb_execution_mode = "off" if fast else "cache"
 nb_execution_cache_path = str(HERE / "_build" / "executed")
+nb_execution_in_temp = True
 nb_execution_timeout = 300
 nb_execution_raise_on_error = True
 nb_execution_show_tb = True

@@ -18,7 +18,7 @@ def run_page(name, folder):
     names = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        for block in re.findall(r"```python\n(.*?)```", text_of(name), re.DOTALL):
+        for block in re.findall(r"```(?:python|\{code-cell\} python)\n(.*?)```", text_of(name), re.DOTALL):
             exec(compile(block, f"docs/{name}", "exec"), names)
         names["files"] = {path.name for path in Path().iterdir()}
     return names

@@ -1,4 +1,4 @@
-"""docs/practitioner.md is true: its code runs as written, in order, and gives what the text says."""
+"""docs/tutorials/practitioner.md is true: its code runs as written, in order, and gives what the text says."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from pages import run_page
 
 @pytest.fixture(scope="module")
 def after(tmp_path_factory):
-    return run_page("practitioner.md", tmp_path_factory.mktemp("practitioner"))
+    return run_page("tutorials/practitioner.md", tmp_path_factory.mktemp("practitioner"))
 
 
 @pytest.mark.slow
@@ -46,4 +46,4 @@ def test_the_saved_network_is_the_compressed_one(after):
     with torch.no_grad():
         difference = after["fresh"](after["x_test"]) - after["small"].network(after["x_test"])
     assert not difference.any()
-    assert {"small.safetensors", "small.html", "profile.html", "practitioner-spectra.png"} <= after["files"]
+    assert {"small.safetensors", "small.html", "profile.html"} <= after["files"]

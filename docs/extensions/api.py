@@ -73,7 +73,7 @@ def pages() -> list[Page]:
         if getattr(importlib.import_module(f"bnrank.{name}"), "__all__", ()):
             modules.setdefault(f"bnrank.{name}", f"bnrank.{name}")
     found = [Page(importlib.import_module(full), path, full.split(".")[1]) for full, path in modules.items()]
-    found.sort(key=lambda page: (ROOMS.index(page.room), page.name.count(".") if page.name == f"bnrank.{page.room}" else 2))
+    found.sort(key=lambda page: (ROOMS.index(page.room), page.name != f"bnrank.{page.room}"))
     top = {id(value): f"bnrank.{name}" for name, value in _exported(bnrank)}
     seen: set[int] = set()
     for page in found:
@@ -105,8 +105,11 @@ def _members(value: type) -> list[str]:
     for base in reversed(value.__mro__):
         if base.__module__.startswith("bnrank"):
             for name, member in vars(base).items():
-                if not name.startswith("_") and not REQUEST.match(name) and inspect.isroutine(member) | isinstance(
-                    member, property | classmethod | staticmethod | functools.cached_property
+                if (
+                    not name.startswith("_")
+                    and not REQUEST.match(name)
+                    and inspect.isroutine(member)
+                    | isinstance(member, property | classmethod | staticmethod | functools.cached_property)
                 ):
                     found[name] = member
     return [name for name in found if inspect.getdoc(getattr(value, name))]
@@ -150,8 +153,8 @@ def _index(found: list[Page]) -> str:
         "API reference",
         "=============",
         "",
-        "Every public name, by room: data flow from the first room to the last. Names are given by the shortest path by "
-        "which they can be imported; :doc:`../architecture` describes the rooms.",
+        "Every public name, by room: data flow from the first room to the last. A name is given by the shortest path "
+        "by which it can be imported; :doc:`../architecture` describes the rooms.",
         "",
     ]
     for room in ROOMS:

@@ -12,10 +12,10 @@ DIRECTIVE = re.compile(r"\s*\.\. ")
 
 
 def escaped(line: str) -> str:
-    """Return a line in which bars, stars and trailing underscores are just characters.
+    r"""Return a line in which bars, stars and trailing underscores are just characters.
 
     >>> escaped("log |Jf(x)|_+ of ``a|b``, *not* 2 * 3")
-    'log \\\\|Jf(x)\\\\|\\\\_+ of ``a|b``, *not* 2 \\\\* 3'
+    'log \\|Jf(x)\\|\\_+ of ``a|b``, *not* 2 \\* 3'
     """
     parts = KEPT.split(line)
     for i in range(0, len(parts), 2):

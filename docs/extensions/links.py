@@ -25,7 +25,7 @@ def documented() -> dict[int, str]:
 
 
 def documented_name(name: str) -> tuple[bool, str]:
-    """Return whether a dotted name exists, and the name under which it, or its class, is documented ("" if it is not)."""
+    """Return whether a dotted name exists, and the name by which it, or its class, is documented; "" if it is not."""
     parts = name.split(".")
     for i in range(len(parts), 0, -1):
         found = _found(".".join(parts[:i]))

@@ -13,7 +13,8 @@ PARTS = ("tex-chtml.js", "output/chtml/fonts")  # of 24 MB, those that pages loa
 def _copy(app: Sphinx, error: Exception | None) -> None:
     if error is None and app.builder.format == "html":
         package = find_spec("sphinx-mathjax-offline")
-        assert package is not None and package.origin is not None, "pip install sphinx-mathjax-offline"
+        if package is None or package.origin is None:
+            raise ValueError("sphinx-mathjax-offline is not installed, expected the extra 'docs' of bnrank")
         source = Path(package.origin).parent / "static" / "mathjax"
         for part in PARTS:
             target = app.outdir / "_static" / "mathjax" / part

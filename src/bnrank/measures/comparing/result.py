@@ -134,6 +134,14 @@ class Comparison(Printed):
         ------
         ValueError
             If there is nothing to draw, or there are fewer or more axes than panels.
+
+        Examples
+        --------
+        >>> import torch, bnrank
+        >>> nets = [bnrank.MLP([6, 20, 20, 3], seed=seed) for seed in (0, 1)]
+        >>> x = torch.randn(100, 6, generator=torch.Generator().manual_seed(0))
+        >>> len(bnrank.compare(*nets, x).plot())
+        3
         """
         data = self.data
         weights, similar = data.sizes["layer"] > 0, "cka" in data

@@ -41,11 +41,11 @@ def bottleneck_spectra(profile: xr.Dataset, axes: Any = None, *, top: int = 10) 
 
     Examples
     --------
-    >>> import numpy as np, xarray as xr
-    >>> s = xr.DataArray(np.ones((4, 3)), dims=("layer", "index"), coords={"layer": [1, 2, 3, 4]})
-    >>> profile = xr.Dataset(dict(activation_singular_values=s, weight_singular_values=s, nonlinearity=s[:, 0]))
-    >>> [len(ax.lines) for ax in bottleneck_spectra(profile)]
-    [3, 3, 1]
+    >>> import bnrank
+    >>> task = bnrank.tasks.low_rank_map(n=100, d_in=10, d_out=10, latent=4, rank=2, seed=0)
+    >>> run = bnrank.train(bnrank.MLP([10] + [20] * 9 + [10]), task, ridge=4e-3, steps=400, seed=0, progress=False)
+    >>> [len(ax.lines) for ax in bottleneck_spectra(bnrank.profile(run.network(0), task.x), top=8)]
+    [8, 8, 1]
     """
     names = ("activation_singular_values", "weight_singular_values")
     spectra = [variable(profile, name, ("layer", "index"), "profile") for name in names]
@@ -164,9 +164,12 @@ def weight_spectra(trials: Any, axes: Any = None, *, top: int = 10) -> Any:
 
     Examples
     --------
-    >>> import numpy as np
-    >>> [ax.get_title() for ax in weight_spectra({"seed 0": np.ones((5, 3)), "seed 1": np.ones((5, 3))})]
-    ['seed 0', 'seed 1']
+    >>> import torch, bnrank
+    >>> linear = bnrank.constructions.linear(torch.diag(torch.tensor([3.0, 1.0, 0.3])), depth=5)
+    >>> drawn = bnrank.MLP([3, 3, 3, 3, 3, 3], seed=0)
+    >>> profiles = {"optimal": bnrank.profile(linear), "He's draw": bnrank.profile(drawn)}
+    >>> [ax.get_title() for ax in weight_spectra(profiles)]
+    ['optimal', "He's draw"]
     """
     if isinstance(trials, Mapping) and not isinstance(trials, xr.Dataset):
         named = {str(title): entry for title, entry in trials.items()}

@@ -37,7 +37,7 @@ def phase_diagram(
     --------
     >>> import bnrank
     >>> task = bnrank.tasks.low_rank_map(n=40)
-    >>> settings = {"ridges": [1e-3, 1e-2], "grid": {"width": [8]}, "steps": 3, "processes": 1, "progress": False}
+    >>> settings = {"ridges": [1e-3, 1e-2], "grid": {"width": [8]}, "steps": 100, "processes": 1, "progress": False}
     >>> phase_diagram(bnrank.sweep(task, depths=[2, 3], **settings), "depth", "ridge", "loss").get_title()
     'loss, mean of 1 network per cell'
     """

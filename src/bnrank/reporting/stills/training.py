@@ -54,6 +54,15 @@ def plateaus(
     ValueError
         If the history lacks a variable, a layer or the member is not in it, or a mark or plateau is not one of its
         rows.
+
+    Examples
+    --------
+    >>> import bnrank
+    >>> task = bnrank.tasks.low_rank_map(n=50, d_in=5, d_out=5, latent=3, rank=1, seed=0)
+    >>> net = bnrank.MLP([5, 10, 10, 5], bias=False, init=1e-2)
+    >>> run = bnrank.train(net, task, optimizer="adam", steps=400, record=10, seed=0, progress=False)
+    >>> len(plateaus(run.history, top=4))
+    4
     """
     loss = variable(history, "loss", ("member", "step"), "history")
     member = _position(history, member)
@@ -144,6 +153,15 @@ def spectra_over_steps(
     ------
     ValueError
         If the history lacks the variable, or the layer or the member is not in it.
+
+    Examples
+    --------
+    >>> import bnrank
+    >>> task = bnrank.tasks.low_rank_map(n=50, d_in=5, d_out=5, latent=3, rank=1, seed=0)
+    >>> net = bnrank.MLP([5, 10, 10, 5], bias=False, init=1e-2)
+    >>> run = bnrank.train(net, task, optimizer="adam", steps=400, record=10, seed=0, progress=False)
+    >>> len(spectra_over_steps(run.history, layer=2, top=4).lines)
+    4
     """
     top, key, layer = validation.integer(top, "top"), validation.flag(key, "key"), validation.integer(layer, "layer")
     spectra = variable(history, "weight_singular_values", ("member", "step", "layer", "index"), "history")
@@ -183,6 +201,15 @@ def training_curves(
     ------
     ValueError
         If the history lacks a quantity.
+
+    Examples
+    --------
+    >>> import bnrank
+    >>> task = bnrank.tasks.low_rank_map(n=50, d_in=5, d_out=5, latent=3, rank=1, seed=0)
+    >>> net = bnrank.MLP([5, 10, 10, 5])
+    >>> run = bnrank.train(net, task, ridge=1e-3, steps=200, record=10, members=3, seed=0, progress=False)
+    >>> [len(ax.lines) for ax in training_curves(run.history)]
+    [3, 3, 3]
     """
     quantities = validation.sequence(quantities, "quantities", "names of variables of the history")
     validation.expect(quantities, "quantities", "none", "at least one")

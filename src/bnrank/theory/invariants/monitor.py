@@ -428,6 +428,20 @@ class Monitor(Printed):
             One per panel: two, or three with a linear tail of at least two layers. Default: new axes.
         member : int
             Ensemble member.
+
+        Examples
+        --------
+        >>> import torch, bnrank
+        >>> _ = torch.manual_seed(0)
+        >>> net = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1)).double()
+        >>> x, optimizer = torch.randn(20, 3).double(), torch.optim.SGD(net.parameters(), lr=0.05, weight_decay=0.01)
+        >>> with Monitor(net, x[:2], every=5).attach(optimizer) as monitor:
+        ...     for _ in range(100):
+        ...         optimizer.zero_grad()
+        ...         (net(x)[:, 0] - x[:, 0].abs()).square().mean().backward()
+        ...         optimizer.step()
+        >>> len(monitor.plot())
+        2
         """
         self._of(member)
         return history.plot(self.history.sel(member=member), axes)

@@ -134,6 +134,17 @@ class Sweep(Printed):
         ------
         ValueError
             If there is no such axis or result.
+
+        Examples
+        --------
+        >>> import tempfile, bnrank
+        >>> task = bnrank.tasks.low_rank_map(n=40, d_in=5, d_out=5, latent=3, rank=2, seed=0)
+        >>> grid = {"depths": [2, 4], "ridges": [1e-3, 1e-2, 1e-1], "grid": {"width": [8]}}
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = bnrank.sweep(task, **grid, steps=100, processes=1, progress=False, out=folder)
+        ...     axes = bnrank.Sweep.open(folder).plot("depth", "ridge", "loss")
+        >>> axes.get_xlabel()
+        'depth'
         """
         return phase_diagram(self.to_frame(), x, y, value).draw(axes)
 

@@ -139,6 +139,21 @@ class Record(Printed):
         ------
         ValueError
             If nothing was measured yet, or there are fewer or more axes than quantities.
+
+        Examples
+        --------
+        >>> import torch, bnrank
+        >>> _ = torch.manual_seed(0)
+        >>> net = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.ReLU(), torch.nn.Linear(32, 2))
+        >>> x, optimizer = torch.randn(128, 8), torch.optim.Adam(net.parameters(), weight_decay=1e-2)
+        >>> watch = bnrank.watch(net, every=10)
+        >>> for _ in range(100):
+        ...     optimizer.zero_grad()
+        ...     (net(x) - x[:, :2]).square().mean().backward()
+        ...     optimizer.step()
+        ...     _ = watch.step()
+        >>> [ax.get_xlabel() for ax in watch.plot()]
+        ['step', 'step', 'step']
         """
         history = self.history
         panels = [(n, t) for n, t in PANELS if n in history and np.isfinite(history[n].values).any()]
