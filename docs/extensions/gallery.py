@@ -13,7 +13,8 @@ from sphinx.application import Sphinx
 from bnrank.figures import FIGURES, Figure
 
 HERE = Path(__file__).parents[1]
-AGAINST = HERE.parent / "benchmarks" / "against"
+ROOT = HERE.parent
+AGAINST = ROOT / "benchmarks" / "against"
 PICTURES = (  # pictures of other pages: title, file, page, command, code
     (
         "Latent variables of physical systems, from films",
@@ -49,7 +50,7 @@ def write(folder: Path) -> None:
         shutil.copy(HERE / picture, folder / "pictures" / picture)
         texts[f"picture-{i}.md"] = (
             f"# {title}\n\n![{title}](pictures/{picture})\n\nFrom [this page]({page}), which has the numbers. "
-            f"Measured by:\n\n```sh\n{command}\n```\n\n{_listings(folder, [HERE.parent / name for name in code])}"
+            f"Measured by:\n\n```sh\n{command}\n```\n\n{_listings(folder, [ROOT / name for name in code])}"
         )
     texts["index.md"] = _index(texts)
     for old in folder.glob("*.md"):
@@ -113,7 +114,7 @@ def _anchor(figure: Figure) -> str:
 def _listings(folder: Path, paths: list[Path]) -> str:
     parts = ["## Code", ""]
     for path in paths:
-        name = path.relative_to(HERE.parent).as_posix()
+        name = path.relative_to(ROOT).as_posix()
         inside = os.path.relpath(path, folder)
         parts += [f":::{{dropdown}} `{name}`", f"```{{literalinclude}} {inside}", ":language: python", "```", ":::", ""]
     return "\n".join(parts)
@@ -192,12 +193,12 @@ def _index(texts: dict[str, str]) -> str:
             "Every figure of the sources, run by `bnrank reproduce`: the picture, what the source shows, the claims "
             "with their measured values, and the code. [Agreement and differences](../figures.md) in words.",
             "",
-            ":::::{grid} 1 2 2 3\n:gutter: 3\n",
+            ":::::{grid} 1 2 2 2\n:gutter: 3\n",
             *cards,
             ":::::\n",
             "## Measured by benchmarks",
             "",
-            ":::::{grid} 1 2 2 3\n:gutter: 3\n",
+            ":::::{grid} 1 2 2 2\n:gutter: 3\n",
             *more,
             ":::::\n",
             "## All figures",

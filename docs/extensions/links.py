@@ -13,6 +13,9 @@ from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 from sphinx.transforms.post_transforms import SphinxPostTransform
 
+ID = re.compile(r"\b([TFE][1-9]\d?[bL]?)\b")
+KEPT = (nodes.reference, nodes.literal, nodes.literal_block, nodes.title, nodes.math, nodes.math_block, nodes.raw)
+KEPT += (addnodes.pending_xref, addnodes.desc_signature)
 NAME = re.compile(r"^(bnrank(?:\.\w+)+)(?:\(.*\))?$", re.DOTALL)
 
 
@@ -32,7 +35,7 @@ def documented_name(name: str) -> tuple[bool, str]:
         if found is not None:
             known, rest = documented().get(id(found), ""), parts[i:]
             exists = not rest or (inspect.isclass(found) and len(rest) == 1 and _has(found, rest[0]))
-            return exists, ".".join([known, *rest]) if known else ""
+            return exists, ".".join([known, *rest]) if known and exists else ""
     return False, ""
 
 
@@ -74,6 +77,47 @@ class Names(SphinxPostTransform):
                     reference += literal
 
 
+class Statements(SphinxPostTransform):
+    """T7, F4 and E12 in running text become links to the statement, the figure and the erratum."""
+
+    default_priority = 9
+
+    def run(self, **kwargs: Any) -> None:
+        """Split texts at ids that have an entry."""
+        places = self._places()
+        for text in list(self.document.findall(nodes.Text)):
+            if not ID.search(text) or any(isinstance(up, KEPT) for up in _above(text)):
+                continue
+            new: list[nodes.Node] = []
+            for part in ID.split(str(text)):
+                docname, anchor = places.get(part, ("", ""))
+                if docname and docname != self.env.docname:
+                    uri = self.app.builder.get_relative_uri(self.env.docname, docname) + anchor
+                    new.append(nodes.reference("", "", nodes.Text(part), internal=True, refuri=uri))
+                elif part:
+                    new.append(nodes.Text(part))
+            text.parent.replace(text, new)
+
+    def _places(self) -> dict[str, tuple[str, str]]:
+        """Return the page and the anchor of every id: those of headings such as "T7. First correction"."""
+        found = {}
+        for docname in sorted(self.env.tocs):
+            if docname.startswith(("theory/", "gallery/")) or docname == "errata":
+                for entry in self.env.tocs[docname].findall(nodes.reference):
+                    match = re.match(r"([TFE]\d+[bL]?)\. ", entry.astext())
+                    if match:
+                        found[match[1]] = docname, entry["anchorname"]
+        return found
+
+
+def _above(node: nodes.Node) -> list[nodes.Node]:
+    above = []
+    while node.parent is not None:
+        node = node.parent
+        above.append(node)
+    return above
+
+
 def _resolve(app: Sphinx, env: BuildEnvironment, node: Any, inner: nodes.Node) -> nodes.Node | None:
     """Find what a docstring names by a path of its own; what exists and is not public remains a word."""
     if node.get("refdomain") != "py" or node["reftarget"].startswith("sklearn"):
@@ -94,5 +138,6 @@ def _resolve(app: Sphinx, env: BuildEnvironment, node: Any, inner: nodes.Node) -
 def setup(app: Sphinx) -> dict[str, Any]:
     """Add both."""
     app.add_post_transform(Names)
+    app.add_post_transform(Statements)
     app.connect("missing-reference", _resolve)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
