@@ -18,12 +18,12 @@ sys.path[:0] = [str(ROOT), str(ROOT / "docs" / "extensions")]
 import api  # noqa: E402
 import check  # noqa: E402
 import docstrings  # noqa: E402
-import gallery  # noqa: E402
 import links  # noqa: E402
 import notebooks  # noqa: E402
 import pictures  # noqa: E402
-
 from benchmarks.pages import store  # noqa: E402
+
+import gallery  # noqa: E402
 
 
 def test_the_api_documents_every_public_name_once():
