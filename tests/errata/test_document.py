@@ -1,13 +1,16 @@
-"""docs/errata.md and the tests beside this file name each other, completely."""
+"""docs/errata.md and the tests beside this file name each other, completely, and its code prints what it says."""
 
 import ast
 import functools
 import re
 from pathlib import Path
 
+import pytest
+
 HERE = Path(__file__).parent
 TEXT = (HERE.parents[1] / "docs" / "errata.md").read_text(encoding="utf-8")
 REFERENCE = re.compile(r"tests/(?:\w+/)*test_\w+\.py(?:::test_\w+)?")
+BLOCK = re.compile(r"^```python\n(.*?)^```\n\n```text\n(.*?)^```", flags=re.MULTILINE | re.DOTALL)
 
 
 def entries():
@@ -51,3 +54,25 @@ def test_every_erratum_test_is_named():
     }
     assert defined
     assert defined <= set(REFERENCE.findall(TEXT))
+
+
+def test_every_entry_has_its_source_first_and_its_tests_last():
+    for number, text in entries().items():
+        paragraphs = [paragraph for paragraph in text.split("\n\n") if paragraph.strip()]
+        assert paragraphs[1].startswith("**Source.**"), number
+        assert paragraphs[-1].startswith("**Tests.**"), number
+
+
+BLOCKS = {f"E{number}-{i}": block for number, text in entries().items() for i, block in enumerate(BLOCK.findall(text))}
+
+
+def test_many_entries_compute_their_counterexample():
+    assert TEXT.count("```python\n") == len(BLOCKS)
+    assert len({key.partition("-")[0] for key in BLOCKS}) >= 20
+
+
+@pytest.mark.parametrize("key", BLOCKS)
+def test_a_block_prints_the_lines_below_it(key, capsys):
+    code, printed = BLOCKS[key]
+    exec(compile(code, f"docs/errata.md, {key}", "exec"), {})
+    assert capsys.readouterr().out == printed
