@@ -57,7 +57,7 @@ def section(found: Sequence[Checked], command: str) -> str:
     lines = [
         HEADING,
         "",
-        f"Written by `{command}`. Maps of planted rank on {N} samples, width {WIDTH}, lambda = {RIDGE:g} / L,",
+        f"Written by `{command}`. Maps of planted rank on {N} samples, width {WIDTH}, $\\lambda = {RIDGE:g} / L$,",
         "trained for 1,000 evaluations and finished with `bnrank.finish`. The last column has the singular values",
         "above 0.05 of the middle weight (T27: those of the bottleneck are near 1).",
         "",
