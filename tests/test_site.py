@@ -135,9 +135,9 @@ def test_notebooks_have_the_code_of_the_pages(tmp_path):
     (tmp_path / "plain.md").write_text("# Plain\n")
     (written,) = notebooks.write(tmp_path)
     cells = json.loads(written.read_text())["cells"]
-    assert [cell["cell_type"] for cell in cells] == ["markdown", "code"]
-    assert "".join(cells[1]["source"]) == "x = 1\nx"
-    assert cells[1]["outputs"] == []
+    assert [cell["cell_type"] for cell in cells] == ["markdown", "code", "markdown", "code"]
+    assert ["".join(cell["source"]) for cell in cells[1::2]] == ["%matplotlib inline", "x = 1\nx"]
+    assert cells[3]["outputs"] == []
     first = written.read_bytes()
     assert notebooks.write(tmp_path)[0].read_bytes() == first
 

@@ -8,6 +8,13 @@ import jupytext
 from sphinx.application import Sphinx
 
 FOLDER = "notebooks"
+INLINE = """
+```{code-cell} python
+:tags: [remove-cell]
+
+%matplotlib inline
+```
+"""
 KERNEL = """
   name: python3
   display_name: Python 3
@@ -31,7 +38,7 @@ def write(source: Path) -> list[Path]:
         text = page.read_text(encoding="utf-8")
         if is_notebook(text):
             written.append(folder / f"{page.stem}.ipynb")
-            notebook = jupytext.reads(_named(text), fmt="md:myst")
+            notebook = jupytext.reads(_completed(text), fmt="md:myst")
             for i, cell in enumerate(notebook.cells):
                 cell["id"] = f"cell-{i}"  # the same in every build
             text = jupytext.writes(notebook, fmt="ipynb")
@@ -44,13 +51,14 @@ def _link(app: Sphinx, name: str, source: list[str]) -> None:
     if is_notebook(source[0]):
         up = "../" * name.count("/")
         target = f"{up}{FOLDER}/{name.rpartition('/')[2]}.ipynb"
-        line = f"*A notebook, executed with bnrank {app.config.release}: {{download}}`download it <{target}>`.*"
-        source[0] = re.sub(r"(?m)^(# .+)$", rf"\1\n\n{line}", _named(source[0]), count=1)
+        link = f"*A notebook, executed with bnrank {app.config.release}: {{download}}`download it <{target}>`.*"
+        source[0] = _completed(source[0], f"\n{link}\n")
 
 
-def _named(text: str) -> str:
-    """Return a page that says in full what its kernel is, which pages leave out for their readers."""
-    return text.replace("\n  name: python3\n", KERNEL, 1)
+def _completed(text: str, link: str = "") -> str:
+    """Return a page with what it leaves out for its readers: the kernel in full, a link, and pictures as outputs."""
+    text = text.replace("\n  name: python3\n", KERNEL, 1)
+    return re.sub(r"(?m)^(# .+\n)", lambda title: f"{title[1]}{link}{INLINE}", text, count=1)
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
