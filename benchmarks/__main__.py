@@ -8,6 +8,7 @@ import importlib
 import json
 import os
 import platform
+import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -114,7 +115,12 @@ def write(rows: list[Row], about: str, folder: Path) -> None:
     lines = [about, "", "| " + " | ".join(HEADINGS) + " |", "| " + " | ".join("---" for _ in HEADINGS) + " |"]
     lines += ["| " + " | ".join(row.cells()) + " |" for row in rows]
     (folder / "results.md").write_text("\n".join(lines) + "\n")
-    numbers = {"about": about, "rows": [asdict(row) | {"verdict": row.verdict} for row in rows]}
+    given = [word for word in sys.argv[1:] if word not in ("--out", str(folder), f"--out={folder}")]
+    numbers = {
+        "command": " ".join(["python -m benchmarks", *given]),
+        "about": about,
+        "rows": [asdict(row) | {"verdict": row.verdict} for row in rows],
+    }
     (folder / "results.json").write_text(json.dumps(numbers, indent=1, ensure_ascii=False) + "\n")
 
 

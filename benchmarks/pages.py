@@ -21,6 +21,8 @@ from typing import Any
 
 from benchmarks import gallery
 from benchmarks.against import trials
+from benchmarks.rows import Row as Measured
+from benchmarks.rows import Spread
 
 __all__ = ["condensed", "rewritten", "store"]
 
@@ -81,10 +83,23 @@ def store(folder: Path, results: Path = RESULTS) -> list[Path]:
             results.mkdir(exist_ok=True)
             written.append(results / f"{subject}.jsonl")
             written[-1].write_text("\n".join(lines) + "\n", encoding="utf-8")
+    if (folder / "results.json").exists():
+        written.append(_store_speed(folder / "results.json", results))
     written += gallery.store(folder, results / "figures")
     if not written:
-        raise ValueError(f"--store: {str(folder)!r} has no results of {', '.join(SUBJECTS)}, and no figures")
+        raise ValueError(f"--store: {str(folder)!r} has no results of {', '.join(SUBJECTS)}, no times and no figures")
     return written
+
+
+def _store_speed(path: Path, results: Path) -> Path:
+    """Keep the rows of ``python -m benchmarks``, all of one run; return the file."""
+    measured = json.loads(path.read_text(encoding="utf-8"))
+    day = datetime.datetime.fromtimestamp(path.stat().st_mtime, datetime.UTC).date()
+    about = {"command": measured["command"], "date": str(day), "machine": measured["about"]}
+    results.mkdir(exist_ok=True)
+    kept = results / "speed.jsonl"
+    kept.write_text("".join(json.dumps(row) + "\n" for row in [about, *measured["rows"]]), encoding="utf-8")
+    return kept
 
 
 def rewritten(text: str, results: Path = RESULTS) -> str:
@@ -145,7 +160,20 @@ def _short(stored: dict[str, tuple[Row, list[Row]]]) -> str:
     return trials.markdown(["network", "option", "left", "ratio", "fewer or equal"], rows)
 
 
-TABLES: dict[str, Callable[[dict[str, tuple[Row, list[Row]]]], str]] = {"each": _each, "short": _short}
+def _speed(stored: dict[str, tuple[Row, list[Row]]]) -> str:
+    """Return a row per measured number, with its target."""
+    lines = []
+    for _, found in stored.values():
+        for row in found:
+            fields = {name: value for name, value in row.items() if name not in ("verdict", "value")}
+            value = Spread(**row["value"]) if row["value"] else None
+            name, against, number, spread, best, target, verdict, note = Measured(value=value, **fields).cells()
+            lines.append([row["subject"], name, against, number, spread, best, target, verdict, note])
+    headings = ["subject", "what", "against", "result", "spread", "best", "target", "verdict", "note"]
+    return trials.markdown(headings, lines)
+
+
+TABLES: dict[str, Callable[[dict[str, tuple[Row, list[Row]]]], str]] = {"each": _each, "short": _short, "speed": _speed}
 
 
 def _chosen(rows: Sequence[Row], network: str, target: str) -> list[Row]:

@@ -9,7 +9,10 @@ import pytest
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.__main__ import write  # noqa: E402
 from benchmarks.pages import condensed, rewritten, store  # noqa: E402
+from benchmarks.rows import Row as Measured  # noqa: E402
+from benchmarks.rows import Spread, skipped  # noqa: E402
 
 
 @pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda path: path.stem)
@@ -63,3 +66,20 @@ def test_stored_results_become_a_table(tmp_path):
     assert "A machine, torch 2.13." in text
     assert "python -m benchmarks.against compression_cut" in text
     assert rewritten(text, tmp_path / "results") == text
+
+
+def test_stored_times_become_a_table(tmp_path, monkeypatch):
+    rows = [
+        Measured("fits", "a fit", "another", Spread(2.0, 1.5, 2.5, 2.25), at_least=1.5),
+        Measured("fits", "memory | peak", "", Spread(3.0, 3.0, 3.0), at_most=2.0, unit="GB"),
+        *skipped("jax_peer", "all", "JAX", "not installed"),
+    ]
+    monkeypatch.setattr(sys, "argv", ["benchmarks", "fits", "jax_peer", "--quick", "--out", str(tmp_path)])
+    write(rows, "A machine", tmp_path)
+    (kept,) = store(tmp_path, tmp_path / "results")
+    assert kept.name == "speed.jsonl"
+    text = rewritten("<!-- results: speed speed -->\n<!-- end of results -->", tmp_path / "results")
+    assert "| fits | a fit | another | 2 × | 1.5 to 2.5 | 2.25 | ≥ 1.5 | met |  |" in text
+    assert "| fits | memory \\| peak |  | 3 GB | 3 to 3 |  | ≤ 2 | missed |  |" in text
+    assert "skipped: not installed" in text
+    assert "`python -m benchmarks fits jax_peer --quick`" in text
