@@ -1,4 +1,5 @@
-"""docs/theory.md has an entry for each id in the code, and each entry names a source, code and tests that exist."""
+"""The pages of docs/theory/ have an entry for each id in the code, and each entry names a source, code and tests that
+exist and the statements of `bnrank.check` with its id; docs/theory.md is the index of the pages."""
 
 import ast
 import functools
@@ -9,18 +10,22 @@ from pathlib import Path
 import pytest
 
 from bnrank.figures import FIGURES
+from bnrank.theory.registry import STATEMENTS
 
 ROOT = Path(__file__).parents[1]
-TEXT = (ROOT / "docs" / "theory.md").read_text(encoding="utf-8")
-HEADING = re.compile(r"^### ([TFE]\d+[bL]?)\. ", flags=re.MULTILINE)
+INDEX = ROOT / "docs" / "theory.md"
+PAGES = sorted((ROOT / "docs" / "theory").glob("*.md"))
+TEXT = "\n\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+HEADING = re.compile(r"^### ([TFE]\d+[bL]?)\. (.*)$", flags=re.MULTILINE)
 ID = re.compile(r"\b[TFE][1-9]\d?[bL]?\b")
 KEYS = set(re.findall(r"^## (\w+20\d\d\w?)$", (ROOT / "docs" / "references.md").read_text("utf-8"), flags=re.MULTILINE))
+LINK = re.compile(r"\[([^\]]*)\]\(([^)\s]+)\)")
 
 
 def entries():
-    """{id: text} of the sections headed ### T1., ### T2., ..."""
-    parts = HEADING.split(re.sub(r"^## .*$", "", TEXT, flags=re.MULTILINE))
-    return dict(zip(parts[1::2], parts[2::2], strict=True))
+    """{id: text} of the sections headed ### T1., ### T2., ... of all pages"""
+    parts = HEADING.split(re.sub(r"^##? .*$", "", TEXT, flags=re.MULTILINE))
+    return dict(zip(parts[1::3], parts[3::3], strict=True))
 
 
 ENTRIES = entries()
@@ -33,7 +38,18 @@ def field(text, name):
 
 
 def names(text):
-    return re.findall(r"`([^`]+)`", text)
+    return [re.sub(r"\s+", " ", name) for name in re.findall(r"`([^`]+)`", text)]
+
+
+def slug(heading):
+    """The anchor of a heading, as GitHub and MyST write it."""
+    return re.sub(r"[^a-z0-9 _-]", "", heading.lower()).replace(" ", "-")
+
+
+@functools.cache
+def anchors(page):
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    return {slug(heading) for heading in re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)}
 
 
 def resolve(name):
@@ -53,7 +69,7 @@ def functions_in(path):
 
 
 def test_every_statement_figure_and_erratum_has_one_entry():
-    headings = HEADING.findall(TEXT)
+    headings = [key for key, _ in HEADING.findall(TEXT)]
     assert len(headings) == len(set(headings))
     errata = re.findall(
         r"^### (E\d+)\. ", (ROOT / "docs" / "errata.md").read_text(encoding="utf-8"), flags=re.MULTILINE
@@ -75,7 +91,7 @@ def test_every_id_in_the_code_has_an_entry():
 @pytest.mark.parametrize("key", ENTRIES)
 def test_an_entry_has_a_statement_a_source_code_and_tests(key):
     text = ENTRIES[key]
-    assert text.partition("\n- Source:")[0].partition("\n\n")[2].strip()
+    assert text.partition("\n- Source:")[0].strip()
     source = field(text, "Source")
     assert any(k in source for k in KEYS)
     assert set(re.findall(r"\b[A-Z]\w+20\d\d\w?\b", source)) <= KEYS
@@ -94,17 +110,68 @@ def test_the_code_and_the_tests_of_an_entry_exist(key):
         assert not function or function in functions_in(ROOT / path), name
 
 
+@pytest.mark.parametrize("key", [key for key in ENTRIES if key.startswith("T")])
+def test_the_verdict_of_a_statement_names_what_is_registered(key):
+    verdict = field(ENTRIES[key], "Verdict")
+    registered = {statement.name for statement in STATEMENTS if statement.id == key}
+    quoted = names(verdict)
+    for name in (name for name in quoted if name.startswith("bnrank.")):
+        resolve(name)
+    assert {name for name in quoted if not name.startswith("bnrank.")} == registered
+    assert verdict.startswith("Not part of `bnrank.check`") == (not registered)
+
+
 def test_every_figure_that_can_be_reproduced_has_an_entry():
     figures = importlib.import_module("bnrank.figures").FIGURES
     assert {figure.id for figure in figures} <= set(ENTRIES)
 
 
-def test_links_and_references_lead_somewhere():
-    for target in re.findall(r"\]\(([\w.-]+\.md)(?:#[\w-]+)?\)", TEXT):
-        assert (ROOT / "docs" / target).is_file(), target
-    errata = (ROOT / "docs" / "errata.md").read_text(encoding="utf-8")
-    anchors = {
-        re.sub(r"[^a-z0-9 _-]", "", heading.lower()).replace(" ", "-")
-        for heading in re.findall(r"^#+ (.*)$", errata, flags=re.MULTILINE)
+def test_the_index_has_one_line_per_entry():
+    rows = re.findall(
+        r"^\| \[([TFE]\d+[bL]?)\]\((\S+)\) \| (.*?) \| (.*?) \|(?: (\w+) \|)?$", INDEX.read_text("utf-8"), re.MULTILINE
+    )
+    listed = {
+        key: (f"theory/{page.name}#{slug(f'{key}. {name}')}", name)
+        for page in PAGES
+        for key, name in HEADING.findall(page.read_text(encoding="utf-8"))
     }
-    assert set(re.findall(r"errata\.md#([\w-]+)", TEXT)) <= anchors
+    assert len(rows) == len(listed)
+    assert {key: (target, name) for key, target, name, _, _ in rows} == listed
+    assert all(content for *_, content, _ in rows)
+    evaluated = {statement.id for statement in STATEMENTS}
+    checks = {key: check for key, *_, check in rows if key.startswith("T")}
+    assert checks == {key: "yes" if key in evaluated else "no" for key in checks}
+
+
+def test_the_index_lists_every_page():
+    text = INDEX.read_text(encoding="utf-8")
+    tree = re.search(r"```\{toctree\}\n:hidden:\n\n(.*?)\n```", text, re.DOTALL).group(1).split("\n")
+    assert sorted(tree) == [f"theory/{page.stem}" for page in PAGES]
+    for page in PAGES:
+        assert f"](theory/{page.name})" in text
+
+
+@pytest.mark.parametrize("page", [INDEX, *PAGES], ids=lambda page: page.stem)
+def test_links_and_references_lead_somewhere(page):
+    for _, target in LINK.findall(page.read_text(encoding="utf-8")):
+        if re.match(r"https?://", target):
+            continue
+        path, _, anchor = target.partition("#")
+        found = (page.parent / path).resolve() if path else page
+        assert found.is_file(), target
+        assert not anchor or anchor in anchors(found), target
+    text = re.sub(r"`[^`]*`|\$\$.*?\$\$|\$[^$]*\$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    assert set(ID.findall(LINK.sub(r"\1", text))) <= set(ENTRIES)
+    assert set(re.findall(r"\b[A-Z][a-z]\w+20\d\d\w?\b", text)) <= KEYS
+
+
+@pytest.mark.parametrize("page", [INDEX, *PAGES], ids=lambda page: page.stem)
+def test_formulas_are_closed_and_fit_into_tables(page):
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    formulas = re.findall(r"\$\$(.*?)\$\$|\$([^$\n]*)\$", text, re.DOTALL)
+    assert "$" not in re.sub(r"\$\$.*?\$\$|\$[^$\n]*\$", "", text, flags=re.DOTALL)
+    for formula in ("".join(pair) for pair in formulas):
+        assert formula.count("{") == formula.count("}"), formula
+        assert formula.count(r"\left") - formula.count(r"\leftarrow") == formula.count(r"\right"), formula
+        assert r"\|" not in formula, rf"\lVert and \rVert, since GitHub reads \| as |: {formula}"
+        assert r"\\" not in formula, rf"\cr, since GitHub reads \\ as \: {formula}"
