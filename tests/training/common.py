@@ -46,7 +46,7 @@ def put(net, row):
 
 
 def cost_of(net, task, batch=None):
-    """C(f) of docs/theory.md, with autograd."""
+    """C(f) of docs/theory/notation.md, with autograd."""
     x, y = (task.x, task.y) if batch is None else (task.x[batch], task.y[batch])
     output = net(x.double())
     if task.loss == "mse":

@@ -16,7 +16,7 @@ def cost_and_gradient(loss: str, output: Tensor, target: Tensor, n: int, weights
     ----------
     loss : "mse", "cross_entropy" or "logistic"
         "mse": C = (1/n) sum_i ||f(x_i) - y_i||^2, a sum over outputs and mean over samples, without a factor 1/2.
-        "cross_entropy": C = (1/n) sum_i -log softmax(f(x_i))[y_i] (docs/theory.md).
+        "cross_entropy": C = (1/n) sum_i -log softmax(f(x_i))[y_i] (docs/theory/notation.md).
         "logistic": C = (1/n) sum_i log(1 + exp(-y_i f(x_i))) of a scalar output (T48).
     output : Tensor
         f(x), shape (members, B, d_out), for all samples or a block of them. Overwritten.

@@ -168,7 +168,7 @@ def circle(points: int = 8, dtype: torch.dtype = torch.float32) -> Task:
 
     The source (Bantzis2025 Example 1) prescribes G_j = (-1)^j, the gradient of the cost with respect to the output
     at zero output. That is ``G = -task.y``, shape (N, 1); the escape speeds of T40, such as 1/2 and sqrt(2) - 1,
-    belong to it. The gradient of the task's own loss (mean squares, docs/theory.md) is -2 y / N = (2 / N) G:
+    belong to it. The gradient of the task's own loss (mean squares, docs/theory/notation.md) is -2 y / N = (2 / N) G:
     the same escape directions, with speeds 2 / N times as large. Row j is point j; the source counts from 1 to N,
     and its point N is row 0.
 

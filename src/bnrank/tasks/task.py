@@ -65,7 +65,7 @@ class Task(Printed):
         Outputs of shape (N, d_out) for "mse"; class indices of shape (N,), int64, for "cross_entropy"; -1 and +1 of
         shape (N, 1), in the precision of x, for "logistic", where (N,) and integers are accepted too.
     loss : "mse", "cross_entropy" or "logistic"
-        "mse" is (1/N) sum_i ||f(x_i) - y_i||^2 (docs/theory.md); "logistic" is
+        "mse" is (1/N) sum_i ||f(x_i) - y_i||^2 (docs/theory/notation.md); "logistic" is
         (1/N) sum_i log(1 + exp(-y_i f(x_i))), for two classes and a scalar output (T48).
     name : str
         The name in reports.

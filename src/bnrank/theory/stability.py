@@ -184,7 +184,7 @@ def sharpness_bound(
     """Return the largest curvature of the loss at parameters that fit the data, and the limit 2 / step.
 
     Gradient descent with step eta cannot remain at a minimum with f(x_i) = y_i if (2/N) ||J_theta f||_op^2 > 2 / eta
-    (T26; Jacot2023b section 4, with the factor of the loss of docs/theory.md: E14).
+    (T26; Jacot2023b section 4, with the factor of the loss of docs/theory/notation.md: E14).
 
     Parameters
     ----------

@@ -77,7 +77,7 @@ def train(
 ) -> Run:
     r"""Return an ensemble of networks of one architecture, trained on C(f_theta) + lambda ||theta||^2.
 
-    C is (1/N) sum_i ||f(x_i) - y_i||^2, the mean cross-entropy (docs/theory.md), or the logistic loss
+    C is (1/N) sum_i ||f(x_i) - y_i||^2, the mean cross-entropy (docs/theory/notation.md), or the logistic loss
     (1/N) sum_i log(1 + exp(-y_i f(x_i))). The ridge penalty is part of the loss (coupled L2) and applies to both
     weights and biases. On one machine, a member of an ensemble of MLPs is bitwise identical to its solo run; a member
     of an ensemble of other modules agrees with it to rounding, about 1e-6 relative per step in float32.

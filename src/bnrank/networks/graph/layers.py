@@ -97,7 +97,7 @@ class LayerGraph(Printed):
         return "\n".join(lines)
 
     def neurons(self, net: nn.Module | None = None, max_edges: int = EDGE_LIMIT) -> NeuronGraph:
-        """Return the graph with one vertex per neuron, for small networks (theory.md T42); see `neurons`.
+        """Return the graph with one vertex per neuron, for small networks (T42); see `neurons`.
 
         Parameters
         ----------
@@ -135,7 +135,7 @@ class LayerGraph(Printed):
         return self.neurons().enumerate(x)
 
     def decompose(self) -> SignTree:
-        """Return the sign tree mu with f(x; w) = mu(h(x; w)) (theory.md T42); see `NeuronGraph.decompose`."""
+        """Return the sign tree mu with f(x; w) = mu(h(x; w)) (T42); see `NeuronGraph.decompose`."""
         return self.neurons().decompose()
 
     def draw(self, axes: Any = None) -> Axes:
