@@ -58,8 +58,8 @@ class Jacobian(Printed):
     """The Jacobians Jf(x_i) of a module at samples, computed when first accessed and cached.
 
     MLPs: the product W_L D_{L-1} ... D_1 W_1 (docs/theory/notation.md), from its narrower end, at kinks with the
-    derivative s that PyTorch takes. Other modules: one backward pass per output. Inputs and outputs with more dimensions are
-    flattened. Shared parameters are supported. Parameters are copied, so that later training of the module has no
+    derivative s that PyTorch takes. Other modules: one backward pass per output. Inputs and outputs with more
+    dimensions are flattened. Shared parameters are supported. Parameters are copied, so that later training of the module has no
     effect.
 
     Parameters

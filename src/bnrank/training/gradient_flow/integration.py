@@ -78,8 +78,8 @@ def flow(
     task : Task or tuple
         Data and loss: (x, y) for the squared error, or (x, y, loss). The loss is a mean over samples
         (docs/theory/notation.md): "mse", "cross_entropy", "logistic", or a function of outputs (N, d_out) and y that
-        returns a tensor with one element. x has shape (N, d_in). y has shape (N, d_out), or holds class indices (N,), or for
-        "logistic" labels -1 and +1 of shape (N, 1) or (N,).
+        returns a tensor with one element. x has shape (N, d_in). y has shape (N, d_out), or holds class indices
+        (N,), or for "logistic" labels -1 and +1 of shape (N, 1) or (N,).
     t_end : float, optional
         End of the flow, in units of t; give this or ``t_after`` of ``plateau``.
     solver : str or Solver
