@@ -59,8 +59,8 @@ class Jacobian(Printed):
 
     MLPs: the product W_L D_{L-1} ... D_1 W_1 (docs/theory/notation.md), from its narrower end, at kinks with the
     derivative s that PyTorch takes. Other modules: one backward pass per output. Inputs and outputs with more
-    dimensions are flattened. Shared parameters are supported. Parameters are copied, so that later training of the module has no
-    effect.
+    dimensions are flattened. Shared parameters are supported. Parameters are copied, so that later training of the
+    module has no effect.
 
     Parameters
     ----------
