@@ -1,4 +1,4 @@
-"""docs/theory/reading.md is true: its cells run as written, in order, show a picture each, and find what the text says."""
+"""docs/theory/reading.md is true: its cells run as written, in order, show pictures, and find what the text says."""
 
 import ast
 import re
@@ -16,9 +16,9 @@ CELLS = re.findall(r"```\{code-cell\} python\n(.*?)```", TEXT, re.DOTALL)
 def run(cell, names):
     """Run a cell as a notebook does, without magics, and return the value of its last expression."""
     body = ast.parse("\n".join("" if line.startswith("%") else line for line in cell.split("\n"))).body
-    last = body.pop().value if isinstance(body[-1], ast.Expr) else ast.Constant(None)
+    last = body.pop() if isinstance(body[-1], ast.Expr) else None
     exec(compile(ast.Module(body, []), PAGE.name, "exec"), names)
-    return eval(compile(ast.Expression(last), PAGE.name, "eval"), names)
+    return None if last is None else eval(compile(ast.Expression(last.value), PAGE.name, "eval"), names)
 
 
 @pytest.fixture(scope="module")
