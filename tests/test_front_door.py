@@ -94,7 +94,7 @@ def test_results_print_in_a_few_lines_and_in_notebooks():
     assert str(cost).startswith("cost in [")
     for result in (task, run, cost):
         assert len(str(result).splitlines()) <= 4
-        assert result._repr_html_().startswith("<pre>")
+        assert result._repr_html_().startswith("<div")
 
 
 def test_arguments_without_effect_are_refused(tmp_path):

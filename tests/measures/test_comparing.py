@@ -310,7 +310,7 @@ def test_a_large_matrix_has_the_same_numbers_by_the_gram_matrix(monkeypatch):
 def test_results_print_themselves_and_become_frames_and_plots():
     a, b = mlp(5, 12, 12, 3), mlp(5, 12, 12, 3, seed=1)
     found = bnrank.compare(a, b, normal(30, 5))
-    assert "<pre>" in found._repr_html_()
+    assert "<table" in found._repr_html_()
     frame = found.to_frame()
     assert frame["layer"].tolist() == ["0.weight", "2.weight", "4.weight"]
     assert frame["stable_rank_a"].tolist() == found.data.stable_rank.values[0].tolist()

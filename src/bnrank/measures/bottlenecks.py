@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bnrank._core import text, validation
+from bnrank._core import validation
+from bnrank._core.content import Part, Table, remarks
 from bnrank._core.results import Printed
 from bnrank._core.validation import Data
 from bnrank.measures import nonlinearity, spectra
@@ -257,7 +258,7 @@ class Structure(Printed):
         """Last layer of the bottleneck, counted from 1."""
         return self.bottleneck.end
 
-    def __str__(self) -> str:
+    def _content(self) -> list[Part]:
         rows = [
             {
                 "layer": f"{layer.index}{'*' * layer.inside}",
@@ -270,8 +271,8 @@ class Structure(Printed):
             }
             for layer in self.layers
         ]
-        lines = [f"bottleneck: {self.kind}, {self.bottleneck}", text.render(rows)]
-        return "\n".join(lines + [f"skipped {part}" for part in self.skipped])
+        shown: list[Part] = [f"bottleneck: {self.kind}, {self.bottleneck}", Table("Layers (* in the bottleneck)", rows)]
+        return shown + remarks((f"skipped {part}" for part in self.skipped), "skipped")
 
 
 def bottleneck(

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import nn
 
-from bnrank._core import text, validation
+from bnrank._core import validation
+from bnrank._core.content import Part, Table
 from bnrank._core.results import Printed
 from bnrank.measures.second_order import Array, Evaluation, Problem
 from bnrank.measures.subgradients import KINK_RTOL, least
@@ -68,9 +69,9 @@ class FeatureConvergence(Printed):
             for layer, (e, c, r) in enumerate(columns, 1)
         ]
 
-    def __str__(self) -> str:
+    def _content(self) -> list[Part]:
         title = f"W^T W and its prediction from inputs and gradients; relative gradient {self.residual:.2g}"
-        return text.render(self._rows(), title=title)
+        return [title, Table("Layers", self._rows())]
 
 
 def feature_convergence(

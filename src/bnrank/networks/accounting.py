@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from bnrank._core import validation
+from bnrank._core.content import Part, Table
 from bnrank._core.results import Printed
-from bnrank._core.text import render
 from bnrank.networks.functional import unwrap
 from bnrank.networks.inputs import Example
 from bnrank.networks.layers import Layer, derived
@@ -60,7 +60,7 @@ class Account(Printed):
         """Parameters that belong to none, with the reason."""
         return tuple(entry for entry in self.entries if not entry.layers)
 
-    def __str__(self) -> str:
+    def _content(self) -> list[Part]:
         rows = [
             {
                 "parameter": e.name,
@@ -69,7 +69,7 @@ class Account(Printed):
             }
             for e in self.entries
         ]
-        return render(rows) if rows else "no parameters"
+        return [Table("Parameters, and where they are measured", rows)] if rows else ["no parameters"]
 
 
 def account(net: nn.Module, x: Example | None = None, *, reading: Reading | None = None) -> Account:

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from bnrank._core import validation
+from bnrank._core.content import Part, Table, remarks
 from bnrank._core.results import Printed
-from bnrank._core.text import render
 from bnrank.networks import observing, reasons
 from bnrank.networks.chain import Segment, outermost, parts_of
 from bnrank.networks.functional import example, unwrap
@@ -60,9 +60,10 @@ class Reading(Printed):
         weights = {(layer.name, layer.reason) for layer in self.unobserved}
         return tuple(part for part in self.skipped if (part.name, part.reason) not in weights)
 
-    def __str__(self) -> str:
+    def _content(self) -> list[Part]:
         rows = [{"": x.index, "layer": x.name, "kind": x.kind, "weight": tuple(x.weight.shape)} for x in self.weights]
-        return "\n".join([render(rows) if rows else "no layers", *(f"skipped {part}" for part in self.skipped)])
+        shown: list[Part] = [Table("Layers", rows)] if rows else ["no layers"]
+        return shown + remarks((f"skipped {part}" for part in self.skipped), "skipped")
 
 
 def read(net: nn.Module, x: Example | None = None) -> Reading:

@@ -18,15 +18,9 @@ from matplotlib.figure import Figure
 
 from bnrank._core import text as tables
 from bnrank._core import validation
+from bnrank._core.content import STATUS
 from bnrank._core.shared import Shared
 from bnrank.reporting.charts.parts import View
-
-STATUS = {
-    **dict.fromkeys(("pass", "converged", "holds", "exact", "approximate"), "good"),
-    **dict.fromkeys(("fail", "diverged", "violated"), "bad"),
-    **dict.fromkeys(("interrupted", "holds (vacuous)", "inconclusive", "off the data", "undetermined"), "warn"),
-}
-"""Mark of a cell in a column "result" or "status"."""
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import numpy as np
 import xarray as xr
 
 from bnrank._core import files, text, validation
+from bnrank._core.content import STATUS
 from bnrank._core.sources import as_path
 from bnrank._version import __version__
 from bnrank.measures import describe
@@ -21,7 +22,6 @@ from bnrank.measures.comparing import Comparison
 from bnrank.measures.frequencies import label as label_of_frequency
 from bnrank.reporting import tables
 from bnrank.reporting.blocks import (
-    STATUS,
     Block,
     Cell,
     Plot,

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 import torch
 
-from bnrank._core import text, validation
-from bnrank._core.results import Printed
+from bnrank._core import validation
+from bnrank._core.content import Fold, Part, Table
+from bnrank._core.results import Printed, described
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -398,7 +399,7 @@ class Verdicts(Printed, Sequence[Verdict]):
 
         return pd.DataFrame([asdict(verdict) for verdict in self.verdicts])
 
-    def __str__(self) -> str:
+    def _content(self) -> list[Part]:
         lines = [
             f"{len(own)} of {len(self)} not applicable ({', '.join(dict.fromkeys(v.id for v in own))}): {reason}"
             for reason, own in self.unmet().items()
@@ -416,4 +417,16 @@ class Verdicts(Printed, Sequence[Verdict]):
             }
             for v in self.applied
         ]
-        return "\n".join([text.render(rows), *lines] if rows else lines)
+        vacuous = sum(bool(v.vacuous) for v in self)
+        counts = ", ".join(f"{count} {status}" for status, count in self.counts.items())
+        counts += f"; {vacuous} of those that hold cannot fail" if vacuous else ""
+        unmet = [
+            {"statements": len(own), "not applicable": ", ".join(dict.fromkeys(v.id for v in own)), "reason": reason}
+            for reason, own in self.unmet().items()
+        ]
+        apart = len(self) - len(self.applied)
+        folded = [Fold(f"{apart} of {len(self)} not applicable, and why", lines, [Table("Not applicable", unmet)])]
+        about = Table(
+            "Network and data", [{"of": name, "value": described(value)} for name, value in self.about.items()]
+        )
+        return [Table(f"Verdicts: {counts}", rows), *(folded if lines else []), Fold("network and data", (), [about])]

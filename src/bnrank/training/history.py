@@ -17,15 +17,16 @@ import torch
 from torch import Tensor, nn
 
 from bnrank._core import checksums, identity, netcdf, sources, store, validation
+from bnrank._core.content import Part
 from bnrank._core.files import StorageError, one_writer, prepare_folder
 from bnrank._core.results import Printed
-from bnrank._core.text import render
 from bnrank._version import __version__
 from bnrank.measures import balance, convolution
 from bnrank.networks import MLP, reading
 from bnrank.networks.files import blueprint, build
 from bnrank.networks.functional import unwrap
 from bnrank.networks.layers import Source
+from bnrank.training import overview
 from bnrank.training.ensemble import Workers, filled, split, squared_norm
 from bnrank.training.options import Watcher
 from bnrank.training.settings import Settings, TrainSettings, by_hand
@@ -322,13 +323,8 @@ class Run(Printed):
     parameters: Tensor
     finished: tuple[Finished | None, ...] = ()
 
-    def __str__(self) -> str:
-        shown = ["seed", "ridge", "status", "steps", "loss", "cost", "parameter_norm"]
-        shown += ["finished_loss", "stationarity", "kind"]
-        columns = {name: self.summary[name].values for name in shown if name in self.summary.variables}
-        rows = [{"member": i} | {name: values[i] for name, values in columns.items()} for i in range(self.members)]
-        title = f"{self.members} x {type(self.net).__name__}, {self.settings.optimizer}, {self.seconds:.3g} s"
-        return render(rows, title=title)
+    def _content(self) -> list[Part]:
+        return overview.of_run(self)
 
     @property
     def members(self) -> int:

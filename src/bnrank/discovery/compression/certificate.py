@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from bnrank._core import linalg, text, validation
+from bnrank._core import linalg, validation
+from bnrank._core.content import Part, Table
 from bnrank._core.results import Printed
 from bnrank.discovery.compression.judging import Parted, outputs
 from bnrank.discovery.compression.parts import Parts, flow, lipschitz, multiply_adds, nonzero, parameters
@@ -75,7 +76,7 @@ def ratio(part: float, whole: float) -> float:
 
 
 @dataclass(frozen=True)
-class Bound:
+class Bound(Printed):
     """An upper bound on the difference of two networks at any input near the samples.
 
     ||f^(x) - f(x)|| <= max_i ||f^(x_i) - f(x_i)|| + (Lip f + Lip f^) r for every x within r of a sample x_i, in
@@ -230,10 +231,10 @@ class Certificate(Printed):
         """
         return 1 - 0.05 ** (1 / self.held_out.samples)
 
-    def __str__(self) -> str:
-        return "\n".join([self._table(), *self._changes(), *self._ranks()])
+    def _content(self) -> list[Part]:
+        return [*self._table(), *self._changes(), *self._ranks()]
 
-    def _table(self) -> str:
+    def _table(self) -> list[Part]:
         before, after = self.latency_before, self.latency
         rows = [
             {"": label, "before": f"{a:,}", "after": f"{b:,}", "ratio": f"{a / max(b, 1):.3g}"}
@@ -242,9 +243,11 @@ class Certificate(Printed):
         label = f"minimum latency in ms, batch {after.batch_size}"
         times = {"before": f"{1e3 * before.minimum:.3f}", "after": f"{1e3 * after.minimum:.3f}"}
         rows.append({"": label, **times, "ratio": f"{self.speedup:.3g}"})
-        note = "" if self.speedup_certain else "  (uncertain: quartiles of the times overlap)"
-        found = f"\n{self.subnormals} (not part of the ratio above)" if self.subnormals.count else ""
-        return text.render(rows) + note + found
+        if not self.speedup_certain:
+            remark = "uncertain: quartiles of the times overlap"
+            rows = [row | {"remark": remark if row is rows[-1] else ""} for row in rows]
+        found = [f"{self.subnormals} (not part of the ratio above)"] if self.subnormals.count else []
+        return [Table("Size and latency", rows), *found]
 
     def _changes(self) -> list[str]:
         lines = []

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bnrank._core import files, identity, store, validation
+from bnrank._core.content import Part, remarks
 from bnrank._core.results import Printed
 from bnrank.discovery import storage
 from bnrank.discovery.compression.certificate import Certificate
@@ -102,14 +103,14 @@ class Compressed(Printed):
             )
         return store.save(path, self.network.state_dict(), {"plan": dict(self.plan), "identity": parts}, KIND)
 
-    def __str__(self) -> str:
-        lines = [] if self.changed else ["returned as it is"]
+    def _content(self) -> list[Part]:
+        lines: list[Part] = [] if self.changed else ["returned as it is"]
         for step in self.steps:
             where = f" ({step.where})" if step.where else ""
             lines.append(f"{step.kind}{where}: {step.what}; change so far {100 * step.change:.3g} %")
         lines += [self.reason] if self.reason else []
-        lines += [f"skipped {part}" for part in self.skipped]
-        return "\n".join([*lines, str(self.certificate)])
+        lines += remarks((f"skipped {part}" for part in self.skipped), "skipped")
+        return [*lines, *self.certificate._content()]
 
 
 def finished(original: nn.Module, new: dict[str, Parts]) -> nn.Module:

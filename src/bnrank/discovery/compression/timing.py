@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from bnrank._core import devices, validation
+from bnrank._core.results import Printed
 from bnrank.networks.functional import copied, example
 
 _BITS = {
@@ -86,7 +87,7 @@ class Latency:
 
 
 @dataclass(frozen=True)
-class Subnormals:
+class Subnormals(Printed):
     """The nonzero parameters and buffers below the smallest normal number of their precision.
 
     On many processors operations on such values take about a hundred times as long. Setting them to 0 changes outputs

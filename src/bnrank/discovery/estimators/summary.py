@@ -11,7 +11,8 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from bnrank._core import identity, store, text, validation
+from bnrank._core import identity, store, validation
+from bnrank._core.content import Fold, Part, Table, as_text
 from bnrank._core.results import Printed
 from bnrank.discovery.estimators.counts import Trial
 from bnrank.discovery.estimators.terms import explained
@@ -177,14 +178,15 @@ class Summary(Printed):
         columns += [("sensitivity", *name) for name in levels]
         return pd.DataFrame(values, index, pd.MultiIndex.from_tuples(columns, names=[None, *self.input_columns.names]))
 
-    def __str__(self) -> str:
-        terms = explained(self.wording).items()
-        return "\n".join([*self._lines(), "terms", *(f"  {term}: {meaning}" for term, meaning in terms)])
+    def _content(self) -> Iterator[Part]:
+        yield from self._findings()
+        terms = [f"  {term}: {meaning}" for term, meaning in explained(self.wording).items()]
+        yield Fold("terms", ["terms", *terms], terms)
 
     @property
     def wording(self) -> str:
         """The text without the names of the inputs and the notes on them."""
-        return "\n".join(replace(self, inputs=("",) * len(self.inputs), notes=())._lines())
+        return as_text(replace(self, inputs=("",) * len(self.inputs), notes=())._findings())
 
     @property
     def scalar(self) -> bool:
@@ -200,7 +202,7 @@ class Summary(Printed):
             return "no linear combination of the inputs was found that y depends on"
         return f"y depends on {_count(n, 'linear combination')} of the inputs"
 
-    def _lines(self) -> Iterator[str]:
+    def _findings(self) -> Iterator[Part]:
         classes = len(self.output_names) > self.outputs
         out = f"{len(self.output_names)} classes" if classes else _count(self.outputs, "output")
         yield f"{self.estimator}: {self.rows} rows, {_count(len(self.inputs), 'input')}, {out}"
@@ -231,12 +233,12 @@ class Summary(Printed):
             values = ", ".join(f"{value:.3g}" for value in self.spectrum[:MAX_VALUES])
             more = " ..." if len(self.spectrum) > MAX_VALUES else ""
             yield f"spread of the directions inside the model: {values}{more}, gap {self.gap:.3g}"
-            yield text.render(list(self._coordinates()))
+            yield Table("Components", list(self._coordinates()))
         elif self.n_input_directions:
-            yield text.render(list(self._combinations()))
+            yield Table("Combinations of the inputs", list(self._combinations()))
         if self.stability:
             yield f"networks (* within one standard error of the best{self._depth_kept()})"
-            yield text.render(list(self._networks()))
+            yield Table("Networks", list(self._networks()))
         yield from (f"note: {note}" for note in self.notes)
 
     def _coordinates(self) -> Iterator[dict[str, object]]:
@@ -271,11 +273,14 @@ def _count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-def _losses(of: str, used: int, high: int, losses: np.ndarray, errors: np.ndarray) -> Iterator[str]:
-    yield f"held-out loss by number of {of}"
+def _losses(of: str, used: int, high: int, losses: np.ndarray, errors: np.ndarray) -> Iterator[Part]:
+    title = f"held-out loss by number of {of}"
     shown = min(len(losses), max(used, high) + 3)
+    lines, rows = [title], []
     for k, (loss, error) in enumerate(zip(losses[:shown], errors, strict=False)):
-        yield f"  {k:3d}  {loss:.4g} +- {error:.2g}{' <-' if k == used else ''}"
+        lines.append(f"  {k:3d}  {loss:.4g} +- {error:.2g}{' <-' if k == used else ''}")
+        rows.append({"number": k, "held-out loss": f"{loss:.4g}", "+-": f"{error:.2g}", "": "<-" if k == used else ""})
+    yield Fold(title, lines, [Table(title, rows)])
 
 
 def is_fitted(name: str) -> bool:

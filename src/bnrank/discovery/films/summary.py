@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from bnrank._core import text
+from bnrank._core.content import Part, Table
 from bnrank._core.results import Printed
 
 MAX_VALUES = 8  # shown of a spectrum
@@ -94,10 +94,7 @@ class FilmSummary(Printed):
         low, high = self.coordinates_needed_interval
         return f"{self.coordinates_needed or 'none of those tried suffices'} (interval {low} to {high})"
 
-    def __str__(self) -> str:
-        return "\n".join(self._lines())
-
-    def _lines(self) -> Iterator[str]:
+    def _content(self) -> Iterator[Part]:
         height, width, channels = self.shape
         low, high = self.interval
         sure = "undetermined" if self.undetermined else f"interval {low} to {high}"
@@ -110,14 +107,13 @@ class FilmSummary(Printed):
         if len(self.unexplained_by_coordinates):
             rows = [{"coordinates": int(k), "unexplained": f"{u:.2%}"} for k, u in self.unexplained_by_coordinates]
             best = {"coordinates": "all of the bottleneck", "unexplained": f"{self.unexplained.min():.2%}"}
-            yield text.render([*rows, best])
+            yield Table("Unexplained on held-out films, by number of coordinates", [*rows, best])
         if len(self.spectrum):
             yield "median local variances in the bottleneck, relative to the largest"
             shown = self.spectrum[:, :MAX_VALUES]
-            yield text.render(
-                [
-                    {"neighbors": size} | {str(j + 1): f"{value:.2g}" for j, value in enumerate(values)}
-                    for size, values in zip(self.neighbors, shown, strict=True)
-                ]
-            )
+            rows = [
+                {"neighbors": size} | {str(j + 1): f"{value:.2g}" for j, value in enumerate(values)}
+                for size, values in zip(self.neighbors, shown, strict=True)
+            ]
+            yield Table("Local variances", rows)
         yield from (f"note: {note}" for note in self.notes)

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from bnrank._core import text, validation
+from bnrank._core import validation
+from bnrank._core.content import Part, Table
 from bnrank._core.results import Printed
 from bnrank.discovery.columns import columns_of, texts
 from bnrank.discovery.estimators import Summary
@@ -62,7 +63,7 @@ class Factor:
 
 
 @dataclass(frozen=True)
-class PowerProduct:
+class PowerProduct(Printed):
     """A product of powers of inputs.
 
     Attributes
@@ -179,9 +180,9 @@ class DimensionlessGroups(Printed):
     outliers: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
 
-    def __str__(self) -> str:
-        table = [text.render(self.rows)] if self.groups else []
-        return "\n".join([*self._lines(), *table, *self._left()])
+    def _content(self) -> list[Part]:
+        table = [Table("Exponents", self.rows)] if self.groups else []
+        return [*self._lines(), *table, *self._left()]
 
     @property
     def sentences(self) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from bnrank._core import text
+from bnrank._core.content import Part, Table
 from bnrank._core.results import Printed
 from bnrank.discovery.symbolic.expressions import Expr, complexity, printed, renamed, values
 
@@ -15,7 +15,7 @@ SHOWN = 12  # terms of a sum that are shown in the table
 
 
 @dataclass(frozen=True)
-class Formula:
+class Formula(Printed):
     """A formula for one output, or for one coordinate.
 
     Attributes
@@ -123,14 +123,11 @@ class Formulas(Printed):
         rows = [[getattr(formula, name) for name in names] for formula in (*self.coordinates, *self.outputs)]
         return pd.DataFrame(rows, columns=["name", "kind", "verdict", "formula", *names[4:]])
 
-    def __str__(self) -> str:
-        return "\n".join(self._lines())
-
-    def _lines(self) -> Iterator[str]:
+    def _content(self) -> Iterator[Part]:
         yield f"formulas by {self.engine}: fitted to {self.rows} rows, R^2 on {self.held_out} held-out rows"
         if self.coordinates:
-            yield text.render([self._coordinate(formula) for formula in self.coordinates])
-        yield text.render([self._output(formula) for formula in self.outputs])
+            yield Table("Coordinates", [self._coordinate(formula) for formula in self.coordinates])
+        yield Table("Outputs", [self._output(formula) for formula in self.outputs])
         if any(score is not None and score < 0 for f in self.outputs for score in (f.r2, f.r2_linear, f.r2_network)):
             yield "R^2 below 0: worse than the mean of the other rows"
         yield from (f"note: {note}" for note in self.notes)

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bnrank._core import remarks, text, validation
+from bnrank._core import remarks, validation
 from bnrank._core.axes import OKABE_ITO, axes_for, dress
+from bnrank._core.content import Part, Table
 from bnrank._core.results import Printed
 from bnrank._core.sampling import evenly_spaced
 
@@ -168,16 +169,16 @@ class Comparison(Printed):
             dress(ax, "layer of b", "layer of a", "linear CKA")
         return axes
 
-    def __str__(self) -> str:
-        lines = [f"{self.data.attrs['title']}: {self.headline}"]
+    def _content(self) -> list[Part]:
+        lines: list[Part] = [f"{self.data.attrs['title']}: {self.headline}"]
         weights = [{k: v for k, v in row.items() if k not in WIDE} for row in self.layers()]
         for rows, what in ((weights, "matrices"), (self.representations(), "layers")):
             if rows:
                 chosen = evenly_spaced(len(rows), SHOWN).tolist()
-                lines.append(text.render([rows[i] for i in chosen]))
+                lines.append(Table(what.capitalize(), [rows[i] for i in chosen]))
                 if len(chosen) < len(rows):
                     lines.append(f"{len(chosen)} of {len(rows)} {what} shown; .data has all")
-        return "\n".join([*lines, *self.notes])
+        return [*lines, *self.notes]
 
     def _weights(self) -> str:
         data = self.data

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from bnrank._core import text, validation
+from bnrank._core import validation
+from bnrank._core.content import Part, Table
 from bnrank._core.results import Printed
 from bnrank.networks.functional import unwrap
 from bnrank.networks.graph import drawing
@@ -82,7 +83,7 @@ class LayerGraph(Printed):
         name = validation.text(name, "name")
         return tuple(node for node in self.nodes if name in node.inputs)
 
-    def __str__(self) -> str:
+    def _content(self) -> list[Part]:
         """Return a table of the nodes with inputs, shapes and parameters, and the operations outside the theory."""
         rows = []
         for node in self.nodes:
@@ -91,10 +92,10 @@ class LayerGraph(Printed):
             names = ", ".join(name if name in self.trained else f"{name} (fixed)" for name in held if name)
             row = {"node": node.name, "does": does, "takes": ", ".join(node.inputs)}
             rows.append(row | {"gives": "x".join(map(str, node.shape)) or "1", "parameters": names})
-        lines = [f"{self.name}: {len(self)} nodes", text.render(rows)]
+        shown: list[Part] = [f"{self.name}: {len(self)} nodes", Table("Nodes", rows)]
         if self.outside:
-            lines += ["outside the theory:", *(f"  {part}" for part in self.outside)]
-        return "\n".join(lines)
+            shown += ["outside the theory:", *(f"  {part}" for part in self.outside)]
+        return shown
 
     def neurons(self, net: nn.Module | None = None, max_edges: int = EDGE_LIMIT) -> NeuronGraph:
         """Return the graph with one vertex per neuron, for small networks (T42); see `neurons`.

@@ -10,6 +10,8 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
 from bnrank._core import validation
+from bnrank._core.content import Part, Table
+from bnrank._core.results import Printed
 
 Array = NDArray[Any]  # float64
 LEVEL = 0.95  # confidence level of the intervals
@@ -20,7 +22,7 @@ ROUNDING = 1e-10  # relative to the largest norm
 
 
 @dataclass(frozen=True)
-class Expansion:
+class Expansion(Printed):
     """Fit of L R0 + R1 + R2 / L to norms.
 
     Attributes
@@ -55,6 +57,22 @@ class Expansion:
     reason: str
     rank: int
     unique: bool
+
+    def _content(self) -> list[Part]:
+        word = {True: "fits", False: "does not fit", None: "undetermined"}[self.fits]
+        several = "" if self.unique else ", not the only integer in its interval"
+        rank = f"; R0 rounded is {self.rank}{several}" if self.fits else ""
+        found = (("R0", self.R0_interval), ("R1", self.R1_interval), ("R2", self.R2_interval))
+        rows = [
+            {"coefficient": name, "estimate": getattr(self, name), "95 percent from": low, "to": high}
+            for name, (low, high) in found
+        ]
+        misfit = "" if math.isnan(self.p_value) else f", p-value of the misfit {self.p_value:.2g}"
+        return [
+            f"norm = L R0 + R1 + R2 / L: {word} ({self.reason}){rank}",
+            Table("Coefficients of the expansion", rows),
+            f"root mean square of the residuals {self.residual:.3g}{misfit}",
+        ]
 
     def predict(self, depth: ArrayLike) -> Any:
         """Return the fitted norm at a depth or at several, L R0 + R1 + R2 / L.

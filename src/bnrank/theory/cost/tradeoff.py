@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnrank._core import linalg, text, validation
+from bnrank._core import linalg, validation
+from bnrank._core.content import Part, Table
 from bnrank._core.results import Printed
 from bnrank.theory.cost.expansion import Array, Expansion, expand
 from bnrank.theory.cost.ladder import solve_depths
@@ -67,12 +68,12 @@ class RankTradeoff(Printed):
         """Return the least loss at this depth, min over k of lambda L k + C + lambda R1."""
         return float(self.losses(depth).min())
 
-    def __str__(self) -> str:
+    def _content(self) -> list[Part]:
         rows = [
             {"k": k, "C": c, "R1": r, "C + lambda R1": c + self.ridge * r}
             for k, c, r in zip(self.ranks, self.costs, self.corrections, strict=True)
         ]
-        return text.render(rows)
+        return [Table("Rank against regularity", rows)]
 
 
 def linear_tradeoff(x: Tensor | np.ndarray, y: Tensor | np.ndarray, ridge: float, *, seed: int = 0) -> RankTradeoff:

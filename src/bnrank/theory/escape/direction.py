@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from torch import Tensor, nn
 
-from bnrank._core import text
+from bnrank._core.content import Part, Table
 from bnrank._core.results import Printed
 from bnrank.networks.chain import as_mlp
 from bnrank.networks.constructions import deepen_escape
@@ -68,7 +68,7 @@ class EscapeDirection(Printed):
         """L."""
         return self.network.depth
 
-    def __str__(self) -> str:
+    def _content(self) -> list[Part]:
         """Return the speed, the residual and a table of the layers."""
         state = "converged" if self.converged else "not converged"
         near = int((self.speeds >= self.speed * (1 - 1e-3)).sum()) if self.speed > 0 else 0
@@ -77,11 +77,12 @@ class EscapeDirection(Printed):
             {"layer": layer, "W: beyond rank one": w, "activations: beyond rank one": a, "nonlinearity": bent}
             for layer, (w, (a, bent)) in enumerate(zip(self.weight_rank_one, hidden, strict=True), 1)
         ]
-        return (
-            f"escape direction of depth {self.depth}, widths {self.network.widths}: speed {self.speed:.9g}\n"
+        return [
+            f"escape direction of depth {self.depth}, widths {self.network.widths}: speed {self.speed:.9g}",
             f"residual {self.residual:.1e} ({state}), {self.kinks} kinks; "
-            f"{near} of {len(self.speeds)} starts within 0.1 percent\n{text.render(rows)}"
-        )
+            f"{near} of {len(self.speeds)} starts within 0.1 percent",
+            Table("Layers: distance from rank one and from linear", rows),
+        ]
 
 
 def speed(net: nn.Module, x: Tensor | Array, g: Tensor | Array) -> float:

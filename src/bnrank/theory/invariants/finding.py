@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bnrank._core import text, validation
+from bnrank._core import validation
+from bnrank._core.content import Part, Table
 from bnrank._core.results import Printed
 from bnrank.networks.functional import check_unshared, unwrap
 from bnrank.networks.functional import example as samples
@@ -75,7 +76,7 @@ class Findings(Printed, Sequence[Conserved]):
     def __repr__(self) -> str:
         return f"Findings({', '.join(map(repr, self.names))})"
 
-    def __str__(self) -> str:
+    def _content(self) -> list[Part]:
         rows = [
             {
                 "quantity": item.name,
@@ -85,11 +86,12 @@ class Findings(Printed, Sequence[Conserved]):
             }
             for item in self
         ]
-        lines = [text.render(rows) if rows else f"nothing is conserved: {self.why_nothing}"]
+        table = Table("Conserved quantities", rows)
+        lines: list[Part] = [table if rows else f"nothing is conserved: {self.why_nothing}"]
         if self.outside:
             lines.append("outside the theory:")
             lines += [f"  {part.name} ({part.type}): {part.reason}" for part in self.outside]
-        return "\n".join(lines)
+        return lines
 
     @property
     def why_nothing(self) -> str:

@@ -8,8 +8,8 @@ import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 
-from bnrank._core import text
 from bnrank._core.axes import OKABE_ITO, axes_for, dress
+from bnrank._core.content import Part, Table
 from bnrank.theory.invariants.conserved import Conserved
 from bnrank.theory.invariants.linear_tail import Tail
 from bnrank.theory.invariants.squares import Array
@@ -87,7 +87,7 @@ def dataset(
     )
 
 
-def table(tracks: Mapping[int, Track], quantities: Sequence[Conserved], about: Mapping[str, Any]) -> str:
+def content(tracks: Mapping[int, Track], quantities: Sequence[Conserved], about: Mapping[str, Any]) -> list[Part]:
     """Return the last rows as a table with remarks; of several members, the one with the largest drift."""
     latest = {member: track.latest() for member, track in tracks.items()}
     member = max(latest, key=lambda m: float(np.nanmax(latest[m]["relative"], initial=0.0)))
@@ -99,7 +99,7 @@ def table(tracks: Mapping[int, Track], quantities: Sequence[Conserved], about: M
         row = {"conserved quantity": q.name, "relative drift": f"{values['relative'][i]:.2e}"}
         rows.append(row | {PARTS[part][0]: _share(values[part][i], values["drift"][i]) for part in Ledger.PARTS})
     title = f"{about['module']}{which}: {len(track.steps)} rows, step {track.steps[-1]}{clock}"
-    lines = [title, text.render(rows)]
+    lines: list[Part] = [title, Table("Conserved quantities", rows)]
     if track.measured and len(track.tail):
         ratios = ", ".join(f"{n} {r:.4f}" for n, r in zip(track.tail.names, track.measured[-1][0], strict=True))
         lines.append(f"||W||_op^2 / ||W||_F^2 of the linear tail: {ratios}")
@@ -109,7 +109,7 @@ def table(tracks: Mapping[int, Track], quantities: Sequence[Conserved], about: M
         lines.append(f"since step {before}: {share:.2%} of the signs changed, theta turned by 1 - cos = {turned:.1e}")
     if about["notes"]:
         lines.append(f"note: {about['notes']}")
-    return "\n".join(lines)
+    return lines
 
 
 def _share(part: float, drift: float) -> str:

@@ -13,6 +13,7 @@ import xarray as xr
 from torch import Tensor, nn
 
 from bnrank._core import validation
+from bnrank._core.content import Part
 from bnrank._core.results import Printed
 from bnrank._version import __version__
 from bnrank.networks.functional import example as samples
@@ -446,10 +447,10 @@ class Monitor(Printed):
         self._of(member)
         return history.plot(self.history.sel(member=member), axes)
 
-    def __str__(self) -> str:
+    def _content(self) -> list[Part]:
         if not any(track.steps for track in self._tracks.values()):
-            return f"monitor of {len(self.quantities)} quantities, nothing recorded yet"
-        return history.table(self._recorded(), self.quantities, self._about())
+            return [f"monitor of {len(self.quantities)} quantities, nothing recorded yet"]
+        return history.content(self._recorded(), self.quantities, self._about())
 
     def __repr__(self) -> str:
         return f"Monitor({type(self.net).__name__}, {len(self.quantities)} quantities, every={self.every})"

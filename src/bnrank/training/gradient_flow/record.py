@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bnrank._core import linalg
+from bnrank._core.content import Curves, Part, Table
 from bnrank._core.results import Printed
 from bnrank.training.ensemble import Workers
 from bnrank.training.history import SERIES, Recorder
@@ -150,6 +151,28 @@ class Flow(Printed):
         """The history at the rows that have singular values, as `plots.plateaus` draws it."""
         known = np.isfinite(self.history["weight_singular_values"].values).any(axis=(0, 2, 3))
         return self.history.isel(step=known)
+
+    def _content(self) -> list[Part]:
+        skipped = "" if self.handover is None else f" (handed over at {self.handover.time:.4g})"
+        rows = [
+            {
+                "plateau": plateau.number,
+                "start": plateau.start,
+                "end": plateau.end if plateau.left else "not left",
+                "loss": plateau.loss,
+                "gradient norm": plateau.gradient_norm,
+                "ranks of the layers": ", ".join(map(str, plateau.ranks)),
+            }
+            for plateau in self.plateaus
+        ]
+        caption = "Plateaus" if self.handover is None else "Plateaus; times since the handover"
+        return [
+            f"gradient flow from t = {self.times[0]:.4g} to {self.times[-1]:.4g}{skipped}: {self.status}",
+            f"loss {self.loss[0]:.4g} to {self.loss[-1]:.4g}, {len(self.plateaus)} plateaus; "
+            f"{self.steps} steps, {self.evaluations} evaluations, {self.seconds:.3g} s",
+            Curves(f"loss at {len(self.loss)} recorded rows", list(range(len(self.loss))), [self.loss.tolist()]),
+            Table(caption, rows),
+        ]
 
     def __repr__(self) -> str:
         """Return a summary."""

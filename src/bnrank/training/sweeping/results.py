@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bnrank._core import store, validation
+from bnrank._core.content import Part, Table
 from bnrank._core.results import Printed
 from bnrank._core.sources import DamagedError
 from bnrank.training.history import Run
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 RUNNING = "running"
+MAX_ROWS = 1000  # shown in notebooks
 
 
 @dataclass(frozen=True)
@@ -178,13 +180,16 @@ class Sweep(Printed):
         history, summary = run.history.isel(member=chosen), run.summary.isel(member=chosen)
         return Run(history, summary, run.settings, run.seconds, run.net, run.parameters[chosen])
 
-    def __str__(self) -> str:
+    def _content(self) -> list[Part]:
         total = len(self.rows)
         counts = ", ".join(f"{count} {status}" for status, count in sorted(self.counts.items()))
-        lines = [f"{self.folder.path}: {total} networks: {counts or 'none'}"]
+        lines: list[Part] = [f"{self.folder.path}: {total} networks: {counts or 'none'}"]
         left = self.seconds_left
         if left not in (0.0, float("inf")) and left == left:
             lines.append(f"about {left:.3g} s left")
         errors = Counter(str(row["error"]).splitlines()[0] for row in self.rows if row["status"] == FAILED)
         lines += [f"{count} failed: {error}" for error, count in errors.most_common(5)]
-        return "\n".join(lines)
+        shown = [*self.axes, "status", "bottleneck_rank", "loss", "cost", "parameter_norm", "steps"]
+        rows = [{name: row.get(name) for name in shown} for row in self.rows[:MAX_ROWS]]
+        more = f", the first {MAX_ROWS:,}; .to_frame() has all" if total > MAX_ROWS else ""
+        return [*lines, Table(f"Networks{more}", rows, printed=False)]

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bnrank._core import text, validation
+from bnrank._core import validation
 from bnrank._core.axes import OKABE_ITO, axes_for, dress
+from bnrank._core.content import Part, Table
 from bnrank._core.results import Printed
 from bnrank._core.sampling import evenly_spaced
 from bnrank._version import __version__
@@ -178,22 +179,23 @@ class Record(Printed):
             return f"1 measurement, at step {steps[0]:,}" if len(steps) else "nothing measured yet"
         return f"{len(steps)} measurements, steps {steps[0]:,} to {steps[-1]:,}"
 
-    def __str__(self) -> str:
+    def _content(self) -> list[Part]:
         history, rows = self.history, self.summary()
         title = str(history.attrs.get("title", "watch"))
         steps = history["step"].values
         if not len(steps):
-            return "\n".join([f"{title}: nothing measured yet", *self.notes])
+            return [f"{title}: nothing measured yet", *self.notes]
         chosen = evenly_spaced(len(rows), SHOWN).tolist()
-        lines = [f"{title}: {self.span}"]
-        lines.append(text.render([rows[i] for i in chosen]) if rows else "no layer with a weight matrix")
+        lines: list[Part] = [f"{title}: {self.span}"]
+        shown = Table(f"Layers at step {steps[-1]:,}", [rows[i] for i in chosen])
+        lines.append(shown if rows else "no layer with a weight matrix")
         if len(chosen) < len(rows):
             lines.append(f"{len(chosen)} of {len(rows)} layers shown; .history has all")
         if "drift" in history and np.isfinite(history["drift"].values[-1]).any():
             worst = int(np.nanargmax(history["drift"].values[-1]))
             name, value = history["quantity"].values[worst], history["drift"].values[-1, worst]
             lines.append(f"conserved quantities: largest relative drift {value:.2e}, {name}")
-        return "\n".join([*lines, *self.notes])
+        return [*lines, *self.notes]
 
 
 def _summary(one: xr.Dataset) -> dict[str, object]:
