@@ -12,7 +12,18 @@ from bnrank._version import __version__
 if TYPE_CHECKING:
     from bnrank import discovery, figures, measures, networks, reporting, tasks, theory, training
     from bnrank.discovery import lora_ranks
-    from bnrank.measures import Jacobian, balance, bottleneck, frequencies, nonlinearity, ntk, profile, regions, spectra
+    from bnrank.measures import (
+        Jacobian,
+        balance,
+        bottleneck,
+        frequencies,
+        layer_table,
+        nonlinearity,
+        ntk,
+        profile,
+        regions,
+        spectra,
+    )
     from bnrank.networks import MLP, LinearNetwork, constructions, graph
     from bnrank.reporting import Section, load, plots, report, save
     from bnrank.tasks import Task
@@ -43,6 +54,7 @@ __all__ = [
     "frequencies",
     "graph",
     "invariants",
+    "layer_table",
     "load",
     "lora_ranks",
     "measures",
@@ -72,6 +84,7 @@ _ROOMS = {
         "balance",
         "bottleneck",
         "frequencies",
+        "layer_table",
         "nonlinearity",
         "ntk",
         "profile",

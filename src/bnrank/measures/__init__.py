@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from bnrank.measures import similarity, usage
 from bnrank.measures.bottlenecks import bottleneck
+from bnrank.measures.by_layer import LayerTable, layer_table
 from bnrank.measures.comparing import Comparison
 from bnrank.measures.jacobian import Jacobian, JacobianRank
 from bnrank.measures.kinks import KinkWarning
@@ -20,10 +21,12 @@ __all__ = [
     "Jacobian",
     "JacobianRank",
     "KinkWarning",
+    "LayerTable",
     "Stationarity",
     "bottleneck",
     "describe",
     "feature_convergence",
+    "layer_table",
     "profile",
     "similarity",
     "stationarity",

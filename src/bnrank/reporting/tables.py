@@ -9,6 +9,7 @@ import xarray as xr
 from torch import Tensor
 
 from bnrank._core import remarks, validation
+from bnrank.measures.by_layer import headline, layer_rows
 from bnrank.theory.verdicts import HOLDS, INCONCLUSIVE, VIOLATED, Verdict, Verdicts
 
 __all__ = [
@@ -27,88 +28,7 @@ __all__ = [
 
 _SIGNS = {"<=": "≤", "->": "→", "||": "‖", "sum_": "Σ_", "^2": "²", "Theta": "Θ", "theta": "θ", "lambda": "λ"}
 _SIGNS |= {"Omega": "Ω", "sigma": "σ", " o ": " ∘ ", "a~": "ã"}
-_LAYER_COLUMNS = {
-    "full_rank": "size of W",
-    "weight_rank": "rank of W",
-    "weight_relative_rank": "relative rank of W",
-    "stable_rank": "stable rank of W",
-    "entropy_rank": "effective rank of W",
-    "weight_singular_values": "s₁ of W",
-    "activation_singular_values": "s₁ of activations",
-    "units": "units",
-    "dimension_95": "dimension at 95 %",
-    "dimension_99": "dimension at 99 %",
-    "dead_units": "dead units",
-    "nonlinearity": "nonlinearity",
-    "parameter_norm": "‖θ‖² of the layer",
-    "subnormals": "subnormal weights",
-}
-COUNTS = {"weight_rank", "weight_relative_rank", "full_rank", "subnormals", "units", "dead_units"}
-COUNTS |= {"dimension_95", "dimension_99"}
 _CURVE_COLUMNS = {"loss": "loss", "cost": "cost", "parameter_norm": "‖θ‖²", "gradient_norm": "gradient norm"}
-
-
-def layer_rows(profile: xr.Dataset) -> list[dict[str, object]]:
-    """Return one row per layer of a profile: number, name, ranks, largest singular value, nonlinearity, norm."""
-    _check_dimension(profile, "profile", "layer")
-    columns: dict[str, list[object]] = {"layer": profile["layer"].values.tolist()}
-    if "layer_name" in profile.coords:
-        columns["name"] = list(map(str, profile["layer_name"].values))
-    if "layer_shape" in profile.coords:
-        columns |= {key: list(map(str, profile[f"layer_{key}"].values)) for key in ("kind", "shape")}
-    for variable, heading in _LAYER_COLUMNS.items():
-        rare = variable in ("subnormals", "dead_units")  # shown where there are some
-        if variable in profile and not (rare and not bool((profile[variable] > 0).any())):
-            found = profile[variable]
-            values = found.max([dim for dim in found.dims if dim != "layer"]).values.tolist()
-            numbers = [int(value) if variable in COUNTS and math.isfinite(value) else float(value) for value in values]
-            columns[heading] = [None if math.isnan(value) else value for value in numbers]
-    return [dict(zip(columns, line, strict=True)) for line in zip(*columns.values(), strict=True)]
-
-
-def headline(profile: xr.Dataset) -> str:
-    """Return the bottleneck of a profile and how many dimensions its layers use, in a sentence; "" if neither is known.
-
-    The dimensions are those of the centered activations at 95 percent of their variance.
-
-    Examples
-    --------
-    >>> found = {"dimension_95": ("layer", [12.0, 41.0]), "units": ("layer", [200.0, 200.0])}
-    >>> headline(xr.Dataset(found, attrs={"bottleneck_reason": "no layer has a clear gap"}))
-    'No bottleneck: layers use 12 to 41 of 200 dimensions at 95 percent of variance.'
-    """
-    rank, parts = profile.attrs.get("bottleneck_rank"), []
-    if rank is not None:
-        start, end = (int(profile.attrs[f"bottleneck_{name}"]) for name in ("start", "end"))
-        where = f"in layer {start}" if start == end else f"from layer {start} to layer {end}"
-        parts.append(f"Bottleneck of rank {int(rank)} {where}")
-    elif profile.attrs.get("bottleneck_reason") and not _is_unmeasured(profile):
-        parts.append("No bottleneck")
-    if {"dimension_95", "units"} <= set(profile):
-        used, units = profile["dimension_95"].values, profile["units"].values
-        known = np.isfinite(used) & np.isfinite(units)
-        if known.any():
-            parts.append(_use(used[known], units[known]))
-    text = ": ".join(parts)
-    return f"{text[0].upper()}{text[1:]}." if text else ""
-
-
-def _is_unmeasured(profile: xr.Dataset) -> bool:
-    """Return whether the singular values of weights, in which a bottleneck is sought, were left out."""
-    values = profile.get("weight_singular_values")
-    return values is not None and not bool(np.isfinite(values.values).any())
-
-
-def _use(used: np.ndarray, units: np.ndarray) -> str:
-    """Return how many dimensions layers use: of their width, or of their widths in percent where these differ."""
-    low, high = int(used.min()), int(used.max())
-    text = f"{'layers use' if len(used) > 1 else 'one layer uses'} {low}{f' to {high}' if high > low else ''}"
-    if units.min() == units.max():
-        return f"{text} of {int(units[0])} dimensions at 95 percent of variance"
-    shares = [f"{100 * share:.0f}" for share in ((used / units).min(), (used / units).max())]
-    percent = " to ".join(dict.fromkeys(shares))
-    dimensions = "dimension" if low == high == 1 else "dimensions"
-    return f"{text} {dimensions} at 95 percent of variance, {percent} percent of their units"
 
 
 def member_rows(history: xr.Dataset) -> list[dict[str, object]]:
