@@ -11,7 +11,7 @@ from bnrank._core.content import STATUS, Curves, Fold, Part, Table
 from bnrank._core.sampling import evenly_spaced
 
 LIMIT = 150_000  # bytes of the parts of a result
-MAX_ROWS, FIRST_ROWS = 24, 10  # of a table without a fold, and of a folded one
+MAX_ROWS, FIRST_ROWS = 40, 10  # of a table without a fold, and of a folded one
 MAX_LINE, MAX_CELL, LONG_CELL = 4000, 400, 32  # characters
 MAX_CURVES, MAX_POINTS = 16, 120
 WIDTH, HEIGHT = 240, 48  # of curves, in pixels
@@ -31,6 +31,7 @@ STYLE = (
     "border:0;color:inherit;background:none;white-space:nowrap;font-weight:400;max-width:none}"
     ".bnrank table.t thead th{font-weight:600;vertical-align:bottom;"
     "border-bottom:1px solid;border-bottom-color:color-mix(in srgb,currentColor 45%,transparent)}"
+    ".bnrank table.t thead th.n{white-space:normal;min-width:3.5em}"
     ".bnrank table.t tbody tr+tr>*{border-top:1px solid;"
     "border-top-color:color-mix(in srgb,currentColor 14%,transparent)}"
     ".bnrank table.t .n{text-align:right;font-variant-numeric:tabular-nums}"
@@ -151,7 +152,7 @@ def _row(headings: Sequence[str], line: Sequence[str], numeric: Sequence[bool]) 
 
 def _is_status(headings: Sequence[str], line: Sequence[str], heading: str) -> bool:
     """Return whether an entry is a status: in a column of that name, or the value of an attribute of that name."""
-    return heading in ("status", "result") or (
+    return heading in ("status", "result", "verdict") or (
         heading == "value" and headings[0] == "attribute" and line[0] == "status"
     )
 

@@ -79,7 +79,7 @@ class LayerTable(Printed):
         if not others:
             return lines
         more = [f"and {len(others) - MAX_REMARKS} more remarks"] if len(others) > MAX_REMARKS else []
-        return [*lines, Fold(f"{len(others)} remarks: skipped parts and notes", others[:MAX_REMARKS] + more, others)]
+        return [*lines, Fold(f"skipped parts and notes ({len(others)})", others[:MAX_REMARKS] + more, others)]
 
     def __repr__(self) -> str:
         return f"LayerTable({self.profile.sizes['layer']} layers)"

@@ -9,6 +9,8 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
+from bnrank._core.results import Printed
+
 _TYPES: tuple[tuple[tuple[type[nn.Module], ...], str], ...] = (
     (
         (
@@ -52,7 +54,7 @@ _BY_NAME = {name: reason for reason, names in _OPERATIONS.items() for name in na
 
 
 @dataclass(frozen=True)
-class Skipped:
+class Skipped(Printed):
     """A part of a module that is not read.
 
     Attributes

@@ -373,6 +373,25 @@ class Verdicts(Printed, Sequence[Verdict]):
         """The verdicts on statements that apply to the network."""
         return tuple(v for v in self.verdicts if v.status != NOT_APPLICABLE)
 
+    @property
+    def headline(self) -> str:
+        """The number of statements and of verdicts of each status, in a line; violated statements by their ids.
+
+        Examples
+        --------
+        >>> verdicts = [Verdict("T4", "", "", "", HOLDS, vacuous="0 <= 1"), Verdict("T7", "", "", "", VIOLATED)]
+        >>> Verdicts(tuple(verdicts), {}).headline
+        '2 statements: 1 hold (1 vacuous), 1 violated (T7), 0 inconclusive, 0 not applicable'
+        """
+        counts, vacuous = self.counts, sum(bool(v.vacuous) for v in self)
+        empty = f" ({vacuous} vacuous)" if vacuous else ""
+        violated = ", ".join(dict.fromkeys(v.id for v in self.having(VIOLATED)))
+        return (
+            f"{len(self)} statement{'' if len(self) == 1 else 's'}: {counts[HOLDS]} hold{empty}, "
+            f"{counts[VIOLATED]} violated{f' ({violated})' if violated else ''}, "
+            f"{counts[INCONCLUSIVE]} inconclusive, {counts[NOT_APPLICABLE]} not applicable"
+        )
+
     def unmet(self) -> dict[str, tuple[Verdict, ...]]:
         """Return the verdicts that are not applicable by reason, the most frequent reason first.
 
@@ -417,9 +436,6 @@ class Verdicts(Printed, Sequence[Verdict]):
             }
             for v in self.applied
         ]
-        vacuous = sum(bool(v.vacuous) for v in self)
-        counts = ", ".join(f"{count} {status}" for status, count in self.counts.items())
-        counts += f"; {vacuous} of those that hold cannot fail" if vacuous else ""
         unmet = [
             {"statements": len(own), "not applicable": ", ".join(dict.fromkeys(v.id for v in own)), "reason": reason}
             for reason, own in self.unmet().items()
@@ -429,4 +445,9 @@ class Verdicts(Printed, Sequence[Verdict]):
         about = Table(
             "Network and data", [{"of": name, "value": described(value)} for name, value in self.about.items()]
         )
-        return [Table(f"Verdicts: {counts}", rows), *(folded if lines else []), Fold("network and data", (), [about])]
+        return [
+            self.headline,
+            Table("Verdicts on the statements that apply", rows),
+            *(folded if lines else []),
+            Fold("network and data", (), [about]),
+        ]

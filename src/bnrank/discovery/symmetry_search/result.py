@@ -12,6 +12,7 @@ from torch import Tensor
 
 from bnrank._core import validation
 from bnrank._core.axes import OKABE_ITO, axes_for, dress
+from bnrank._core.content import Part, Table
 from bnrank._core.results import Printed
 from bnrank.discovery.symmetry_search.evidence import NOT_SHOWN, moved
 from bnrank.discovery.symmetry_search.maps import SMALL, FiniteTest
@@ -246,8 +247,12 @@ class Symmetries(Printed):
         ax.set_yticks(range(len(shown)), [f"{test.text} ({test.verdict})" for test in shown], fontsize=7)
         ax.invert_yaxis()
 
-    def __str__(self) -> str:
-        return self.summary()
+    def _content(self) -> list[Part]:
+        rows = [
+            {"map": test.text, "verdict": test.verdict, "change": f"{test.change:.2g}", "in the data": test.in_data}
+            for test in sorted(self.finite, key=lambda test: test.change)
+        ]
+        return [*self.summary().split("\n"), Table("Finite symmetries that were tested", rows, printed=False)]
 
 
 def piece_lines(piece: Piece, *, known: bool) -> Iterator[str]:

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 from scipy import stats
 
 from bnrank._core import validation
+from bnrank._core.results import Printed
 from bnrank.theory.cost.expansion import ALPHA, LEVEL, Array, Expansion, expand, least_squares, numbers, with_term
 from bnrank.theory.verdicts import HOLDS, INCONCLUSIVE, NOT_APPLICABLE, VIOLATED, Sides, Statement, Verdict, Verdicts
 
@@ -219,7 +220,7 @@ def _second(terms: list[Terms], rule: str, atol: float, blocked: Verdict) -> Ver
 
 
 @dataclass(frozen=True)
-class Term:
+class Term(Printed):
     """An estimate with its 95 percent confidence interval."""
 
     value: float
