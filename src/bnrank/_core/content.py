@@ -20,6 +20,17 @@ STATUS = {
 
 
 @dataclass(frozen=True)
+class Headline:
+    """A line above a table that is shown in HTML only; elsewhere the first line of a result is its headline."""
+
+    text: str
+
+    def lines(self) -> list[str]:
+        """Return no lines."""
+        return []
+
+
+@dataclass(frozen=True)
 class Table:
     """Rows from column to value, as of :mod:`bnrank._core.text`; the caption is shown in HTML only.
 
@@ -64,7 +75,7 @@ class Curves:
         return []
 
 
-Part = str | Table | Fold | Curves
+Part = str | Headline | Table | Fold | Curves
 
 
 def remarks(lines: Iterable[str], what: str) -> list[Part]:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from bnrank._core import text
-from bnrank._core.content import STATUS, Curves, Fold, Part, Table
+from bnrank._core.content import STATUS, Curves, Fold, Headline, Part, Table
 from bnrank._core.sampling import evenly_spaced
 
 LIMIT = 150_000  # bytes of the parts of a result
@@ -71,8 +71,8 @@ def _blocks(parts: Iterable[Part], left: int, headline: bool = False) -> str:
         if left <= 0:
             found.append(_line(f"… {len(each) - i:,} more lines or tables are not shown"))
             break
-        if isinstance(part, str):
-            piece = _line(part, headline and i == 0)
+        if isinstance(part, str | Headline):
+            piece = _line(part if isinstance(part, str) else part.text, headline and i == 0)
         elif isinstance(part, Table):
             piece = table(part, left)
         elif isinstance(part, Fold):

@@ -67,22 +67,29 @@ def described(value: object) -> object:
     >>> described(0.5), described((1, 2)), described(np.zeros((3, 40))), described({"depth": 3}), described([None] * 99)
     (0.5, (1, 2), 'float64 of shape (3, 40)', 'depth: 3', 'list of 99')
     """
-    if value is None or isinstance(value, str | bool | int | float):
+    if _is_plain(value):
         return value
     if isinstance(value, Printed):
         return str(value).split("\n", 1)[0]
-    if isinstance(getattr(value, "data_vars", None), Mapping):
-        sizes = ", ".join(f"{name}: {size}" for name, size in getattr(value, "sizes", {}).items())
-        return f"{type(value).__name__} over {sizes}" if sizes else type(value).__name__
     shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
     if shape is not None and dtype is not None and hasattr(value, "tolist"):
-        few = len(shape) <= 1 and all(size <= FEW for size in shape)
+        few = len(shape) <= 1 and all(0 < size <= FEW for size in shape)
         return value.tolist() if few else f"{str(dtype).removeprefix('torch.')} of shape {tuple(shape)}"
+    sizes = getattr(value, "sizes", None)
+    if isinstance(sizes, Mapping):  # of a dataset
+        over = ", ".join(f"{name}: {size}" for name, size in sizes.items())
+        return f"{type(value).__name__} over {over}" if over else type(value).__name__
     if isinstance(value, Mapping):
         shown = {str(key): described(entry) for key, entry in list(value.items())[:FEW]}
-        plain = len(value) <= FEW and all(isinstance(entry, str | bool | int | float) for entry in shown.values())
-        return ", ".join(f"{k}: {e}" for k, e in shown.items()) if plain else f"{type(value).__name__} of {len(value)}"
+        few = 0 < len(value) <= FEW and all(map(_is_plain, shown.values()))
+        return ", ".join(f"{k}: {e}" for k, e in shown.items()) if few else f"{type(value).__name__} of {len(value)}"
     if isinstance(value, tuple | list):
-        plain = all(entry is None or isinstance(entry, str | bool | int | float) for entry in value[:FEW])
-        return value if plain and len(value) <= FEW else f"{type(value).__name__} of {len(value)}"
+        if 0 < len(value) <= FEW and all(map(_is_plain, value)):
+            return value
+        kinds = {type(entry).__name__ for entry in value if not _is_plain(entry)}
+        return f"{type(value).__name__} of {len(value)}{' ' * bool(kinds)}{' or '.join(sorted(kinds)[:3])}"
     return type(value).__name__
+
+
+def _is_plain(value: object) -> bool:
+    return value is None or isinstance(value, str | bool | int | float)

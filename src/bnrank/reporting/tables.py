@@ -10,7 +10,8 @@ from torch import Tensor
 
 from bnrank._core import remarks, validation
 from bnrank.measures.by_layer import headline, layer_rows
-from bnrank.theory.verdicts import HOLDS, INCONCLUSIVE, VIOLATED, Verdict, Verdicts
+from bnrank.theory import listing
+from bnrank.theory.verdicts import Verdict, Verdicts
 
 __all__ = [
     "about_rows",
@@ -137,13 +138,7 @@ def summary(verdicts: Verdicts) -> str:
     >>> summary(Verdicts((), {}))
     '0 hold, 0 violated, 0 inconclusive, 0 not applicable'
     """
-    counts = validation.kind(verdicts, "verdicts", Verdicts).counts
-    empty = sum(bool(verdict.vacuous) for verdict in verdicts)
-    vacuously = f" ({empty} vacuous)" if empty else ""
-    return (
-        f"{counts[HOLDS]} hold{vacuously}, {counts[VIOLATED]} violated, {counts[INCONCLUSIVE]} inconclusive, "
-        f"{counts['not applicable']} not applicable"
-    )
+    return listing.numbers(validation.kind(verdicts, "verdicts", Verdicts))
 
 
 def applicability(verdicts: Verdicts) -> str:

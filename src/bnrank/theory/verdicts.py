@@ -14,8 +14,9 @@ import numpy as np
 import torch
 
 from bnrank._core import validation
-from bnrank._core.content import Fold, Part, Table
-from bnrank._core.results import Printed, described
+from bnrank._core.content import Part
+from bnrank._core.results import Printed
+from bnrank.theory import listing
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -375,22 +376,8 @@ class Verdicts(Printed, Sequence[Verdict]):
 
     @property
     def headline(self) -> str:
-        """The number of statements and of verdicts of each status, in a line; violated statements by their ids.
-
-        Examples
-        --------
-        >>> verdicts = [Verdict("T4", "", "", "", HOLDS, vacuous="0 <= 1"), Verdict("T7", "", "", "", VIOLATED)]
-        >>> Verdicts(tuple(verdicts), {}).headline
-        '2 statements: 1 hold (1 vacuous), 1 violated (T7), 0 inconclusive, 0 not applicable'
-        """
-        counts, vacuous = self.counts, sum(bool(v.vacuous) for v in self)
-        empty = f" ({vacuous} vacuous)" if vacuous else ""
-        violated = ", ".join(dict.fromkeys(v.id for v in self.having(VIOLATED)))
-        return (
-            f"{len(self)} statement{'' if len(self) == 1 else 's'}: {counts[HOLDS]} hold{empty}, "
-            f"{counts[VIOLATED]} violated{f' ({violated})' if violated else ''}, "
-            f"{counts[INCONCLUSIVE]} inconclusive, {counts[NOT_APPLICABLE]} not applicable"
-        )
+        """The number of statements, and of verdicts of each status, in a line."""
+        return listing.headline(self)
 
     def unmet(self) -> dict[str, tuple[Verdict, ...]]:
         """Return the verdicts that are not applicable by reason, the most frequent reason first.
@@ -419,35 +406,4 @@ class Verdicts(Printed, Sequence[Verdict]):
         return pd.DataFrame([asdict(verdict) for verdict in self.verdicts])
 
     def _content(self) -> list[Part]:
-        lines = [
-            f"{len(own)} of {len(self)} not applicable ({', '.join(dict.fromkeys(v.id for v in own))}): {reason}"
-            for reason, own in self.unmet().items()
-        ]
-        rows = [
-            {
-                "id": v.id,
-                "statement": v.name,
-                "status": v.label,
-                "left": v.left,
-                "": "" if math.isnan(v.left) else v.relation,
-                "right": v.right,
-                "slack": v.slack,
-                "remarks": v.reason or v.vacuous,
-            }
-            for v in self.applied
-        ]
-        unmet = [
-            {"statements": len(own), "not applicable": ", ".join(dict.fromkeys(v.id for v in own)), "reason": reason}
-            for reason, own in self.unmet().items()
-        ]
-        apart = len(self) - len(self.applied)
-        folded = [Fold(f"{apart} of {len(self)} not applicable, and why", lines, [Table("Not applicable", unmet)])]
-        about = Table(
-            "Network and data", [{"of": name, "value": described(value)} for name, value in self.about.items()]
-        )
-        return [
-            self.headline,
-            Table("Verdicts on the statements that apply", rows),
-            *(folded if lines else []),
-            Fold("network and data", (), [about]),
-        ]
+        return listing.content(self)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from bnrank._core import linalg, validation
-from bnrank._core.content import Part, Table
+from bnrank._core.content import Headline, Part, Table
 from bnrank._core.results import Printed
 from bnrank.discovery.compression.judging import Parted, outputs
 from bnrank.discovery.compression.parts import Parts, flow, lipschitz, multiply_adds, nonzero, parameters
@@ -232,7 +232,9 @@ class Certificate(Printed):
         return 1 - 0.05 ** (1 / self.held_out.samples)
 
     def _content(self) -> list[Part]:
-        return [*self._table(), *self._changes(), *self._ranks()]
+        met = "met" if self.met else "NOT met"
+        changed = f"the tolerance, {_percent(self.tol)} of the spread of the outputs, is {met}"
+        return [Headline(changed), *self._table(), *self._changes(), *self._ranks()]
 
     def _table(self) -> list[Part]:
         before, after = self.latency_before, self.latency
