@@ -232,9 +232,14 @@ class Certificate(Printed):
         return 1 - 0.05 ** (1 / self.held_out.samples)
 
     def _content(self) -> list[Part]:
-        met = "met" if self.met else "NOT met"
-        changed = f"the tolerance, {_percent(self.tol)} of the spread of the outputs, is {met}"
-        return [Headline(changed), *self._table(), *self._changes(), *self._ranks()]
+        return [Headline(self.headline), *self._table(), *self._changes(), *self._ranks()]
+
+    @property
+    def headline(self) -> str:
+        """Size, speed and whether the tolerance is met, in a line."""
+        size = f"{self.parameters_before:,} to {self.parameters:,} parameters"
+        speed = f"{self.speedup:.3g} times as fast" if self.speedup_certain else "speedup uncertain"
+        return f"{size}, {speed}; tolerance {_percent(self.tol)} of the spread {'met' if self.met else 'NOT met'}"
 
     def _table(self) -> list[Part]:
         before, after = self.latency_before, self.latency

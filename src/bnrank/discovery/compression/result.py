@@ -110,7 +110,8 @@ class Compressed(Printed):
             lines.append(f"{step.kind}{where}: {step.what}; change so far {100 * step.change:.3g} %")
         lines += [self.reason] if self.reason else []
         lines += remarks((f"skipped {part}" for part in self.skipped), "skipped")
-        return [*lines, *self.certificate._content()]
+        headline, *certificate = self.certificate._content()
+        return [headline, *lines, *certificate]
 
 
 def finished(original: nn.Module, new: dict[str, Parts]) -> nn.Module:
