@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from bnrank._core import linalg, validation
+from bnrank._core.content import Part, Table
 from bnrank._core.results import Printed
 from bnrank.measures import regions
 from bnrank.measures.backward import mlp_forward
@@ -87,11 +88,21 @@ class RankBracket(Printed):
         """Whether both bounds are equal, so that Rank_J(F) = Rank_BN(F) = upper."""
         return self.lower == self.upper
 
-    def __str__(self) -> str:
-        return (
+    def _content(self) -> list[Part]:
+        where = "a point that is no sample" if self.index is None else f"sample {self.index}"
+        regions = ", the largest over all linear regions in the box" if self.complete else ""
+        values = ", ".join(f"{value:.3g}" for value in self.singular_values[: self.lower + 1].tolist())
+        below = f"rank of the Jacobian of h o g at {where}{regions}; singular values {values}"
+        above = f"inner dimension of h o g, which equals f {self.domain}; cut at {self.place} {self.layer}"
+        rows = [
+            {"bound": "lower", "rank": self.lower, "evidence": below},
+            {"bound": "upper", "rank": self.upper, "evidence": above},
+        ]
+        return [
             f"rank in [{self.lower}, {self.upper}] ({self.domain}), cut at {self.place} {self.layer}, "
-            f"relative error {self.relative_error:.2g}"
-        )
+            f"relative error {self.relative_error:.2g}",
+            Table("Bounds and their evidence", rows, printed=False),
+        ]
 
 
 def bracket(

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from bnrank._core import validation
+from bnrank._core.content import Part, Table
 from bnrank._core.results import Printed
 from bnrank.networks.chain import as_mlp, read_chain
 from bnrank.networks.functional import check_finite
@@ -47,9 +48,17 @@ class CostBracket(Printed):
     deviation: float
     norm: float
 
-    def __str__(self) -> str:
+    def _content(self) -> list[Part]:
         bounds = f"cost in [{float(self.lower):.4g}, {self.upper:.4g}] at depth {self.depth}"
-        return f"{bounds} (norm {self.norm:.4g}, upper bound: {self.how}, deviation {self.deviation:.1e})"
+        below = f"L sum_k s_k^(2/L) of the Jacobian at a point, of {len(self.lower.singular_values)} singular values"
+        above = f"||theta||^2 of a network that equals f on the domain, {self.how}; deviation {self.deviation:.1e}"
+        rows = [
+            {"bound": "lower", "cost": float(self.lower), "evidence": below},
+            {"bound": "upper", "cost": self.upper, "evidence": above},
+            {"bound": "given network", "cost": self.norm, "evidence": "||theta||^2"},
+        ]
+        said = f"{bounds} (norm {self.norm:.4g}, upper bound: {self.how}, deviation {self.deviation:.1e})"
+        return [said, Table("Bounds and their evidence", rows, printed=False)]
 
     @property
     def depth(self) -> int:
