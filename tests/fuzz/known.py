@@ -35,6 +35,7 @@ MEANT = {
     "bnrank.graph.trace": "a factor in the code of the network",
     "bnrank.figures.Claim": "the value as it was measured, which pages show as NaN",
     "Tail.ratios": "of a layer that is 0, as documented",
+    "bnrank.theory.Sides": "a side that could not be computed; the verdict is then inconclusive",
     "bnrank.training.read_checkpoints": "padding of spectra, and quantities of a change of 0",
     "bnrank.spectra.stable_rank": "of singular values that are all 0, as documented",
     "bnrank.training.read_csv": "fields that are empty in the file",

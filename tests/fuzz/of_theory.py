@@ -2,7 +2,7 @@
 
 import torch
 
-from bnrank import escape, networks
+from bnrank import escape, networks, theory
 
 from .made import Values, circle, flow, found, mlp, monitored, normal, saddle
 
@@ -72,6 +72,13 @@ OWN: dict[str, Values] = {
     "bnrank.escape.speed": _CIRCLE,
     "bnrank.escape.time_to": {**_LAW, "r": lambda: 1.0},
     "bnrank.invariants.Monitor": {"net": monitored},
+    "bnrank.theory.Sides": {"left": lambda: 1.0, "right": lambda: 2.0},
+    "bnrank.theory.Statement": {
+        **{name: (lambda name=name: name) for name in ("id", "name", "formula", "source")},
+        "sides": lambda: lambda facts: theory.Sides(0.0, facts.parameter_norm),
+    },
+    "bnrank.theory.assume": {"condition": lambda: True, "assumption": lambda: "order"},
+    "bnrank.theory.assuming": {"assumption": lambda: "order"},
     "bnrank.theory.kernels.jacobian_ranks": {
         "x": lambda: normal(12, 3),
         "y": lambda: normal(12, 2),
@@ -89,6 +96,7 @@ OWN: dict[str, Values] = {
         "net": lambda: networks.from_layers([torch.ones(1, 1)] * 4),
         "x": lambda: torch.linspace(0, 8, 9)[:, None],
     },
+    "bnrank.theory.statement": {name: (lambda name=name: name) for name in ("id", "name", "formula", "source")},
     "bnrank.theory.structure.activation_bound": {"x": lambda: normal(1, 3)},
     "bnrank.theory.structure.preactivation_bound": {
         "net": lambda: mlp(3, 4, 4, 4, 4, 3, seed=1),
@@ -108,6 +116,7 @@ OWN: dict[str, Values] = {
 }
 
 OPTIONAL: dict[str, Values] = {
+    "bnrank.check": {"statements": lambda: [s for s in theory.STATEMENTS if s.id in ("T4", "T14")]},
     "bnrank.cost.bracket": {"domain": lambda: torch.tensor([[-1.0, -1.0], [1.0, 1.0]])},
     "bnrank.cost.lower_bound": {"domain": lambda: torch.tensor([[-1.0, -1.0], [1.0, 1.0]])},
     "bnrank.cost.r1_lower_bound": {"domain": lambda: torch.tensor([[-1.0, -1.0], [1.0, 1.0]])},

@@ -15,7 +15,7 @@ ROOMS = (of_tasks, of_networks, of_measures, of_training, of_theory, of_discover
 
 INPUTS = {
     *("Adam", "Finish", "GradientDescent", "Limits", "Record", "Save", "SkipPlateau", "Solver", "Stop", "Steps"),
-    *("Window", "Task", "Claim", "Figure", "Collapse", "Range", "Timing"),
+    *("Window", "Task", "Claim", "Figure", "Collapse", "Range", "Timing", "Sides", "Statement"),
 }
 """Dataclasses that users construct; all others are results."""
 

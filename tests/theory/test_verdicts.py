@@ -2,14 +2,20 @@
 
 import math
 
+import numpy as np
 import pytest
+import torch
 
+import bnrank
 from bnrank.theory.verdicts import (
     Inconclusive,
     NotApplicable,
     Sides,
+    Statement,
     Verdict,
     Verdicts,
+    assume,
+    assuming,
     statement,
 )
 
@@ -123,3 +129,60 @@ def test_reasons_are_given_once_with_the_statements_they_exclude():
     assert lines[1].startswith("T4 ")
     assert lines[2:] == [f"3 of 6 not applicable (T1, T2): {chain}", f"2 of 6 not applicable (T44, T46): {free}"]
     assert len(str(Verdicts(tuple(two), {})).splitlines()) == 1
+
+
+def test_sides_take_numbers_of_any_kind_and_nothing_else():
+    sides = Sides(torch.tensor(1.0), np.float32(2.0), scale=3)
+    assert [(type(v), v) for v in (sides.left, sides.right, sides.scale)] == [(float, 1.0), (float, 2.0), (float, 3.0)]
+    for value in (None, "1", 1j, torch.ones(2), np.ones(3)):
+        with pytest.raises(TypeError, match=r"left: got .*, expected a number"):
+            Sides(value, 2.0)
+    with pytest.raises(ValueError, match=r"right: got an integer of .* bits, expected a float"):
+        Sides(1.0, 10**400)
+
+
+@pytest.mark.parametrize("wrong", [None, 1.0, (1.0, 2.0), torch.ones(2), [Sides(1.0, 2.0), 3.0]])
+def test_a_function_that_returns_something_else_than_sides_is_named(wrong):
+    with pytest.raises(TypeError, match=r"sides of T0, a name: got .*, expected bnrank.theory.Sides, or several"):
+        verdict_of(wrong)
+
+
+def test_several_sides_may_be_yielded():
+    assert verdict_of(Sides(left, 2.0, note=f"{left}") for left in (1.0, 1.5)).note == "1.5"
+    assert verdict_of([]).reason == "there is something to compare"
+
+
+def test_statements_are_texts_and_a_function():
+    with pytest.raises(TypeError, match="formula: got None"):
+        statement("T0", "a name", None, source="nowhere")
+    with pytest.raises(TypeError, match=r"sides: got 3.*, expected a function of facts"):
+        Statement("T0", "a name", "0 = 0", "nowhere", 3)
+
+
+def test_assumptions_are_conditions_with_a_text():
+    assume(np.bool_(True), "order")
+    with pytest.raises(TypeError, match="condition: got Tensor"):
+        assume(torch.ones(2), "order")
+    with pytest.raises(NotApplicable, match=r"an integer: .*'deep'"), assuming("an integer"):
+        int("deep")
+
+
+OWN = statement("U1", "own", "0 <= ||theta||^2", source="theory")(lambda facts: Sides(0.0, facts.parameter_norm))
+OTHER = statement("U2", "other", "||theta||^2 <= 0", source="theory")(lambda facts: Sides(facts.parameter_norm, 0.0))
+
+
+def test_own_statements_are_checked_like_those_of_the_library():
+    net, x = bnrank.MLP([3, 4, 2], seed=0), torch.ones(5, 3)
+    verdicts = bnrank.check(net, x, statements=[OWN, OTHER])
+    assert [(v.id, v.label) for v in verdicts] == [("U1", "holds (vacuous)"), ("U2", "violated")]
+    assert verdicts.about["depth"] == 2
+    assert [v.id for v in bnrank.check(net, x, statements=OTHER)] == ["U2"]
+    both = (*bnrank.theory.STATEMENTS, OWN)
+    assert [v.id for v in bnrank.check(net, x, statements=both, only=["U1", "T4"])] == ["T4", "U1"]
+    with pytest.raises(ValueError, match=r"only: got 'T4'.*expected one of 'U1'"):
+        bnrank.check(net, x, statements=OWN, only="T4")
+    for wrong in ("T4", [lambda facts: Sides(0.0, 1.0)], 4):
+        with pytest.raises(
+            TypeError, match=r"statements: got .*, expected statements, such as bnrank.theory.STATEMENTS"
+        ):
+            bnrank.check(net, x, statements=wrong)

@@ -3,13 +3,29 @@
 from bnrank.theory import cost, escape, invariants, kernels, rank, stability, structure, symmetry
 from bnrank.theory.facts import Facts
 from bnrank.theory.registry import STATEMENTS, check
-from bnrank.theory.verdicts import Verdict, Verdicts
+from bnrank.theory.verdicts import (
+    Inconclusive,
+    NotApplicable,
+    Sides,
+    Statement,
+    Verdict,
+    Verdicts,
+    assume,
+    assuming,
+    statement,
+)
 
 __all__ = [
     "STATEMENTS",
     "Facts",
+    "Inconclusive",
+    "NotApplicable",
+    "Sides",
+    "Statement",
     "Verdict",
     "Verdicts",
+    "assume",
+    "assuming",
     "check",
     "cost",
     "escape",
@@ -17,6 +33,7 @@ __all__ = [
     "kernels",
     "rank",
     "stability",
+    "statement",
     "structure",
     "symmetry",
 ]

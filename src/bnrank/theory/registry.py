@@ -43,6 +43,7 @@ def check(
     ridge: float | None = None,
     *,
     only: str | Sequence[str] | None = None,
+    statements: Statement | Sequence[Statement] | None = None,
     rtol: float = 1e-6,
     seed: int = 0,
     max_samples: int = 500,
@@ -63,6 +64,9 @@ def check(
         lambda of the loss C + lambda ||theta||^2 (biases penalized) that the network was trained with.
     only : str or sequence of str, optional
         Ids of statements, such as "T4". Default: all.
+    statements : Statement or sequence of Statement, optional
+        The statements to choose from, such as your own (see docs/how-to/add-a-statement.md) or
+        ``(*bnrank.theory.STATEMENTS, own)``. Default: those of the library.
     rtol : float
         A rank is the number of singular values above ``rtol`` times the largest.
     seed : int
@@ -92,16 +96,29 @@ def check(
     >>> [(v.id, v.status) for v in verdicts]
     [('T4', 'holds'), ('T14', 'not applicable'), ('T14', 'not applicable')]
     """
+    wanted = _given(statements)
     facts = Facts(net, x, y, ridge, rtol=rtol, seed=seed, max_samples=max_samples)
-    wanted = STATEMENTS
     if only is not None:
         given = (
             [only] if isinstance(only, str) else validation.sequence(only, "only", "ids of statements, such as 'T4'")
         )
-        known = list(dict.fromkeys(s.id for s in STATEMENTS))
+        known = list(dict.fromkeys(s.id for s in wanted))
         ids = [validation.choice(i, "only", known) for i in given]
-        wanted = tuple(s for s in STATEMENTS if s.id in ids)
+        wanted = tuple(s for s in wanted if s.id in ids)
     return Verdicts(tuple(statement(facts) for statement in wanted), _about(facts))
+
+
+def _given(statements: Statement | Sequence[Statement] | None) -> tuple[Statement, ...]:
+    """Return the statements of an argument of `check`."""
+    if statements is None:
+        return STATEMENTS
+    expected = "statements, such as bnrank.theory.STATEMENTS or your own (bnrank.theory.statement)"
+    several = (
+        [statements] if isinstance(statements, Statement) else validation.sequence(statements, "statements", expected)
+    )
+    for one in several:
+        validation.expect(isinstance(one, Statement), "statements", one, expected, TypeError)
+    return tuple(several)
 
 
 def _about(facts: Facts) -> dict[str, object]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from bnrank._core import validation
 from bnrank._core.content import Part
@@ -29,6 +30,7 @@ STATUSES = (HOLDS, VIOLATED, NOT_APPLICABLE, INCONCLUSIVE)
 ORDER = (VIOLATED, INCONCLUSIVE, HOLDS)  # the worst first: a statement gets the worst status of its comparisons
 
 TINY = sys.float_info.min  # the smallest normal float, about 2.2e-308
+NUMBERS = ("left", "right", "rtol", "scale", "explained", "least", "most", "atol")  # fields of Sides
 ROUNDING = 1e-12  # relative to the larger side: differences up to this are rounding errors of float64
 
 
@@ -44,17 +46,39 @@ class Inconclusive(Exception):  # noqa: N818
 
 
 def assume(condition: bool, assumption: str, detail: str = "") -> None:
-    """Raise :class:`NotApplicable` with the assumption unless the condition is true."""
-    if not condition:
+    """Raise :class:`NotApplicable` with the assumption unless the condition is true.
+
+    Examples
+    --------
+    >>> assume(2 > 1, "order")
+    >>> assume(1 > 2, "order", "1 is at most 2")
+    Traceback (most recent call last):
+        ...
+    bnrank.theory.verdicts.NotApplicable: order: 1 is at most 2
+    """
+    assumption, detail = validation.text(assumption, "assumption"), validation.text(detail, "detail")
+    if not validation.flag(condition, "condition"):
         raise NotApplicable(assumption, detail)
 
 
-@contextmanager
-def assuming(assumption: str) -> Iterator[None]:
-    """Raise :class:`NotApplicable` with the assumption if the block raises a TypeError or ValueError.
+def assuming(assumption: str) -> AbstractContextManager[None]:
+    """Return a context that raises :class:`NotApplicable` with the assumption at a TypeError or ValueError.
 
     A RangeError (values out of the range of floats) is not converted.
+
+    Examples
+    --------
+    >>> with assuming("depth is an integer"):
+    ...     int("deep")
+    Traceback (most recent call last):
+        ...
+    bnrank.theory.verdicts.NotApplicable: depth is an integer: invalid literal for int() with base 10: 'deep'
     """
+    return _assuming(validation.text(assumption, "assumption"))
+
+
+@contextmanager
+def _assuming(assumption: str) -> Iterator[None]:
     try:
         yield
     except validation.RangeError:
@@ -95,6 +119,16 @@ class Sides:
         Largest possible value of the left side of an inequality, such as the smaller side of a matrix for its rank.
     atol : float
         Absolute tolerance, added to ``rtol``'s: rounding errors of other numbers than the terms in ``scale``.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If a side is not a number, or the relation is neither "<=" nor "=".
+
+    Examples
+    --------
+    >>> judge(Sides(1.0, 2.0)), judge(Sides(2.0, 1.0))
+    (('holds', 1.0, ''), ('violated', -1.0, ''))
     """
 
     left: float
@@ -109,6 +143,17 @@ class Sides:
     least: float = 0.0
     most: float = math.inf
     atol: float = 0.0
+
+    def __post_init__(self) -> None:
+        validation.choice(self.relation, "relation", ("<=", "="))
+        for name in NUMBERS:
+            value = getattr(self, name)
+            one = isinstance(value, float | int | np.generic) or (isinstance(value, Tensor) and value.numel() == 1)
+            validation.expect(one, name, value, "a number", TypeError)
+            try:
+                object.__setattr__(self, name, float(value))
+            except OverflowError as error:
+                raise validation.RangeError(f"{name}: got {validation.describe(value)}, expected a float") from error
 
 
 @dataclass(frozen=True)
@@ -179,7 +224,6 @@ def judge(sides: Sides) -> tuple[str, float, str]:
     if math.isnan(left) or math.isnan(right):
         return INCONCLUSIVE, math.nan, "a side is not a number"
     equation = sides.relation == "="
-    validation.expect(equation or sides.relation == "<=", "relation", f"{sides.relation!r}", "'<=' or '='")
     difference = 0.0 if left == right else right - left
     slack = 0.0 - abs(difference) if equation else difference
     size = max((abs(v) for v in (left, right, sides.scale) if math.isfinite(v)), default=0.0)
@@ -262,7 +306,7 @@ def closest(candidates: Iterable[Sides]) -> Sides:
 
 @dataclass(frozen=True)
 class Statement:
-    """A statement of the theory as code.
+    """A statement of the theory as code, usually made by the decorator :func:`statement`.
 
     Attributes
     ----------
@@ -272,6 +316,14 @@ class Statement:
         Takes the :class:`~bnrank.theory.facts.Facts` of a network and returns :class:`Sides`, or several, such as one
         per sample or layer; the verdict is on those closest to failing. It may raise :class:`NotApplicable` or
         :class:`Inconclusive`.
+
+    Examples
+    --------
+    >>> from bnrank import MLP
+    >>> from bnrank.theory import Facts
+    >>> positive = Statement("T0", "norms", "0 <= ||theta||^2", "obvious", lambda facts: Sides(0, facts.parameter_norm))
+    >>> positive(Facts(MLP([2, 3, 1]), torch.ones(4, 2))).label
+    'holds (vacuous)'
     """
 
     id: str
@@ -280,13 +332,24 @@ class Statement:
     source: str
     sides: Callable[[Any], Sides | Iterable[Sides]]
 
+    def __post_init__(self) -> None:
+        for name in ("id", "name", "formula", "source"):
+            validation.text(getattr(self, name), name)
+        validation.expect(callable(self.sides), "sides", self.sides, "a function of facts", TypeError)
+
     def __call__(self, facts: Any) -> Verdict:
-        """Return the verdict on the facts of a network."""
+        """Return the verdict on the facts of a network.
+
+        Raises
+        ------
+        TypeError
+            If ``sides`` returns anything else than :class:`Sides` or several of them.
+        """
         verdict = Verdict(self.id, self.name, self.formula, self.source, NOT_APPLICABLE)
         try:
             with np.errstate(over="raise"):
                 found = self.sides(facts)
-                sides = found if isinstance(found, Sides) else closest(found)
+                sides = found if isinstance(found, Sides) else closest(self._several(found))
         except NotApplicable as failed:
             return replace(verdict, reason=str(failed))
         except Inconclusive as unclear:
@@ -299,11 +362,29 @@ class Statement:
         verdict = replace(verdict, left=float(sides.left), right=float(sides.right), **shared)
         return replace(verdict, status=status, slack=slack, reason=reason, vacuous=vacuous)
 
+    def _several(self, found: Any) -> list[Sides]:
+        """Return the sides that the function returned or yielded."""
+        several = list(found) if isinstance(found, Iterable) and not isinstance(found, Tensor) else [found]
+        for one in several:
+            name = f"sides of {self.id}, {self.name}"
+            validation.expect(isinstance(one, Sides), name, one, "bnrank.theory.Sides, or several", TypeError)
+        return several
+
 
 def statement(
     id: str, name: str, formula: str, *, source: str
 ) -> Callable[[Callable[[Any], Sides | Iterable[Sides]]], Statement]:
     """Return a decorator that turns a function of facts into a :class:`Statement`.
+
+    Parameters
+    ----------
+    id, name, formula, source : str
+        As in :class:`Verdict`.
+
+    Raises
+    ------
+    TypeError
+        If one of them is not a text, or what is decorated is not a function.
 
     Examples
     --------
@@ -313,6 +394,8 @@ def statement(
     >>> norms.id
     'T0'
     """
+    for argument, value in (("id", id), ("name", name), ("formula", formula), ("source", source)):
+        validation.text(value, argument)
     return lambda sides: Statement(id, name, formula, source, sides)
 
 
