@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bnrank.figures import FIGURES
-from bnrank.theory.registry import STATEMENTS
+from bnrank.theory import STATEMENTS
 
 ROOT = Path(__file__).parents[1]
 INDEX = ROOT / "docs" / "theory.md"
@@ -74,8 +74,15 @@ def test_every_statement_figure_and_erratum_has_one_entry():
     errata = re.findall(
         r"^### (E\d+)\. ", (ROOT / "docs" / "errata.md").read_text(encoding="utf-8"), flags=re.MULTILINE
     )
-    expected = [f"T{i}" for i in range(1, 51)] + ["T17b"] + [figure.id for figure in FIGURES] + errata
-    assert set(headings) == set(expected)
+    numbers = sorted(int(heading[1:]) for heading in headings if re.fullmatch(r"T\d+", heading))
+    assert numbers == list(range(1, numbers[-1] + 1)), "the numbers of statements follow each other"
+    assert numbers[-1] >= 50
+    statements = [f"T{i}" for i in numbers] + ["T17b"] + [s.id for s in STATEMENTS]
+    assert set(headings) == {*statements, *(figure.id for figure in FIGURES), *errata}
+    counted = re.search(r"statements \(T1 to (T\d+)\), figures \(F1 to (F\d+)\) and errata \(E1 to (E\d+)\)", TEXT)
+    assert counted is not None
+    last = [max((int(h[1:]) for h in headings if re.fullmatch(rf"{kind}\d+", h))) for kind in "TFE"]
+    assert counted.groups() == tuple(f"{kind}{n}" for kind, n in zip("TFE", last, strict=True))
 
 
 def test_every_id_in_the_code_has_an_entry():

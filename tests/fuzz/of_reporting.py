@@ -1,10 +1,18 @@
 """Valid calls of pages, plots and figures: what single functions need beside the values by name."""
 
+import dataclasses
+
 import pandas as pd
 
 import bnrank
 
 from .made import Values, cnn, new, normal, profile, regressor, swept, verdicts
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    width: int = 3
+
 
 OWN: dict[str, Values] = {
     "bnrank.Section": {"title": lambda: "Title"},
@@ -17,7 +25,7 @@ OWN: dict[str, Values] = {
     },
     "bnrank.figures.Figure": {
         **{name: (lambda name=name: name) for name in ("id", "name", "title", "source", "expected")},
-        "settings": lambda: {"quick": {}},
+        "settings": lambda: {"quick": Settings()},
         "make": lambda: lambda settings, out, progress: None,
     },
     "bnrank.figures.duration": {"seconds": lambda: 3.0},

@@ -168,4 +168,6 @@ def test_the_document_lists_the_statements():
     for s in STATEMENTS:
         formula = s.formula.replace("|", "\\|")
         rows.append(f"| {s.id} | {s.name} | `{formula}` | {s.source} |")
-    assert "\n".join(rows) in text
+    missing = [row for row in rows if row not in text]
+    assert not missing, "add to docs/verdicts.md: " + "\n".join(missing)
+    assert "\n".join(rows) in text, "the table of docs/verdicts.md has other rows, or another order"

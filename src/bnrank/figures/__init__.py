@@ -29,7 +29,7 @@ from bnrank.figures.f14_geodesics import figure as f14
 from bnrank.figures.f15_rank_recovery import figure as f15
 from bnrank.figures.f16_stability import figure as f16
 from bnrank.figures.f17_rank_jumps import figure as f17
-from bnrank.figures.harness import gallery, store
+from bnrank.figures.harness import claims, gallery, store
 from bnrank.figures.harness.claims import Claim
 from bnrank.figures.harness.figure import SCALES, Figure, Outcome, describe
 from bnrank.figures.harness.gallery import OUT, Entry, duration, entries
@@ -44,6 +44,7 @@ __all__ = [
     "Demo",
     "Figure",
     "Outcome",
+    "claims",
     "duration",
     "find",
     "listing",
@@ -75,7 +76,7 @@ def find(name: str) -> Figure:
 
 
 def reproduce(
-    names: str | Sequence[str],
+    names: str | Figure | Sequence[str | Figure],
     out: str | os.PathLike[str],
     scale: str = "quick",
     progress: bool = True,
@@ -92,8 +93,8 @@ def reproduce(
 
     Parameters
     ----------
-    names : str or sequence of str
-        Ids or names; "all" for every figure.
+    names : str, Figure or sequence of them
+        Ids or names; "all" for every figure; or figures of your own (docs/how-to/add-a-figure.md).
     out : path
         Output folder; contains one folder per scale, with one folder per figure.
     scale : "quick" or "paper"
@@ -119,7 +120,8 @@ def reproduce(
     Raises
     ------
     TypeError, ValueError
-        If there is no such figure or scale, the folder cannot be written to or is full, or ``executor`` takes no work.
+        If there is no such figure or scale, two figures have the same id or name, the folder cannot be written to or
+        is full, or ``executor`` takes no work.
     KeyboardInterrupt
         At Ctrl-C; the page is written, and the same call resumes.
 
@@ -130,6 +132,7 @@ def reproduce(
     """
     folder = _folder(out, scale)
     figures = _chosen(names)
+    listed = (*FIGURES, *(figure for figure in figures if figure not in FIGURES))
     executor = engine(executor)
     prepare_folder(folder)
     discard_partial(folder)
@@ -139,7 +142,7 @@ def reproduce(
     done: dict[str, Outcome] = {}
 
     def write_page() -> None:
-        gallery.write(folder, scale, entries(folder, scale, FIGURES, refused, failed))
+        gallery.write(folder, scale, entries(folder, scale, listed, refused, failed))
 
     def opened(figure: Figure) -> Outcome | None:
         """Return the stored outcome of a figure, or one with the reason why it cannot run; None if it must run."""
@@ -225,7 +228,9 @@ def stored(out: str | os.PathLike[str], scale: str = "quick") -> dict[str, Outco
     return found
 
 
-def listing(out: str | os.PathLike[str], scale: str = "quick", names: str | Sequence[str] = "all") -> list[Entry]:
+def listing(
+    out: str | os.PathLike[str], scale: str = "quick", names: str | Figure | Sequence[str | Figure] = "all"
+) -> list[Entry]:
     """Return the entries of figures (default: all) with their results in a folder of `reproduce`."""
     return entries(_folder(out, scale), scale, _chosen(names), {}, {})
 
@@ -241,17 +246,24 @@ def _folder(out: str | os.PathLike[str], scale: str) -> Path:
     return folder
 
 
-def _chosen(names: str | Sequence[str]) -> list[Figure]:
-    """Return the figures of these names, without duplicates."""
-    given = (
-        [names] if isinstance(names, str) else validation.sequence(names, "names", "ids or names of figures, or all")
-    )
-    validation.expect(given, "names", "none", "ids or names of figures, or all")
-    strings = all(isinstance(name, str) for name in given)
-    validation.expect(strings, "names", names, "ids or names of figures, such as 'F1', or 'all'", TypeError)
-    _named([name for name in given if name.lower() != "all"], "names")
-    chosen = [figure for name in given for figure in (FIGURES if name.lower() == "all" else _named([name], "names"))]
-    return list({figure.name: figure for figure in chosen}.values())
+def _chosen(names: str | Figure | Sequence[str | Figure]) -> list[Figure]:
+    """Return the figures of these names, and those that are given themselves, without duplicates."""
+    expected = "ids or names of figures, or all"
+    given = [names] if isinstance(names, str | Figure) else validation.sequence(names, "names", expected)
+    validation.expect(given, "names", "none", expected)
+    known = all(isinstance(name, str | Figure) for name in given)
+    validation.expect(known, "names", names, "ids or names of figures, such as 'F1', or 'all'", TypeError)
+    _named([name for name in given if isinstance(name, str) and name.lower() != "all"], "names")
+    chosen: list[Figure] = []
+    for name in given:
+        chosen += [name] if isinstance(name, Figure) else FIGURES if name.lower() == "all" else _named([name], "names")
+    figures = list({id(figure): figure for figure in chosen}.values())
+    taken = {name.lower(): figure for figure in FIGURES for name in (figure.id, figure.name)}
+    for figure in figures:
+        for name in dict.fromkeys((figure.id.lower(), figure.name.lower())):
+            other = taken.setdefault(name, figure)
+            validation.expect(other is figure, "names", f"two figures {name!r}", "figures of different ids and names")
+    return figures
 
 
 def _named(names: Sequence[str], argument: str) -> list[Figure]:

@@ -156,6 +156,25 @@ class Figure:
         Scale -> required data sets, such as ``("mnist",)``.
     printed : bool
         Whether the figure is printed in the source, so that ``expected`` describes the printed figure.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is of a wrong type, or a scale is unknown.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> @dataclasses.dataclass(frozen=True)
+    ... class Settings:
+    ...     value: float = 1.0
+    >>> def make(settings, folder, progress):
+    ...     return Outcome(claims=(Claim("the value is positive", settings.value > 0, settings.value, "> 0"),))
+    >>> scales = {"quick": Settings(), "paper": Settings(value=2.0)}
+    >>> figure = Figure("X1", "positive", "A positive value", "nowhere", "a value above 0", scales, make)
+    >>> with tempfile.TemporaryDirectory() as out:
+    ...     figure.run("paper", out, progress=False).passed
+    True
     """
 
     id: str
@@ -177,6 +196,11 @@ class Figure:
         for name in ("settings", "gigabytes", "data"):
             value = getattr(self, name)
             validation.expect(isinstance(value, Mapping), name, value, "a mapping from scales", TypeError)
+            for scale in value:
+                validation.choice(scale, f"{name}, a scale", SCALES)
+        for value in self.settings.values():
+            frozen = dataclasses.is_dataclass(value) and not isinstance(value, type)
+            validation.expect(frozen, "settings", value, "an instance of a dataclass for every scale", TypeError)
         validation.expect(callable(self.make), "make", self.make, "a function", TypeError)
         validation.integer(self.version, "version", 0)
         validation.flag(self.printed, "printed")
@@ -203,7 +227,7 @@ class Figure:
         ValueError
             If there is no such scale or setting.
         """
-        settings = self.settings[validation.choice(scale, "scale", SCALES)]
+        settings = self.settings[validation.choice(scale, "scale", [name for name in SCALES if name in self.settings])]
         known = [entry.name for entry in dataclasses.fields(settings)]
         for name in changes:
             if name not in known:
@@ -261,7 +285,8 @@ class Figure:
         made, error = Outcome(), ""
         try:
             with ctrl_c():
-                made = self.make(settings, folder / store.RUNS, progress)
+                result = self.make(settings, folder / store.RUNS, progress)
+                made = validation.kind(result, "make", Outcome, "a result that is a")
         except Exception as problem:
             error = describe(problem)
             if "resume=False" in error:  # advice of a stored training run, for callers of bnrank.train

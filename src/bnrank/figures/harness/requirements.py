@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from bnrank import tasks
+from bnrank._core import validation
 from bnrank.figures.harness.figure import Figure
 
 GB = 1e9
@@ -28,7 +29,7 @@ def lacking(figure: Figure, scale: str, known: dict[str, str]) -> str:
         if name not in known:
             known[name] = ""
             try:
-                DATA[name]()
+                DATA[validation.choice(name, "data", list(DATA))]()
             except (ValueError, OSError) as error:
                 known[name] = str(error)
         if known[name]:
