@@ -81,7 +81,7 @@ def test_every_statement_figure_and_erratum_has_one_entry():
     assert set(headings) == {*statements, *(figure.id for figure in FIGURES), *errata}
     counted = re.search(r"statements \(T1 to (T\d+)\), figures \(F1 to (F\d+)\) and errata \(E1 to (E\d+)\)", TEXT)
     assert counted is not None
-    last = [max((int(h[1:]) for h in headings if re.fullmatch(rf"{kind}\d+", h))) for kind in "TFE"]
+    last = [max(int(h[1:]) for h in headings if re.fullmatch(rf"{kind}\d+", h)) for kind in "TFE"]
     assert counted.groups() == tuple(f"{kind}{n}" for kind, n in zip("TFE", last, strict=True))
 
 
