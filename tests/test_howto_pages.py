@@ -1,0 +1,232 @@
+"""The pages of docs/how-to run as written, in order, and what they say is so."""
+
+import json
+import re
+import shutil
+import subprocess
+
+import pandas as pd
+import pytest
+import torch
+import xarray as xr
+
+import bnrank
+from bnrank.theory import STATEMENTS
+from pages import DOCS, blocks_of, run_page, shell, text_of
+
+ROOT = DOCS.parent
+PAGES = sorted(path.name for path in (DOCS / "how-to").glob("*.md"))
+ENTRIES = {"article", "inproceedings", "misc", "software"}
+
+
+def ran(name, tmp_path_factory, others=None):
+    return run_page(f"how-to/{name}.md", tmp_path_factory.mktemp(name), others)
+
+
+# Statements --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def statement(tmp_path_factory):
+    return ran("add-a-statement", tmp_path_factory)  # its blocks hold the tests of the statement
+
+
+@pytest.mark.slow
+def test_the_example_is_a_new_statement_that_holds_as_the_page_says(statement):
+    bound = statement["frobenius_bound"]
+    assert bound.id not in {s.id for s in STATEMENTS}
+    assert bound.name not in {s.name for s in STATEMENTS}
+    before, after = statement["before"][0], statement["after"][0]
+    assert (before.status, after.status) == ("holds", "holds")
+    assert (round(before.left, 1), round(before.right, -1)) == (6.4, 1820)
+    assert (round(after.left, 1), after.right) == (6.4, pytest.approx(44.5, abs=3))
+    assert [v.id for v in statement["every"]] == ["T4", "T51"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [1e160, 1e-160])
+def test_the_example_takes_weights_of_any_size(statement, size):
+    verdict = statement["frobenius_bound"](statement["facts_of"](1.0, (1, 2, 1), scale=size**0.5))
+    assert verdict.status == "holds", verdict
+    layers = bnrank.networks.from_layers([torch.full((2, 1), size, dtype=torch.float64)])
+    verdict = statement["frobenius_bound"](bnrank.theory.Facts(layers, torch.ones(3, 1)))
+    assert verdict.status == "holds", verdict
+
+
+# Figures -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_example_of_a_figure_passes_at_both_scales(tmp_path_factory):
+    after = ran("add-a-figure", tmp_path_factory)
+    for outcome in (after["outcome"], after["large"], after["again"]):
+        assert outcome.passed, outcome.error or outcome.claims
+    assert len(after["again"].sections[0].rows) == 4
+    assert {"reproduction", "runs", "tiny"} <= after["files"]
+
+
+# Architectures -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_architecture_is_read_as_the_page_says(tmp_path_factory):
+    after = ran("your-own-architecture", tmp_path_factory)
+    reading, account = after["reading"], after["account"]
+    assert (len(reading.weights), len(reading.skipped)) == (9, 3)
+    assert {entry.name.split(".")[2] for entry in account.listed} == {"norm"}
+    assert len(account.entries) == len(list(after["net"].parameters()))
+    assert [(v.id, v.status) for v in after["verdicts"]][0] == ("T4", "not applicable")
+    assert {v.status for v in after["verdicts"] if v.id == "T44"} == {"holds", "not applicable"}
+    assert after["chain"][0].status == "holds"
+    assert after["values"].shape == (40, 3)
+    assert {part.name.split(".")[-1] for part in after["smaller"].skipped} == {"mix", "norm"}
+    assert any("parametrized" in part.reason for part in after["small"].skipped)
+    batch = after["batch"]
+    for call in (
+        lambda: bnrank.graph.trace(after["net"], batch),
+        lambda: bnrank.train(after["net"], bnrank.Task(after["x"], after["y"]), steps=1, progress=False),
+    ):
+        with pytest.raises((TypeError, ValueError), match="expected one tensor.*wrap"):
+            call()
+
+
+# Clusters ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_commands_for_a_cluster_train_every_network(tmp_path_factory):
+    printed = []
+
+    def write(block):
+        name, _, text = block.partition("\n")
+        with open(name.removeprefix("# "), "w", encoding="utf-8") as file:  # noqa: PTH123
+            file.write(text)
+
+    after = ran("cluster", tmp_path_factory, {"toml": write, "sh": lambda block: printed.append(shell(block))})
+    table = after["table"]
+    assert len(table) == 8
+    assert set(table.status) == {"finished"}
+    assert {"results.csv", "sweep.html", "grid.toml"} <= after["files"]
+    assert any("SBATCH --array" in block for block in blocks_of("how-to/cluster.md", "sh"))
+
+
+# Stored results ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("read-results")
+    return folder, run_page("how-to/read-results.md", folder)
+
+
+@pytest.mark.slow
+def test_plain_python_reads_what_bnrank_stored(results):
+    folder, after = results
+    stored = bnrank.Sweep.open(folder / "sweep").to_frame()
+    both = after["results"].merge(stored, on=["depth", "width", "ridge", "seed"], suffixes=("", "_stored"))
+    assert len(both) == 4
+    pd.testing.assert_series_equal(both.loss, both.loss_stored, check_names=False)
+    xr.testing.assert_equal(after["history"].loss, after["run"].history.loss.drop_vars("layer_name", errors="ignore"))
+    weight = after["weights"]["layers.0.weight"]
+    assert torch.equal(torch.from_numpy(weight), after["run"].network(0).layers[0].weight.detach())
+    assert after["claims"].passed.all()
+    assert after["settings"]["steps"] == 60
+
+
+@pytest.mark.slow
+def test_the_table_of_files_names_files_that_are_there(results):
+    folder, _ = results
+    names = re.findall(
+        r"`([\w./*-]+)`", "\n".join(re.findall(r"^\| (`.*?) \|", text_of("how-to/read-results.md"), re.M))
+    )
+    assert len(names) > 10
+    for name in names:
+        name = name.replace("FIGURE", "one-neuron")
+        assert list(folder.glob(name)) or name == "sections/*.nc", name
+
+
+@pytest.mark.slow
+def test_the_shell_reads_what_bnrank_stored(results, monkeypatch):
+    folder, after = results
+    monkeypatch.chdir(folder)
+    run = 0
+    for block in blocks_of("how-to/read-results.md", "sh"):
+        needed = set(re.findall(r"\b(ncdump|h5dump|jq|sha256sum)\b", block))
+        if all(map(shutil.which, needed)):
+            lines = shell(block)
+            run += 1
+            if "sha256sum" in needed:
+                assert [line for line in lines if line.endswith(": OK")]
+                assert lines[-1] == "complete"
+            if ".claims[]" in block:
+                assert sum("\ttrue\t" in line for line in lines) == 3
+                assert sum('"finished"' in line for line in lines) == 4
+                assert sum('"ridge":0.01' in line for line in lines) == 4
+            if "head -c 8" in block:
+                header = json.loads("\n".join(lines[: lines.index("}") + 1]))
+                assert header["layers.0.weight"]["shape"] == [8, 4]
+                assert '"MLP"' in "\n".join(lines)
+    assert run or not shutil.which("sha256sum")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("Rscript"), reason="R is not installed")
+def test_r_reads_what_bnrank_stored(results):
+    folder, _ = results
+    known = subprocess.run(["Rscript", "-e", "library(ncdf4); library(jsonlite)"], capture_output=True, check=False)
+    if known.returncode:
+        pytest.skip("ncdf4 and jsonlite are not installed")
+    (block,) = blocks_of("how-to/read-results.md", "r")
+    done = subprocess.run(["Rscript", "-e", block], capture_output=True, text=True, cwd=folder, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("finished") == 4
+    assert done.stdout.count("TRUE") == 3
+
+
+# Citation, links, index --------------------------------------------------------------------------------------------
+
+
+def test_every_source_can_be_cited_and_the_version_is_this_one():
+    entries = re.findall(r"^@(\w+)\{(\w+),(.*?)^\}", text_of("how-to/cite.md"), re.M | re.S)
+    references = text_of("references.md")
+    keys = re.findall(r"^## (\w+20\d\d\w?)$", references, re.M)
+    assert [key for _, key, _ in entries] == ["bnrank", *[k for k in dict(entries_of(entries)) if k in keys]]
+    assert set(keys) == {key for _, key, _ in entries} - {"bnrank"}
+    flat = " ".join(references.split())
+    for kind, key, text in entries:
+        assert kind in ENTRIES
+        assert text.count("{") == text.count("}")
+        title = re.search(r"title\s+= \{(.*)\}", text).group(1)
+        if key != "bnrank":
+            assert title in flat, key
+            for number in re.findall(r"arXiv:[\d.]+\d", text):
+                assert number in flat
+    assert f"version = {{{bnrank.__version__}}}" in text_of("how-to/cite.md")
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"version: {bnrank.__version__}" in citation
+
+
+def entries_of(entries):
+    return [(key, text) for _, key, text in entries if key != "bnrank"]
+
+
+def test_the_index_lists_every_page_once():
+    text = text_of("how-to/index.md")
+    tree = re.search(r"```\{toctree\}\n:hidden:\n\n(.*?)```", text, re.S).group(1).split()
+    assert sorted(f"{name}.md" for name in tree) == [name for name in PAGES if name != "index.md"]
+    assert re.findall(r"^- \[[^]]+\]\(([\w-]+)\.md\)", text, re.M) == tree
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_and_files_lead_somewhere(page):
+    text = text_of(f"how-to/{page}")
+    for target, anchor in re.findall(r"\]\(((?!http)[^)#]+)(?:#([\w-]+))?\)", text):
+        path = DOCS / "how-to" / target
+        assert path.is_file(), target
+        headings = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.M) if anchor else []
+        anchors = {re.sub(r"[^a-z0-9 _-]", "", heading.lower()).replace(" ", "-") for heading in headings}
+        assert not anchor or anchor in anchors, f"{target}#{anchor}"
+    for path in re.findall(r"(?:^--- |`|pytest -q )((?:src|tests|docs)/[\w/.-]+)", text, re.M):
+        if not re.search(r"f18|T51", path):
+            assert (ROOT / path).exists(), path
+    assert max(map(len, text.splitlines())) <= 140 or page == "cite.md"
