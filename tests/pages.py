@@ -22,7 +22,7 @@ def blocks_of(name, language):
 
 
 def run_page(name, folder, others=None):
-    """Return the names that the page's Python blocks leave behind, and ``files``, what they wrote in ``folder``.
+    """Return the names that the page's Python blocks leave behind, ``folder``, and ``files``, what they wrote in it.
 
     ``others`` maps further languages, such as "sh", to what is done with their blocks, in the order of the page.
     """
@@ -34,6 +34,7 @@ def run_page(name, folder, others=None):
                 exec(compile(block, f"docs/{name}", "exec"), names)
             elif language in others:
                 others[language](block)
+        names["folder"] = Path(folder)
         names["files"] = {path.name for path in Path().iterdir()}
     return names
 

@@ -2,8 +2,11 @@
 
 import json
 import re
+import shlex
 import shutil
 import subprocess
+import sys
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -11,6 +14,7 @@ import torch
 import xarray as xr
 
 import bnrank
+from bnrank import cli
 from bnrank.theory import STATEMENTS
 from pages import DOCS, blocks_of, run_page, shell, text_of
 
@@ -46,11 +50,15 @@ def test_the_example_is_a_new_statement_that_holds_as_the_page_says(statement):
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [1e160, 1e-160])
 def test_the_example_takes_weights_of_any_size(statement, size):
-    verdict = statement["frobenius_bound"](statement["facts_of"](1.0, (1, 2, 1), scale=size**0.5))
-    assert verdict.status == "holds", verdict
-    layers = bnrank.networks.from_layers([torch.full((2, 1), size, dtype=torch.float64)])
-    verdict = statement["frobenius_bound"](bnrank.theory.Facts(layers, torch.ones(3, 1)))
-    assert verdict.status == "holds", verdict
+    net = bnrank.networks.from_layers(
+        [torch.full((2, 1), size, dtype=torch.float64), torch.full((1, 2), 1 / size, dtype=torch.float64)]
+    )
+    verdict = statement["frobenius_bound"](bnrank.theory.Facts(net, torch.ones(3, 1)))
+    assert (verdict.status, verdict.left) == ("holds", pytest.approx(2.0)), verdict
+    bound = statement["frobenius_bound"](
+        bnrank.theory.Facts(bnrank.networks.from_layers([net.weights[0]]), torch.ones(3, 1))
+    )
+    assert (bound.status, bound.left) == ("holds", pytest.approx(2**0.5 * size)), bound
 
 
 # Figures -----------------------------------------------------------------------------------------------------------
@@ -81,32 +89,44 @@ def test_the_architecture_is_read_as_the_page_says(tmp_path_factory):
     assert {part.name.split(".")[-1] for part in after["smaller"].skipped} == {"mix", "norm"}
     assert any("parametrized" in part.reason for part in after["small"].skipped)
     batch = after["batch"]
-    for call in (
-        lambda: bnrank.graph.trace(after["net"], batch),
-        lambda: bnrank.train(after["net"], bnrank.Task(after["x"], after["y"]), steps=1, progress=False),
-    ):
-        with pytest.raises((TypeError, ValueError), match=r"expected one tensor.*wrap"):
-            call()
+    with pytest.raises(TypeError, match=r"expected one tensor \(N, ...\): wrap net"):
+        bnrank.graph.trace(after["net"], batch)
+    with pytest.raises(ValueError, match=r"forward\(\) missing 1 required positional argument"):
+        bnrank.train(after["net"], bnrank.Task(after["x"], after["y"]), steps=1, progress=False)
 
 
 # Clusters ----------------------------------------------------------------------------------------------------------
 
 
+def command(line, patch):
+    """Run a command of bnrank in this process, which saves the imports."""
+    patch.setattr(sys, "argv", shlex.split(line, comments=True))
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert not ended.value.code, line
+
+
 @pytest.mark.slow
-def test_the_commands_for_a_cluster_train_every_network(tmp_path_factory):
-    printed = []
+def test_the_commands_for_a_cluster_train_every_network(tmp_path_factory, monkeypatch):
+    lines, left = [], []
 
     def write(block):
         name, _, text = block.partition("\n")
-        with open(name.removeprefix("# "), "w", encoding="utf-8") as file:  # noqa: PTH123
-            file.write(text)
+        Path(name.removeprefix("# ")).write_text(text, encoding="utf-8")
 
-    after = ran("cluster", tmp_path_factory, {"toml": write, "sh": lambda block: printed.append(shell(block))})
-    table = after["table"]
-    assert len(table) == 8
-    assert set(table.status) == {"finished"}
-    assert {"results.csv", "sweep.html", "grid.toml"} <= after["files"]
-    assert any("SBATCH --array" in block for block in blocks_of("how-to/cluster.md", "sh"))
+    def run(block):
+        for line in block.splitlines():
+            lines.append(line)
+            if line.startswith("bnrank"):
+                command(line, monkeypatch)
+                left.append(sum(bnrank.Sweep.open("sweep").to_frame().status != "finished"))
+
+    after = ran("cluster", tmp_path_factory, {"toml": write, "sh": run})
+    assert left == [8, 0, 0, 0]  # nothing is trained by --prepare, and everything by the worker
+    assert len(after["table"]) == 8
+    assert pd.read_csv(after["folder"] / "results.csv").loss.notna().all()
+    assert {"sweep.html", "grid.toml"} <= after["files"]
+    assert "#SBATCH --array=0-15" in lines
 
 
 # Stored results ----------------------------------------------------------------------------------------------------
