@@ -89,10 +89,12 @@ def test_the_architecture_is_read_as_the_page_says(tmp_path_factory):
     assert {part.name.split(".")[-1] for part in after["smaller"].skipped} == {"mix", "norm"}
     assert any("parametrized" in part.reason for part in after["small"].skipped)
     batch = after["batch"]
-    with pytest.raises(TypeError, match=r"expected one tensor \(N, ...\): wrap net"):
+    with pytest.raises(ValueError, match=r"needs 2 arguments \(values, mask\), expected one tensor; wrap it"):
         bnrank.graph.trace(after["net"], batch)
     with pytest.raises(ValueError, match=r"forward\(\) missing 1 required positional argument"):
         bnrank.train(after["net"], bnrank.Task(after["x"], after["y"]), steps=1, progress=False)
+    with pytest.raises(TypeError, match=r"expected one tensor \(N, ...\): wrap net"):
+        bnrank.discovery.compress(after["net"], batch)
 
 
 # Clusters ----------------------------------------------------------------------------------------------------------
