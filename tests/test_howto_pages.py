@@ -91,7 +91,7 @@ def test_the_architecture_is_read_as_the_page_says(tmp_path_factory):
     batch = after["batch"]
     with pytest.raises(ValueError, match=r"needs 2 arguments \(values, mask\), expected one tensor; wrap it"):
         bnrank.graph.trace(after["net"], batch)
-    with pytest.raises(ValueError, match=r"forward\(\) missing 1 required positional argument"):
+    with pytest.raises(ValueError, match=r"missing 1 required positional argument: 'mask'; wrap it in a module"):
         bnrank.train(after["net"], bnrank.Task(after["x"], after["y"]), steps=1, progress=False)
     with pytest.raises(TypeError, match=r"expected one tensor \(N, ...\): wrap net"):
         bnrank.discovery.compress(after["net"], batch)

@@ -376,8 +376,10 @@ def _check_shapes(net: nn.Module, task: Task) -> None:
         try:
             output = net(task.x[:2].to(first.device, first.dtype))
         except Exception as error:
-            raise ValueError(f"net: cannot take x of shape {tuple(task.x.shape)}: {error}") from error
+            wrap = "; wrap it in a module that takes one tensor" if "argument" in str(error) else ""
+            raise ValueError(f"net: cannot take x of shape {tuple(task.x.shape)}: {error}{wrap}") from error
     if not isinstance(output, Tensor):
-        raise ValueError(f"net: gives {validation.describe(output)}, expected one tensor")
+        got = validation.describe(output)
+        raise ValueError(f"net: gives {got}, expected one tensor; wrap it in a module that returns one")
     if output.shape != (2, task.d_out):
         raise ValueError(f"net: gives outputs of shape {tuple(output.shape[1:])}, expected ({task.d_out},)")
