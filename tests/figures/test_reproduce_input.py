@@ -28,7 +28,7 @@ def test_names_are_checked_before_anything_runs_and_run_once(tmp_path, plant, mo
             figures.reproduce(names, tmp_path, progress=False)
     with pytest.raises(ValueError, match=r"names: got 'c-nam', 'zzz', expected .*did you mean '.-name'\?$"):
         figures.reproduce(["A", "c-nam", "zzz"], tmp_path, progress=False)
-    for names in (None, 3, a[0], ["A", None], [a[0]]):
+    for names in (None, 3, a, ["A", None], [a]):
         with pytest.raises(TypeError, match=r"names: got .*, expected ids or names of figures"):
             figures.reproduce(names, tmp_path, progress=False)
     with pytest.raises(ValueError, match="names: got none"):
