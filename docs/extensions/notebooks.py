@@ -58,7 +58,8 @@ def _link(app: Sphinx, name: str, source: list[str]) -> None:
 def _completed(text: str, link: str = "") -> str:
     """Return a page with what it leaves out for its readers: the kernel in full, a link, and pictures as outputs."""
     text = text.replace("\n  name: python3\n", KERNEL, 1)
-    return re.sub(r"(?m)^(# .+\n)", lambda title: f"{title[1]}{link}{INLINE}", text, count=1)
+    pictures = "" if "%matplotlib inline" in text else INLINE
+    return re.sub(r"(?m)^(# .+\n)", lambda title: f"{title[1]}{link}{pictures}", text, count=1)
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
