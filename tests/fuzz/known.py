@@ -11,6 +11,7 @@ NAN = {
     "Formulas.to_frame": "of a coordinate, which no linear formula or network is compared with",
     "Found.held_out": "of symmetries where none is found",
     **{f"Gap.{name}": "where there is no gap" for name in ("contrast", "defect", "ratio")},
+    "LayerTable.to_frame": "of a layer without an activation after it, and of what was not measured",
     "LayerStructure.distance": "of a layer without singular values outside of the bottleneck",
     "LayerStructure.nonlinearity": "of a layer without an activation after it",
     "LayerStructure.rest": "of a layer without singular values outside of the bottleneck",
@@ -25,6 +26,8 @@ NAN = {
 
 MEANT = {
     "bnrank.compare": "padding, and numbers that a layer, a change of 0 or few samples do not have, as documented",
+    "bnrank.layer_table": "the values of the given profile",
+    "bnrank.measures.LayerTable": "the values of the given profile",
     "bnrank.measures.similarity.cca": "of a constant representation, as documented",
     "bnrank.measures.similarity.cka": "of a constant representation, as documented",
     "bnrank.nonlinearity.ratio": "of a layer without an activation after it, as documented",

@@ -55,8 +55,9 @@ def test_few_remarks_are_printed_and_a_notebook_shows_all():
 
 @pytest.mark.parametrize("bad", [None, nn.Linear(2, 2), {"a": torch.zeros(2, 2)}])
 def test_what_is_no_dataset_is_refused(bad):
-    with pytest.raises(TypeError, match="profile: got"):
-        bnrank.layer_table(bad)
+    for make in (bnrank.layer_table, bnrank.measures.LayerTable):
+        with pytest.raises(TypeError, match="profile: got"):
+            make(bad)
 
 
 def test_a_dataset_that_is_no_profile_is_refused():

@@ -46,9 +46,16 @@ class LayerTable(Printed):
     ----------
     profile : xarray.Dataset
         The profile.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If it is no profile.
     """
 
     def __init__(self, profile: xr.Dataset) -> None:
+        _check(profile)
+        describe(profile)  # raises where it is no profile
         self.profile = profile
 
     @property
@@ -115,8 +122,6 @@ def layer_table(profile: xr.Dataset) -> LayerTable:
     >>> [(row["name"], row["rank of W"]) for row in table.rows]
     [('0', 1), ('2', 1)]
     """
-    _check(profile)
-    describe(profile)
     return LayerTable(profile)
 
 
