@@ -43,7 +43,7 @@ unit-others: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q -p no:cacheprovider tests $(addprefix --ignore=,$(ROOMS))
 
 # The site in docs/_build/html. Notebooks are executed once per change of their code; all warnings are errors.
-SPHINX := $(BIN)/sphinx-build -W --keep-going -q -j 2
+SPHINX := $(BIN)/sphinx-build -W --keep-going -q -j 2 -a -E
 
 docs: $(READY)
 	OMP_NUM_THREADS=1 $(SPHINX) -b html docs docs/_build/html

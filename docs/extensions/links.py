@@ -77,6 +77,20 @@ class Names(SphinxPostTransform):
                     reference += literal
 
 
+class Titles(SphinxPostTransform):
+    """A link to ``minima.md`` that has no other words shows the title of the page."""
+
+    default_priority = 8
+
+    def run(self, **kwargs: Any) -> None:
+        """Replace the words of links that are file names."""
+        for link in self.document.findall(addnodes.pending_xref):
+            target = self.env.titles.get(link.get("reftarget", ""))
+            if link.get("reftype") == "myst" and target is not None and re.fullmatch(r"[\w./-]+\.md", link.astext()):
+                link.children = []
+                link += nodes.inline("", "", nodes.Text(target.astext()), classes=["std", "std-doc"])
+
+
 class Statements(SphinxPostTransform):
     """T7, F4 and E12 in running text become links to the statement, the figure and the erratum."""
 
@@ -138,6 +152,7 @@ def _resolve(app: Sphinx, env: BuildEnvironment, node: Any, inner: nodes.Node) -
 def setup(app: Sphinx) -> dict[str, Any]:
     """Add both."""
     app.add_post_transform(Names)
+    app.add_post_transform(Titles)
     app.add_post_transform(Statements)
     app.connect("missing-reference", _resolve)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
