@@ -79,7 +79,9 @@ def test_every_statement_figure_and_erratum_has_one_entry():
     assert numbers[-1] >= 50
     statements = [f"T{i}" for i in numbers] + ["T17b"] + [s.id for s in STATEMENTS]
     assert set(headings) == {*statements, *(figure.id for figure in FIGURES), *errata}
-    counted = re.search(r"statements \(T1 to (T\d+)\), figures \(F1 to (F\d+)\) and errata \(E1 to (E\d+)\)", TEXT)
+    counted = re.search(
+        r"statements \(T1 to (T\d+)\), figures \(F1 to (F\d+)\) and errata \(E1 to (E\d+)\)", INDEX.read_text("utf-8")
+    )
     assert counted is not None
     last = [max(int(h[1:]) for h in headings if re.fullmatch(rf"{kind}\d+", h)) for kind in "TFE"]
     assert counted.groups() == tuple(f"{kind}{n}" for kind, n in zip("TFE", last, strict=True))
@@ -182,3 +184,8 @@ def test_formulas_are_closed_and_fit_into_tables(page):
         assert formula.count(r"\left") - formula.count(r"\leftarrow") == formula.count(r"\right"), formula
         assert r"\|" not in formula, rf"\lVert and \rVert, since GitHub reads \| as |: {formula}"
         assert r"\\" not in formula, rf"\cr, since GitHub reads \\ as \: {formula}"
+        assert not re.search(r"\\[^A-Za-z]|[*|`~]|[^\w\s]_", formula), f"Markdown has a use for this: {formula}"
+    text = re.sub(r"\$\$.*?\$\$", "", text, flags=re.DOTALL)
+    for before, after in re.findall(r"(.?)\$[^$\n]+\$(.?)", text):
+        assert not re.search(r"[\w-]", before), "GitHub reads a formula only after a space or a parenthesis"
+        assert not re.search(r"\w", after), "GitHub reads a formula only before a space or punctuation"
