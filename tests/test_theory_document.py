@@ -155,7 +155,7 @@ def test_the_index_has_one_line_per_entry():
 def test_the_index_lists_every_page():
     text = INDEX.read_text(encoding="utf-8")
     tree = re.search(r"```\{toctree\}\n:hidden:\n\n(.*?)\n```", text, re.DOTALL).group(1).split("\n")
-    assert sorted(tree) == [f"theory/{page.stem}" for page in PAGES]
+    assert sorted(name for name in tree if name.startswith("theory/")) == [f"theory/{page.stem}" for page in PAGES]
     for page in PAGES:
         assert f"](theory/{page.name})" in text
 

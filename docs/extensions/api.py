@@ -66,9 +66,9 @@ def pages() -> list[Page]:
         if inspect.ismodule(found):
             modules.setdefault(found.__name__, path)
     for parent in list(modules):
-        for _, found in _exported(importlib.import_module(parent)):
+        for name, found in _exported(importlib.import_module(parent)):
             if inspect.ismodule(found):
-                modules.setdefault(found.__name__, found.__name__)
+                modules.setdefault(found.__name__, f"{modules[parent]}.{name}")
     for name in MORE:
         if getattr(importlib.import_module(f"bnrank.{name}"), "__all__", ()):
             modules.setdefault(f"bnrank.{name}", f"bnrank.{name}")

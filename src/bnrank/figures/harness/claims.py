@@ -10,6 +10,21 @@ from torch import Tensor
 from bnrank._core import validation
 from bnrank.reporting import tables
 
+__all__ = [
+    "Claim",
+    "above",
+    "at_least",
+    "at_most",
+    "below",
+    "between",
+    "equals",
+    "is_true",
+    "largest",
+    "near",
+    "prefixed",
+    "smallest",
+]
+
 
 @dataclass(frozen=True)
 class Claim:
