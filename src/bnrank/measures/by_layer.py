@@ -148,6 +148,11 @@ def headline(profile: xr.Dataset) -> str:
 
     The dimensions are those of the centered activations at 95 percent of their variance.
 
+    Raises
+    ------
+    TypeError
+        If it is no dataset.
+
     Examples
     --------
     >>> import xarray as xr
@@ -155,6 +160,7 @@ def headline(profile: xr.Dataset) -> str:
     >>> headline(xr.Dataset(found, attrs={"bottleneck_reason": "no layer has a clear gap"}))
     'No bottleneck: layers use 12 to 41 of 200 dimensions at 95 percent of variance.'
     """
+    profile = _dataset(profile)
     rank, parts = profile.attrs.get("bottleneck_rank"), []
     if rank is not None:
         start, end = (int(profile.attrs[f"bottleneck_{name}"]) for name in ("start", "end"))
@@ -189,9 +195,13 @@ def _used(used: np.ndarray, units: np.ndarray) -> str:
     return f"{text} {dimensions} at 95 percent of variance, {percent} percent of their units"
 
 
-def _check(profile: object) -> None:
+def _dataset(profile: object) -> xr.Dataset:
     import xarray as xr
 
-    found = validation.kind(profile, "profile", xr.Dataset, "an")
+    return validation.kind(profile, "profile", xr.Dataset, "an")
+
+
+def _check(profile: object) -> None:
+    found = _dataset(profile)
     got = f"dimensions {sorted(map(str, found.dims))}"
     validation.expect("layer" in found.dims and "layer" in found.coords, "profile", got, "layer among them")
