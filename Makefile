@@ -18,8 +18,8 @@ test-lowest:
 	$(MAKE) VENV=.venv-lowest PINS=constraints-lowest.txt EXTRAS=dev doctest unit
 
 lint: $(READY)
-	$(BIN)/ruff check src tests benchmarks docs
-	$(BIN)/ruff format --check src tests benchmarks docs/conf.py docs/extensions
+	$(BIN)/ruff check src tests benchmarks docs/conf.py docs/bnrank_site
+	$(BIN)/ruff format --check src tests benchmarks docs/conf.py docs/bnrank_site
 
 types: $(READY)
 	$(BIN)/mypy
@@ -46,14 +46,16 @@ unit-others: $(READY)
 SPHINX := $(BIN)/sphinx-build -W --keep-going -q -j 2 -a -E
 
 docs: $(READY)
+	rm -rf docs/_build/html
 	OMP_NUM_THREADS=1 $(SPHINX) -b html docs docs/_build/html
-	$(BIN)/python docs/extensions/check.py docs/_build/html
+	$(BIN)/python docs/bnrank_site/check.py docs/_build/html
 	@echo "The site: docs/_build/html/index.html"
 
 # The same without running notebooks and examples.
 docs-fast: $(READY)
+	rm -rf docs/_build/fast
 	BNRANK_DOCS=fast OMP_NUM_THREADS=1 $(SPHINX) -b html -d docs/_build/fast-trees docs docs/_build/fast
-	$(BIN)/python docs/extensions/check.py docs/_build/fast
+	$(BIN)/python docs/bnrank_site/check.py docs/_build/fast
 
 # 10,000 bad calls of the public functions; see docs/reliability.md.
 fuzz: $(READY)

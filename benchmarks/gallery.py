@@ -1,12 +1,14 @@
 """What the gallery of the documentation shows of figures: claims, times and small pictures, kept in docs/results.
 
-``python -m benchmarks.pages --store reproduction/quick`` keeps finished figures of ``bnrank reproduce``.
+``python -m benchmarks.pages --store reproduction/quick`` keeps finished figures of ``bnrank reproduce``; the machine is
+that of this call, the version that of the run.
 """
 
 from __future__ import annotations
 
 import datetime
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +40,7 @@ def store(folder: Path, results: Path) -> list[Path]:
             "command": f"bnrank reproduce {figure.id}",
             "scale": folder.name,
             "date": str(day),
-            "machine": machine(),
+            "machine": re.sub(r"bnrank [^,]+", f"bnrank {outcome.version}", machine()),
             "seconds": round(outcome.seconds, 1),
             "claims": [
                 {"name": c.name, "passed": c.passed, "measured": _shown(c.measured), "expected": c.expected}

@@ -2,7 +2,7 @@
 
 Sphinx with the theme, the docstring format and the notebooks that NumPy, pandas, scikit-learn, xarray and PyTorch's own
 libraries use: pydata-sphinx-theme, numpydoc-style docstrings and MyST-NB. Pages of the API and of the gallery are
-written before each build (``extensions/``). Building and reading need no network connection.
+written before each build (``bnrank_site/``). Building and reading need no network connection.
 
 ``BNRANK_DOCS=fast`` leaves out what runs code: notebooks and the pictures of examples.
 """
@@ -12,7 +12,9 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE / "extensions"))
+sys.path.insert(0, str(HERE))
+
+from bnrank_site.sources import digest  # noqa: E402
 
 from bnrank import __version__  # noqa: E402
 
@@ -29,15 +31,16 @@ extensions = [
     "sphinx.ext.mathjax",
     "sphinx_design",
     "sphinx_copybutton",
-    "api",
-    "docstrings",
-    "gallery",
-    "links",
-    "mathematics",
-    "notebooks",
-    *([] if fast else ["pictures"]),
+    "bnrank_site.api",
+    "bnrank_site.docstrings",
+    "bnrank_site.gallery",
+    "bnrank_site.links",
+    "bnrank_site.mathematics",
+    "bnrank_site.notebooks",
+    *([] if fast else ["bnrank_site.pictures"]),
 ]
-exclude_patterns = ["_build", "extensions", "results", "notebooks"]
+# Links to other figures and pages are checked by Sphinx, the built pages by bnrank_site/check.py.
+exclude_patterns = ["_build", "bnrank_site", "results", "notebooks"]
 nitpicky = True
 default_role = "code"
 nitpick_ignore_regex = [("py:(class|exc|obj)", r"(?!bnrank\.).*")]  # types of other libraries, as words
@@ -48,9 +51,9 @@ myst_enable_extensions = ["dollarmath", "colon_fence", "deflist", "attrs_inline"
 myst_heading_anchors = 4
 myst_dmath_double_inline = True
 
-# Notebooks: executed where their output is not stored from the same code
+# Notebooks: executed unless their output is stored, of the same code and the same library
 nb_execution_mode = "off" if fast else "cache"
-nb_execution_cache_path = str(HERE / "_build" / "executed")
+nb_execution_cache_path = str(HERE / "_build" / "executed" / digest())
 nb_execution_in_temp = True
 nb_execution_timeout = 300
 nb_execution_raise_on_error = True

@@ -8,6 +8,7 @@ import jupytext
 from sphinx.application import Sphinx
 
 FOLDER = "notebooks"
+RELATIVE = re.compile(r"\[([^\]]+)\]\((?!https?:)[^)\s]+\)")
 INLINE = """
 ```{code-cell} python
 :tags: [remove-cell]
@@ -33,17 +34,20 @@ def write(source: Path) -> list[Path]:
     """Write the pages that are notebooks as .ipynb files, without outputs; return them."""
     folder = source / FOLDER
     folder.mkdir(exist_ok=True)
-    written = []
+    for old in folder.glob("*.ipynb"):
+        old.unlink()
+    written: list[Path] = []
     for page in sorted([*source.glob("*/*.md"), *source.glob("*.md")]):
         text = page.read_text(encoding="utf-8")
         if is_notebook(text):
             written.append(folder / f"{page.stem}.ipynb")
-            notebook = jupytext.reads(_completed(text), fmt="md:myst")
+            if written[-1].exists():
+                raise ValueError(f"{page}: a second notebook of the name {page.stem!r}, expected another name")
+            words = RELATIVE.sub(r"\1", _completed(text))  # there are no other pages beside a downloaded notebook
+            notebook = jupytext.reads(words, fmt="md:myst")
             for i, cell in enumerate(notebook.cells):
                 cell["id"] = f"cell-{i}"  # the same in every build
-            text = jupytext.writes(notebook, fmt="ipynb")
-            if not written[-1].exists() or written[-1].read_text(encoding="utf-8") != text:
-                written[-1].write_text(text, encoding="utf-8")
+            written[-1].write_text(jupytext.writes(notebook, fmt="ipynb"), encoding="utf-8")
     return written
 
 
@@ -51,7 +55,8 @@ def _link(app: Sphinx, name: str, source: list[str]) -> None:
     if is_notebook(source[0]):
         up = "../" * name.count("/")
         target = f"{up}{FOLDER}/{name.rpartition('/')[2]}.ipynb"
-        link = f"*A notebook, executed with bnrank {app.config.release}: {{download}}`download it <{target}>`.*"
+        executed = "" if app.config.nb_execution_mode == "off" else f", executed with bnrank {app.config.release}"
+        link = f"*A notebook{executed}: {{download}}`download it <{target}>`.*"
         source[0] = _completed(source[0], f"\n{link}\n")
 
 

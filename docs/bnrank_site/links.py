@@ -6,12 +6,13 @@ import inspect
 import re
 from typing import Any
 
-import api
 from docutils import nodes
 from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 from sphinx.transforms.post_transforms import SphinxPostTransform
+
+from bnrank_site import api
 
 ID = re.compile(r"\b([TFE][1-9]\d?[bL]?)\b")
 KEPT = (nodes.reference, nodes.literal, nodes.literal_block, nodes.title, nodes.math, nodes.math_block, nodes.raw)
@@ -115,12 +116,13 @@ class Statements(SphinxPostTransform):
     def _places(self) -> dict[str, tuple[str, str]]:
         """Return the page and the anchor of every id: those of headings such as "T7. First correction"."""
         found = {}
-        for docname in sorted(self.env.tocs):
-            if docname.startswith(("theory/", "gallery/")) or docname == "errata":
-                for entry in self.env.tocs[docname].findall(nodes.reference):
-                    match = re.match(r"([TFE]\d+[bL]?)\. ", entry.astext())
-                    if match:
-                        found[match[1]] = docname, entry["anchorname"]
+        theory = [docname for docname in sorted(self.env.tocs) if docname.startswith("theory/")]
+        gallery = [docname for docname in sorted(self.env.tocs) if docname.startswith("gallery/")]
+        for docname in [*theory, "errata", *gallery]:  # the later one has more to say of an id
+            for entry in self.env.tocs[docname].findall(nodes.reference):
+                match = re.match(r"([TFE]\d+[bL]?)\. ", entry.astext())
+                if match:
+                    found[match[1]] = docname, entry["anchorname"]
         return found
 
 

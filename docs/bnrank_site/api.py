@@ -15,13 +15,14 @@ from sphinx.application import Sphinx
 from sphinx.pycode import ModuleAnalyzer
 
 import bnrank
+from bnrank_site.docstrings import escaped
 
 ROOMS = ("tasks", "networks", "measures", "training", "theory", "discovery", "reporting", "figures")
 # Public modules that no __all__ names: used by their full names.
 MORE = (
-    *("measures.comparing", "measures.crossings", "measures.dependence", "measures.dimension", "measures.kinks"),
-    *("measures.noise", "measures.one_neuron", "measures.orbits", "measures.plateaus", "measures.representations"),
-    *("measures.signs", "theory.domains", "theory.tangents", "theory.tours", "theory.verdicts"),
+    *("measures.crossings", "measures.dependence", "measures.dimension", "measures.noise", "measures.orbits"),
+    *("measures.plateaus", "measures.representations", "measures.signs", "measures.stable_signs"),
+    *("networks.attention", "networks.gated", "theory.tangents", "theory.tours"),
 )
 REQUEST = re.compile(r"set_\w+_request$")  # methods that scikit-learn adds
 
@@ -52,9 +53,13 @@ def public(name: str) -> Any:
 
 
 def _exported(module: ModuleType) -> Iterator[tuple[str, Any]]:
-    for name in getattr(module, "__all__", ()):
+    for name in getattr(module, "__all__", [name for name, value in vars(module).items() if _defined(value, module)]):
         if not name.startswith("_"):
             yield name, getattr(module, name)
+
+
+def _defined(value: Any, module: ModuleType) -> bool:
+    return (inspect.isfunction(value) or inspect.isclass(value)) and value.__module__ == module.__name__
 
 
 def pages() -> list[Page]:
@@ -70,8 +75,7 @@ def pages() -> list[Page]:
             if inspect.ismodule(found):
                 modules.setdefault(found.__name__, f"{modules[parent]}.{name}")
     for name in MORE:
-        if getattr(importlib.import_module(f"bnrank.{name}"), "__all__", ()):
-            modules.setdefault(f"bnrank.{name}", f"bnrank.{name}")
+        modules.setdefault(f"bnrank.{name}", f"bnrank.{name}")
     found = [Page(importlib.import_module(full), path, full.split(".")[1]) for full, path in modules.items()]
     found.sort(key=lambda page: (ROOMS.index(page.room), page.name != f"bnrank.{page.room}"))
     top = {id(value): f"bnrank.{name}" for name, value in _exported(bnrank)}
@@ -128,18 +132,13 @@ def write(folder: Path) -> list[Path]:
     files = {f"{page.file}.rst": _page(page) for page in found}
     files["index.rst"] = _index(found)
     for old in folder.glob("*.rst"):
-        if old.name not in files:
-            old.unlink()
+        old.unlink()
     for name, text in files.items():
-        path = folder / name
-        if not path.exists() or path.read_text(encoding="utf-8") != text:  # what is unchanged is not read again
-            path.write_text(text, encoding="utf-8")
+        (folder / name).write_text(text, encoding="utf-8")
     return [folder / name for name in files]
 
 
 def _page(page: Page) -> str:
-    from docstrings import escaped
-
     title = page.name
     intro = [escaped(line) for line in (inspect.getdoc(page.module) or "").splitlines()]
     rows = "\n".join(f"   * - :any:`{name}`\n     - {escaped(summary(value))}" for name, value in page.names.items())

@@ -54,12 +54,9 @@ def write(folder: Path) -> None:
         )
     texts["index.md"] = _index(texts)
     for old in folder.glob("*.md"):
-        if old.name not in texts:
-            old.unlink()
+        old.unlink()
     for name, text in texts.items():
-        path = folder / name
-        if not path.exists() or path.read_text(encoding="utf-8") != text:
-            path.write_text(text, encoding="utf-8")
+        (folder / name).write_text(text, encoding="utf-8")
 
 
 def _stored(figure: Figure) -> dict[str, Any] | None:
@@ -107,7 +104,9 @@ def _anchor(figure: Figure) -> str:
     """Return the anchor of the figure's section in docs/figures.md, as MyST makes it."""
     headings = re.findall(r"^## (.+)$", (HERE / "figures.md").read_text(encoding="utf-8"), re.MULTILINE)
     known = figure.id.rstrip("L")  # F9L is described with F9
-    heading = next(heading for heading in headings if re.match(rf"{known}\b", heading))
+    heading = next((heading for heading in headings if re.match(rf"{known}\b", heading)), None)
+    if heading is None:
+        raise ValueError(f"docs/figures.md: no heading '## {known}. ...', expected one for every figure")
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 

@@ -11,6 +11,8 @@ from typing import Any
 
 from sphinx.application import Sphinx
 
+from bnrank_site.sources import digest
+
 DRAWS = re.compile(r"^bnrank\.plots\.\w+$|\.(plot|draw)$")
 
 
@@ -40,7 +42,7 @@ def _process(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: l
     text = "\n".join(lines)
     if not DRAWS.search(name) or ">>>" not in text:
         return
-    key = hashlib.sha256(f"{app.config.release}\n{text}".encode()).hexdigest()[:12]
+    key = hashlib.sha256(f"{digest()}\n{text}".encode()).hexdigest()[:12]
     folder = Path(app.srcdir) / "api" / "pictures"
     path = folder / f"{name}-{key}.png"
     if not path.exists():

@@ -1,0 +1,1 @@
+"""Extensions of Sphinx that make the documentation a site."""
