@@ -71,8 +71,8 @@ def _page(figure: Figure, stored: dict[str, Any] | None, folder: Path) -> str:
             shutil.copy(HERE / "results" / "figures" / picture, folder / "pictures" / picture)
             text += [f"![{caption}](pictures/{picture})", "", f"*{caption}.*".replace("..", "."), ""]
     shown = "What the source shows" if figure.printed else "What is expected"
-    text += [f"**Source.** {_plain(figure.source)}.".replace("..", "."), ""]
-    text += [f"**{shown}.** {_plain(figure.expected)}", ""]
+    text += [f"**Source.** {_sentence(figure.source)}", ""]
+    text += [f"**{shown}.** {_sentence(figure.expected)}", ""]
     if stored:
         good = sum(bool(claim["passed"]) for claim in stored["claims"])
         text += [f"## Reproduced: {good} of {len(stored['claims'])} claims", ""]
@@ -128,6 +128,10 @@ def _plain(text: str) -> str:
     return re.sub(r"([*_<>`$\[\]])", r"\\\1", text)
 
 
+def _sentence(text: str) -> str:
+    return f"{_plain(text[0].upper() + text[1:].rstrip('.'))}."
+
+
 def _compression(folder: Path) -> str:
     """Return the page of the comparison of compressions, and draw it."""
     from matplotlib.figure import Figure as Picture
@@ -166,10 +170,10 @@ def _index(texts: dict[str, str]) -> str:
     cards, table = [], []
     for figure in FIGURES:
         stored = _stored(figure)
-        good, count, image = "not run with this version", "–", ""
+        good, count, image = "Not run with this version.", "–", ""
         if stored:
             passed = sum(bool(claim["passed"]) for claim in stored["claims"])
-            good = f"{passed} of {len(stored['claims'])} claims reproduced"
+            good = f"{passed} of {len(stored['claims'])} claims reproduced."
             count = f"{passed} of {len(stored['claims'])}"
             image = f":img-top: pictures/{next(iter(stored['pictures']))}\n" if stored["pictures"] else ""
         cards.append(
