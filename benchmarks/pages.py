@@ -23,6 +23,7 @@ from benchmarks import gallery
 from benchmarks.against import trials
 from benchmarks.rows import Row as Measured
 from benchmarks.rows import Spread
+from bnrank.figures import FIGURES
 
 __all__ = ["condensed", "rewritten", "store"]
 
@@ -107,14 +108,22 @@ def rewritten(text: str, results: Path = RESULTS) -> str:
 
     def table(match: re.Match[str]) -> str:
         kind, *subjects = match[2].split()
-        stored = {subject: _read(results / f"{subject}.jsonl") for subject in subjects}
+        stored = {subject: _read(results, subject) for subject in subjects}
         return f"{match[1]}{TABLES[kind](stored)}\n\n{_origins(stored)}\n{match[3]}"
 
     return MARK.sub(table, text)
 
 
-def _read(path: Path) -> tuple[Row, list[Row]]:
-    about, *rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+def _read(results: Path, subject: str) -> tuple[Row, list[Row]]:
+    """Return where results come from, and their rows; figures are a file each, with their own origin."""
+    if subject == "figures":
+        rows = [json.loads(path.read_text(encoding="utf-8")) for path in (results / "figures").glob("*.json")]
+        machines = sorted({row["machine"] for row in rows})
+        dates = sorted({row["date"] for row in rows})
+        about = {"command": "bnrank reproduce all", "date": " to ".join(dict.fromkeys((dates[0], dates[-1])))}
+        return about | {"machine": "; ".join(machines)}, rows
+    text = (results / f"{subject}.jsonl").read_text(encoding="utf-8")
+    about, *rows = [json.loads(line) for line in text.splitlines()]
     return about, rows
 
 
@@ -173,7 +182,24 @@ def _speed(stored: dict[str, tuple[Row, list[Row]]]) -> str:
     return trials.markdown(headings, lines)
 
 
-TABLES: dict[str, Callable[[dict[str, tuple[Row, list[Row]]]], str]] = {"each": _each, "short": _short, "speed": _speed}
+def _figures(stored: dict[str, tuple[Row, list[Row]]]) -> str:
+    """Return a row per figure."""
+    lines = []
+    for figure in FIGURES:
+        row = next((row for _, found in stored.values() for row in found if row["figure"] == figure.label), None)
+        passed = (
+            "not stored" if row is None else f"{sum(bool(c['passed']) for c in row['claims'])} of {len(row['claims'])}"
+        )
+        lines.append([figure.id, figure.name, passed, "–" if row is None else f"{row['seconds']:,.0f}"])
+    return trials.markdown(["figure", "name", "claims reproduced", "seconds"], lines)
+
+
+TABLES: dict[str, Callable[[dict[str, tuple[Row, list[Row]]]], str]] = {
+    "each": _each,
+    "short": _short,
+    "speed": _speed,
+    "figures": _figures,
+}
 
 
 def _chosen(rows: Sequence[Row], network: str, target: str) -> list[Row]:

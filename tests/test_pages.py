@@ -14,6 +14,8 @@ from benchmarks.pages import condensed, rewritten, store  # noqa: E402
 from benchmarks.rows import Row as Measured  # noqa: E402
 from benchmarks.rows import Spread, skipped  # noqa: E402
 
+from bnrank.figures import FIGURES  # noqa: E402
+
 
 @pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda path: path.stem)
 def test_pages_show_the_stored_results(page):
@@ -83,3 +85,15 @@ def test_stored_times_become_a_table(tmp_path, monkeypatch):
     assert "| fits | memory \\| peak |  | 3 GB | 3 to 3 |  | ≤ 2 | missed |  |" in text
     assert "skipped: not installed" in text
     assert "`python -m benchmarks fits jax_peer --quick`" in text
+
+
+def test_stored_figures_become_a_table(tmp_path):
+    (tmp_path / "figures").mkdir()
+    first, *others = FIGURES
+    claims = [{"passed": True}, {"passed": False}, {"passed": None}]
+    stored = {"figure": first.label, "claims": claims, "seconds": 1234.4, "date": "2026-01-01", "machine": "A machine"}
+    (tmp_path / "figures" / f"{first.id}.json").write_text(json.dumps(stored), encoding="utf-8")
+    text = rewritten("<!-- results: figures figures -->\n<!-- end of results -->", tmp_path)
+    assert f"| {first.id} | {first.name} | 1 of 3 | 1,234 |" in text
+    assert f"| {others[0].id} | {others[0].name} | not stored | – |" in text
+    assert "`bnrank reproduce all`, 2026-01-01: A machine." in text
