@@ -248,3 +248,13 @@ def test_names_of_the_theory_have_an_entry_in_the_api():
         exists, documented = links.documented_name(name)
         assert exists, name
         assert documented, name
+
+
+def test_results_name_the_function_that_returns_them():
+    pages = api.pages()
+    (page,) = [page for page in pages if page.name == "bnrank.rank"]
+    if ">>>" not in (inspect.getdoc(bnrank.rank.RankBracket) or ""):
+        assert "Returned by :any:`bnrank.rank.bracket`" in api._page(page, pages)
+    assert api._returned("bnrank.train", bnrank.train, pages) == ""
+    (page,) = [page for page in pages if page.name == "bnrank.regions"]
+    assert "Returned by :any:`bnrank.regions.in_plane`" in api._page(page, pages)

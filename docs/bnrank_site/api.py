@@ -129,7 +129,7 @@ def write(folder: Path) -> list[Path]:
     """Write the pages and their index into a folder; return the files."""
     folder.mkdir(exist_ok=True)
     found = pages()
-    files = {f"{page.file}.rst": _page(page) for page in found}
+    files = {f"{page.file}.rst": _page(page, found) for page in found}
     files["index.rst"] = _index(found)
     for old in folder.glob("*.rst"):
         old.unlink()
@@ -138,12 +138,30 @@ def write(folder: Path) -> list[Path]:
     return [folder / name for name in files]
 
 
-def _page(page: Page) -> str:
+def _returned(name: str, value: Any, found: list[Page]) -> str:
+    """Return a line that names the functions with an example that return a class which has none of its own."""
+    if not inspect.isclass(value) or ">>>" in (inspect.getdoc(value) or ""):
+        return ""
+    own = name.rpartition(".")[2]
+    makers = [
+        other
+        for page in found
+        for other, function in page.names.items()
+        if inspect.isfunction(function)
+        and ">>>" in (inspect.getdoc(function) or "")
+        and own in re.findall(r"\w+", str(inspect.signature(function).return_annotation))
+        and getattr(inspect.getmodule(function), own, value) is value  # not another class of this name
+    ]
+    listed = ", ".join(f":any:`{maker}`" for maker in makers)
+    return f"\n   Returned by {listed}, with an example.\n" if makers else ""
+
+
+def _page(page: Page, found: list[Page]) -> str:
     title = page.name
     intro = [escaped(line) for line in (inspect.getdoc(page.module) or "").splitlines()]
     rows = "\n".join(f"   * - :any:`{name}`\n     - {escaped(summary(value))}" for name, value in page.names.items())
     table = f".. list-table::\n   :widths: 35 65\n   :class: names\n\n{rows}\n"
-    entries = "\n".join(entry(name, value) for name, value in page.names.items())
+    entries = "\n".join(entry(name, value) + _returned(name, value, found) for name, value in page.names.items())
     return f"{title}\n{'=' * len(title)}\n\n.. py:module:: {title}\n\n" + "\n".join(intro) + f"\n\n{table}\n{entries}"
 
 
