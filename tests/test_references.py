@@ -1,4 +1,4 @@
-"""docs/references.md agrees with CITATION.cff."""
+"""docs/references.md and docs/how-to/cite.md agree with CITATION.cff."""
 
 import re
 from pathlib import Path
@@ -8,11 +8,12 @@ import yaml
 ROOT = Path(__file__).parents[1]
 CITATION = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
 TEXT = (ROOT / "docs" / "references.md").read_text(encoding="utf-8")
+CITE = (ROOT / "docs" / "how-to" / "cite.md").read_text(encoding="utf-8")
 
 
 def test_the_bibtex_entry_is_that_of_the_citation_file():
-    (entry,) = re.findall(r"^```bibtex\n(.*?)^```", TEXT, flags=re.MULTILINE | re.DOTALL)
-    fields = dict(re.findall(r"^  (\w+) = \{+(.*?)\}+,$", entry, flags=re.MULTILINE))
+    (entry,) = re.findall(r"^@software\{bnrank,\n(.*?)^\}", CITE, flags=re.MULTILINE | re.DOTALL)
+    fields = dict(re.findall(r"^  (\w+) += \{+(.*?)\}+,?$", entry, flags=re.MULTILINE))
     assert fields == {
         "author": " and ".join(author["name"] for author in CITATION["authors"]),
         "title": f"{CITATION['title']}: {CITATION['abstract'].rstrip('.')}",

@@ -200,5 +200,7 @@ def test_values_are_described_by_type_and_size():
         ([1.0] * 20, "list of 20"),
         ((Plain(3, 0), Plain(4, 0)), "tuple of 2 Plain"),
         (torch.nn.ReLU(), "ReLU"),
+        (torch.zeros(3, device="meta"), "float32 of shape (3,)"),
+        (torch.zeros((), device="meta"), "float32 of shape ()"),
     ):
         assert described(value) == said

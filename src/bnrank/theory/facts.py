@@ -231,7 +231,7 @@ class Facts:
 
     @cached_property
     def slope(self) -> float:
-        """The slope s of the activation."""
+        """The slope s of the activation, in (-1, 1), or 1 for a linear network."""
         return self.chain.slope
 
     @cached_property

@@ -93,8 +93,7 @@ class Outcome:
         """
         folder = Path(folder)
         for name in self.pictures:
-            valid = Path(name).name == name and name.isprintable() and "\\" not in name
-            validation.expect(valid, "pictures", f"the name {name!r}", "a valid file name")
+            validation.expect(_is_file_name(name), "pictures", f"the name {name!r}", "a valid file name")
         text = {key: getattr(self, key) for key in ("figure", "passed", "settings", "error", "captions", "version")}
         text["claims"] = store.claim_entries(self.claims)
         text["seconds"] = round(self.seconds, 3)
@@ -139,7 +138,7 @@ class Figure:
     Attributes
     ----------
     id, name, title : str
-        "F1", "bottleneck-spectra" and a line in words.
+        "F1", "bottleneck-spectra" and a line in words. The name is that of the figure's folder.
     source : str
         Paper key and figure number.
     expected : str
@@ -160,7 +159,7 @@ class Figure:
     Raises
     ------
     TypeError, ValueError
-        If an argument is of a wrong type, or a scale is unknown.
+        If an argument is of a wrong type, the name is no file name, or a scale is unknown.
 
     Examples
     --------
@@ -193,14 +192,15 @@ class Figure:
     def __post_init__(self) -> None:
         for name in ("id", "name", "title", "source", "expected"):
             validation.text(getattr(self, name), name)
+        validation.expect(_is_file_name(self.name), "name", repr(self.name), "a valid file name")
         for name in ("settings", "gigabytes", "data"):
             value = getattr(self, name)
             validation.expect(isinstance(value, Mapping), name, value, "a mapping from scales", TypeError)
             for scale in value:
                 validation.choice(scale, f"{name}, a scale", SCALES)
         for value in self.settings.values():
-            frozen = dataclasses.is_dataclass(value) and not isinstance(value, type)
-            validation.expect(frozen, "settings", value, "an instance of a dataclass for every scale", TypeError)
+            instance = dataclasses.is_dataclass(value) and not isinstance(value, type)
+            validation.expect(instance, "settings", value, "an instance of a dataclass for every scale", TypeError)
         validation.expect(callable(self.make), "make", self.make, "a function", TypeError)
         validation.integer(self.version, "version", 0)
         validation.flag(self.printed, "printed")
@@ -306,6 +306,11 @@ class Figure:
             outcome = Outcome(self.label, settings=described, seconds=seconds, error=error)
             outcome.save(folder)
         return outcome
+
+
+def _is_file_name(name: str) -> bool:
+    """Return whether a name names a file or folder inside a folder."""
+    return Path(name).name == name and name not in ("", "..") and name.isprintable() and "\\" not in name
 
 
 def describe(problem: Exception) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from bnrank._core import validation
 from bnrank.figures.harness import store
 from bnrank.figures.harness.figure import Figure, Outcome
+from bnrank.figures.harness.requirements import unscaled
 from bnrank.reporting import Section, page
 from bnrank.reporting.blocks import Block, Cell, Said, Table, Text, details, picture
 from bnrank.reporting.charts.measured import spectra_budget
@@ -103,8 +104,9 @@ def entries(
             outcome = outcome or Outcome.open(own)
         except ValueError as error:
             damaged = str(error) if store.is_there(own / store.CLAIMS) else ""
-        other = store.differences(own, figure.stamp(scale))
-        found.append(Entry(figure, outcome, own.is_dir(), damaged, refused.get(figure.name, ""), other))
+        why = unscaled(figure, scale)
+        other = [] if why else store.differences(own, figure.stamp(scale))
+        found.append(Entry(figure, outcome, own.is_dir(), damaged, why or refused.get(figure.name, ""), other))
     return found
 
 
@@ -210,7 +212,8 @@ def _state(entry: Entry) -> list[Block]:
 def _settings(figure: Figure, outcome: Outcome, scale: str) -> list[Block]:
     """Return the settings of an outcome, and at quick scale also those of paper scale that differ."""
     shown = flatten_settings(outcome.settings)
-    paper = flatten_settings(asdict(figure.settings["paper"])) if scale == "quick" else {}
+    both = scale == "quick" and "paper" in figure.settings
+    paper = flatten_settings(asdict(figure.settings["paper"])) if both else {}
     differ = {k: v for k, v in paper.items() if k in shown and store.plain(v) != store.plain(shown[k])}
     return settings(Section(figure.title, settings=shown), {"paper scale": differ})
 

@@ -17,6 +17,12 @@ VERSION_2 = ("", "memory.max", "memory.current", "inactive_file")
 """Folder, files of the limit and the usage, and name of the file cache, of control groups."""
 
 
+def unscaled(figure: Figure, scale: str) -> str:
+    """Return why a figure cannot be run at a scale for which it has no settings; empty if it has some."""
+    scales = " and ".join(figure.settings) or "none"
+    return "" if scale in figure.settings else f"no settings for scale {scale}; the figure has those for {scales}"
+
+
 def lacking(figure: Figure, scale: str, known: dict[str, str]) -> str:
     """Return which requirement of a figure at a scale is not met; empty if all are.
 
