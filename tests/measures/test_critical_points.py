@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import bnrank
-from bnrank.measures import stationarity
+from bnrank.measures import critical_points, stationarity, subgradients
 from bnrank.measures.second_order import Evaluation, Problem
 
 
@@ -193,3 +193,34 @@ def test_samples_at_zero_of_a_network_without_biases_are_no_kinks():
     assert at.loss == pytest.approx(alone.loss / 2 + 0.02)
     with_bias = bnrank.networks.from_layers([torch.tensor([[1.0]]), torch.tensor([[1.0]])], [torch.zeros(1)] * 2)
     assert len(bnrank.measures.stationarity(with_bias, (x, y), ridge=0.25).slopes) == 1
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_many_slopes_are_found_without_bounds_if_they_are_inside(inside, monkeypatch):
+    generator = np.random.default_rng(0)
+    u, a = generator.normal(size=(5, 4)), generator.normal(size=(5, 6))
+    planted = generator.uniform(0.1, 0.9, 5)
+    planted[0] = 0.3 if inside else 1.4
+
+    def remainder(values):
+        return [np.einsum("k,ki,kj->ij", values - planted, u, a)]
+
+    monkeypatch.setattr(subgradients, "ACTIVE", 4)
+    if inside:
+        monkeypatch.setattr(subgradients, "_bounded", None)
+    unknowns = subgradients.Unknowns(0.0, np.full(5, 0.5), several=True)
+    found, size = subgradients.minimize(remainder, lambda _: [(u, a)], unknowns)
+    assert ((found >= 0) & (found <= 1)).all()
+    if inside:
+        np.testing.assert_allclose(found, planted, atol=1e-10)
+    else:
+        assert found[0] == pytest.approx(1)
+        assert size == pytest.approx(subgradients.norm(remainder(found)))
+
+
+def test_rows_are_independent_where_none_is_a_combination_of_others():
+    rows = np.random.default_rng(0).normal(size=(3, 5))
+    assert critical_points._independent(rows)
+    assert critical_points._independent(rows[:0])
+    assert not critical_points._independent(np.vstack([rows, rows[0] - rows[2]]))
+    assert not critical_points._independent(np.vstack([rows, rows]))

@@ -57,7 +57,7 @@ def test_a_finished_run_is_opened_saved_and_returned_at_once(run, folder, tmp_pa
     for other in (opened, copy):
         assert all(same(a, b) for a, b in zip(run.finished, other.finished, strict=True))
         assert torch.equal(other.parameters, run.parameters)
-    monkeypatch.setattr(ensembles, "finish", None)  # nothing is left to do
+    monkeypatch.setattr(ensembles, "_finished", None)  # nothing is left to do
     again = bnrank.train(net(), TASK, **OPTIONS, finish=True, out=folder)
     assert all(same(a, b) for a, b in zip(run.finished, again.finished, strict=True))
 
@@ -65,13 +65,13 @@ def test_a_finished_run_is_opened_saved_and_returned_at_once(run, folder, tmp_pa
 def test_a_member_that_ran_out_of_time_goes_on_and_others_stay(run, tmp_path, monkeypatch):
     late = bnrank.train(net(), TASK, **OPTIONS, finish=Finish(max_minutes=1e-9), out=tmp_path)
     assert {done.reason for done in late.finished} == {"out of time"}
-    starts = []
+    starts, finished = [], ensembles._finished
 
     def recorded(start, *arguments, **options):
         starts.append(start)
-        return bnrank.finish(start, *arguments, **options)
+        return finished(start, *arguments, **options)
 
-    monkeypatch.setattr(ensembles, "finish", recorded)
+    monkeypatch.setattr(ensembles, "_finished", recorded)
     whole = bnrank.train(net(), TASK, **OPTIONS, finish=True, out=tmp_path)
     assert starts == [done.network for done in late.finished] or len(starts) == 2
     assert [done.loss_before for done in whole.finished] == [done.loss_before for done in late.finished]

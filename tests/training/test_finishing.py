@@ -9,7 +9,7 @@ import torch
 
 import bnrank
 from bnrank.measures.second_order import Evaluation, Problem
-from bnrank.training.finishing import corners, creases, finisher, newton, orbits, quasi, shrinking
+from bnrank.training.finishing import corners, creases, newton, orbits, quasi, search, shrinking, steps, tangents
 from bnrank.training.finishing.kinks import Kinks, at_zero, of_smoothed
 
 
@@ -89,7 +89,7 @@ def test_a_finished_network_is_left_as_it_is(seed):
     done = bnrank.finish(net, task, ridge, progress=False)
     again = bnrank.finish(done.network, task, ridge, progress=False)
     assert again.reason == done.reason == "stationary"
-    assert again.loss == again.loss_before == done.loss
+    assert again.loss == again.loss_before == pytest.approx(done.loss, rel=1e-14)
     assert all(torch.equal(p, q) for p, q in zip(again.network.parameters(), done.network.parameters(), strict=True))
 
 
@@ -116,10 +116,10 @@ def test_a_new_neuron_of_no_useful_size_is_not_called_one_that_lowers_the_loss()
 
 
 def test_reasons_of_births_that_failed_agree_with_the_loss():
-    reason = finisher._unused(0.1, "stationary")
+    reason = search._unused(0.1, "stationary")
     assert reason.endswith("ended at a stationary point that is no lower")
-    assert "(out of time; the loss is lower)" in finisher._unused(-0.1, "out of time")
-    assert "(out of steps; the loss is not lower)" in finisher._unused(0.0, "out of steps")
+    assert "(out of time; the loss is lower)" in search._unused(-0.1, "out of time")
+    assert "(out of steps; the loss is not lower)" in search._unused(0.0, "out of steps")
 
 
 def test_pure_noise_with_a_large_ridge_ends_at_zero():
@@ -278,17 +278,17 @@ def test_tangents_agree_with_the_pseudoinverse():
     rows = generator.normal(size=(5, 9))
     rows[3] = rows[0] - 2 * rows[1]  # dependent
     sizes, gradient = generator.uniform(0.5, 2, 5), generator.normal(size=9)
-    step_by_step = creases.Tangents(rows[:2]).extended(rows[2]).extended(rows[3]).extended(rows[4])
-    for tangents in (creases.Tangents(rows), step_by_step):
-        assert len(tangents.chosen) == 4
-        np.testing.assert_allclose(tangents.basis @ tangents.basis.T, np.linalg.pinv(rows) @ rows, atol=1e-12)
+    step_by_step = tangents.Tangents(rows[:2]).extended(rows[2]).extended(rows[3]).extended(rows[4])
+    for found in (tangents.Tangents(rows), step_by_step):
+        assert len(found.chosen) == 4
+        np.testing.assert_allclose(found.basis @ found.basis.T, np.linalg.pinv(rows) @ rows, atol=1e-12)
         values = rows @ generator.normal(size=9)
-        np.testing.assert_allclose(tangents.onto(values), np.linalg.pinv(rows) @ values, atol=1e-12)
+        np.testing.assert_allclose(found.onto(values), np.linalg.pinv(rows) @ values, atol=1e-12)
         expected = sizes * (np.linalg.pinv(rows.T * sizes) @ gradient)  # of least ||m / sizes||
-        np.testing.assert_allclose(tangents.multipliers(gradient, sizes), expected, atol=1e-12)
-        one = int(tangents.chosen[0])
-        away = np.linalg.pinv(rows[tangents.chosen])[:, 0]
-        rates = tangents.rates(np.ones(5))
+        np.testing.assert_allclose(found.multipliers(gradient, sizes), expected, atol=1e-12)
+        one = int(found.chosen[0])
+        away = np.linalg.pinv(rows[found.chosen])[:, 0]
+        rates = found.rates(np.ones(5))
         assert rates[one] == pytest.approx(1 / np.linalg.norm(away))
         assert (rates == 0).sum() == 1
 
@@ -327,9 +327,9 @@ def test_neurons_grow_until_none_lowers_the_loss():
     net = bnrank.MLP([2, 8, 8, 2])
     run = bnrank.train(net, task, ridge=2e-3, steps=300, seed=0, progress=False)
     done = bnrank.finish(run.network(0), task, 2e-3, progress=False)
-    assert done.reason == "stationary", done
+    assert done.reason.startswith("stationary"), done
     assert done.stationarity.residual <= 1e-8
-    assert max((birth.lower for birth in done.stationarity.births), default=0) <= 1 + 1e-6
+    assert max((birth.lower for birth in done.stationarity.births), default=0) <= 1 + 1e-4
 
 
 def test_points_are_moved_onto_kinks():
@@ -343,15 +343,66 @@ def test_points_are_moved_onto_kinks():
 
 @pytest.mark.parametrize("rows", [np.zeros((0, 3)), np.zeros((2, 3))], ids=["none", "zeros"])
 def test_systems_without_unknowns_are_not_given_to_scipy(rows, monkeypatch):
-    solve = creases.scipy.linalg.solve_triangular
+    solve = tangents.scipy.linalg.solve_triangular
 
     def old(upper, *args, **options):
         if not len(upper):
             raise ValueError("expected square matrix")  # as before SciPy 1.13
         return solve(upper, *args, **options)
 
-    monkeypatch.setattr(creases.scipy.linalg, "solve_triangular", old)
-    tangents, number = creases.Tangents(rows), len(rows)
-    assert not tangents.onto(np.ones(number)).any()
-    assert not tangents.rates(np.ones(number)).any()
-    assert not tangents.multipliers(np.ones(3), np.ones(number)).any()
+    monkeypatch.setattr(tangents.scipy.linalg, "solve_triangular", old)
+    found, number = tangents.Tangents(rows), len(rows)
+    assert not found.onto(np.ones(number)).any()
+    assert not found.rates(np.ones(number)).any()
+    assert not found.multipliers(np.ones(3), np.ones(number)).any()
+
+
+def test_kinks_of_the_first_layer_are_factored_neuron_by_neuron():
+    generator = np.random.default_rng(0)
+    rows = np.zeros((9, 12))
+    rows[:3, 2:5], rows[3:6, 6:9], rows[6:] = (generator.normal(size=(3, n)) for n in (3, 3, 12))
+    rows[2] = rows[0] + rows[1]  # dependent within a block
+    rows[8] = rows[6] - rows[1] + rows[4]  # and outside
+    order = generator.permutation(9)
+    rows = rows[order]
+    parts = (([0, 1, 2], slice(2, 5)), ([3, 4, 5], slice(6, 9)))
+    blocks = [(np.flatnonzero(np.isin(order, which)), columns) for which, columns in parts]
+    found, gradient, sizes = tangents.Tangents(rows, blocks), generator.normal(size=12), generator.uniform(0.5, 2, 9)
+    assert len(found.chosen) == 7
+    assert found.blocked == 5
+    np.testing.assert_allclose(found.basis @ found.basis.T, np.linalg.pinv(rows) @ rows, atol=1e-12)
+    values = rows @ generator.normal(size=12)
+    np.testing.assert_allclose(found.onto(values), np.linalg.pinv(rows) @ values, atol=1e-12)
+    expected = sizes * (np.linalg.pinv(rows.T * sizes) @ gradient)
+    np.testing.assert_allclose(found.multipliers(gradient, sizes), expected, atol=1e-10)
+    (columns, free), _ = found.free
+    np.testing.assert_allclose(rows[:, columns][blocks[0][0]] @ free, 0, atol=1e-12)
+
+
+@pytest.mark.parametrize("many", [1, 100], ids=["blocks", "whole"])
+def test_steps_solve_the_equations_of_newton_along_kinks(many, monkeypatch):
+    monkeypatch.setattr(tangents, "MANY", many)
+    p, layers = problem()
+    held = Kinks(*(np.array(v) for v in ([0, 0, 0, 1], [2, 2, 4, 3], [4, 6, 6, 7])), np.full(4, 0.5))
+    theta, shapes = np.concatenate([w.ravel() for w in layers]), [w.shape for w in layers]
+    crease = creases.Crease(p, theta, shapes, held)
+    found = steps.Steps(crease, 50.0)  # large enough for a positive definite matrix
+    assert found.damping == 50.0
+    rows, matrix, gradient = crease.at.preactivation_gradients(*held.places), crease.at.hessian(), crease.at.gradient
+    row = crease.at.preactivation_gradients(*(np.array([v]) for v in (1, 1, 2)))[0]
+    for one, held_rows in ((found, rows), (found.extended(crease.tangents.extended(row)), np.vstack([rows, row]))):
+        count = len(held_rows)
+        full = np.block([[matrix + 50.0 * np.eye(len(theta)), held_rows.T], [held_rows, np.zeros((count, count))]])
+        expected = np.linalg.solve(full, np.concatenate([-gradient, np.zeros(count)]))[: len(theta)]
+        np.testing.assert_allclose(one(gradient), expected, atol=1e-10)
+
+
+def test_large_networks_follow_the_smoothing_without_hessians(monkeypatch):
+    net, task, ridge = small(1, 0.2)
+    monkeypatch.setattr(search, "LARGE", 0)
+    for module in (corners, creases, tangents):
+        monkeypatch.setattr(module, "MANY", 1)
+    monkeypatch.setattr(search.Search, "sharpened", None)
+    done = bnrank.finish(net, task, ridge, births=False, progress=False)
+    assert done.stationarity.residual <= 1e-8
+    assert done.loss <= done.loss_before

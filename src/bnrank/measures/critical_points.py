@@ -204,7 +204,7 @@ def of_layers(
     number, neurons, samples = found.kinks
     residual = best.relative_gradient
     rows = best.preactivation_gradients(number, neurons, samples)
-    independent, _ = _complement(rows)
+    independent = _independent(rows)
     margin = float(np.minimum(slopes - problem.slope, 1 - slopes).min()) if len(slopes) else None
     forces = np.array([best.below[a][c, b] for a, b, c in zip(number, neurons, samples, strict=True)])
     curvature: float | None = None
@@ -214,7 +214,7 @@ def of_layers(
         orbits = _rotations(small, best.first, (number, neurons))
         held = np.concatenate([rows, orbits])
         symmetries = len(orbits)
-        _, basis = _complement(held)
+        basis = _complement(held)
         hessian = best.hessian()
         if basis is not None:
             hessian = basis.T @ hessian @ basis
@@ -256,13 +256,23 @@ def _kind(stationary: bool, proper: bool, births: tuple[Birth, ...] | None, full
     return "local minimum of the live network"
 
 
-def _complement(rows: Array) -> tuple[bool, Array | None]:
-    """Return whether the rows are independent, and an orthonormal basis of the vectors orthogonal to them."""
+def _independent(rows: Array) -> bool:
+    """Return whether the rows are independent."""
     if not len(rows):
-        return True, None
+        return True
+    if len(rows) > rows.shape[1]:
+        return False
+    singular = np.linalg.svd(np.linalg.qr(rows.T, mode="r"), compute_uv=False)
+    return bool(singular[-1] > DEPENDENT * singular[0])
+
+
+def _complement(rows: Array) -> Array | None:
+    """Return an orthonormal basis of the vectors orthogonal to the rows, or None without rows."""
+    if not len(rows):
+        return None
     _, singular, vt = np.linalg.svd(rows, full_matrices=True)
     rank = int((singular > DEPENDENT * singular[0]).sum())
-    return rank == len(rows), vt[rank:].T
+    return vt[rank:].T
 
 
 def _rotations(layers: Sequence[Array], first: Sequence[Array], kinks: tuple[Array, Array]) -> Array:

@@ -24,8 +24,11 @@ KINK_RTOL = 1e-9
 ENTRIES = 1 << 26  # largest number of entries of the derivatives of the gradient with respect to the slopes
 FEW = 100  # largest number of unknowns for which random starts are tried
 EXACT = 300  # largest number of unknowns with several starts, and with an active-set method where it matters little
-ACTIVE = 2000  # largest number of kinks of a network for which an active-set method solves the bounded problem
+ACTIVE = 600  # largest number of kinks of a network for which an active-set method solves the bounded problem
 STEPS = 50
+MANY_STEPS = 6  # Gauss-Newton steps with bounds, with many unknowns
+SINGULAR = 1e-12  # added to the normalized normal equations of these: kinks may depend on each other
+FREE_STEPS = 20  # Gauss-Newton steps without bounds, with many unknowns
 ENOUGH = 1e-12  # relative size of a gradient that counts as 0
 
 
@@ -95,13 +98,55 @@ def minimize(
         Largest number of Gauss-Newton steps from each start.
     """
     best, least = np.zeros(0), math.inf
-    for start in unknowns.starts():
+    starts = unknowns.starts()
+    if unknowns.count > ACTIVE and unknowns.joined is None:
+        found = _without_bounds(remainder, columns, unknowns)
+        inside = np.clip(found, unknowns.low, 1)
+        if (found == inside).all():
+            return found, norm(remainder(found))
+        starts, steps = [inside, starts[-1]], min(steps, MANY_STEPS)
+    for start in starts:
         found, size = _from(start, remainder, columns, unknowns, steps)
         if size < least:
             best, least = found, size
         if least <= enough:
             break
     return best, least
+
+
+def _without_bounds(
+    remainder: Callable[[Array], list[Array]], columns: Callable[[Array], Outer], unknowns: Unknowns
+) -> Array:
+    """Return the unknowns after Gauss-Newton steps without bounds, each by a Cholesky factor of the normal equations.
+
+    Their errors, the square of the condition number times rounding, are corrected by the next step.
+    """
+    from scipy import linalg
+
+    low = unknowns.low
+    values = np.full(unknowns.count, (1 + low) / 2)
+    now = remainder(values)
+    for _ in range(FREE_STEPS):
+        outer = columns(values)
+        gram = np.asarray(sum((u @ u.T) * (a @ a.T) for u, a in outer))
+        scale = 1 / np.sqrt(np.maximum(np.diag(gram), max(1e-20 * float(np.diag(gram).max()), 1e-300)))
+        right = -np.asarray(sum(((u @ n) * a).sum(1) for (u, a), n in zip(outer, now, strict=False)))
+        gram *= scale[:, None] * scale
+        gram[np.diag_indices(len(gram))] += SINGULAR
+        try:
+            factor = linalg.cho_factor(gram, check_finite=False)
+        except linalg.LinAlgError:
+            break
+        move = scale * linalg.cho_solve(factor, scale * right, check_finite=False)
+        for share in (1.0, 0.5, 0.25, 0.125, 0.0625):
+            tried = np.clip(values + share * move, 2 * low - 1, 2 - low)
+            there = remainder(tried)
+            if norm(there) < norm(now):
+                break
+        else:
+            break
+        values, now = tried, there
+    return values
 
 
 def _from(
@@ -279,7 +324,7 @@ def least(
 
     several = len(np.unique(where)) > 1
     plain = np.array([at.first[a][c, b] for a, b, c in zip(*kinks, strict=True)])
-    unknowns = Unknowns(min(problem.slope, 1.0), plain, several, most=len(where), exact=ACTIVE)
+    unknowns = Unknowns(min(problem.slope, 1.0), plain, several, most=ACTIVE, exact=ACTIVE)
     enough = ENOUGH * float(np.linalg.norm(at.cost_gradient))
     slopes, _ = minimize(lambda s: split(with_slopes(s).gradient, shapes), columns, unknowns, enough)
     return Subgradient(live, small, at, with_slopes(slopes), kinks, slopes)

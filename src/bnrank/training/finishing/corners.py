@@ -15,14 +15,18 @@ import numpy as np
 from bnrank.measures import subgradients
 from bnrank.measures.second_order import Array, Evaluation, Problem, join, split
 from bnrank.training.finishing import orbits
-from bnrank.training.finishing.creases import SETTLED, Crease, Steps, retracted, with_slopes
+from bnrank.training.finishing.creases import SETTLED, Crease, retracted, with_slopes
 from bnrank.training.finishing.kinks import Kinks, at_zero
 from bnrank.training.finishing.newton import CORRECTIONS, DEGENERATE, curving
+from bnrank.training.finishing.steps import Steps
+from bnrank.training.finishing.tangents import MANY
 
 OFF = 1e-9  # preactivation that a released kink is given, relative to ||w|| ||a||
 BREAKS = 60  # points of a step at which a neuron switches that are looked at
 TRIED = 6  # of these, points of least loss that are moved onto the crease
-LAGGED = 30  # kinks added with one factor of the Hessian
+LAGGED = 30  # kinks added with one factor of the Hessian, and with the tangents of one point
+EASED = 64  # largest factor by which the damping is reduced after steps with one factor of the Hessian
+AGAIN = 3  # kinks for which a step counts, after which the factor is kept because there are many
 ROUNDING = 1e-14  # relative error of the loss: a kink may be so near that the loss does not decrease up to there
 POOR = 0.1  # ratio of actual to predicted decrease below which neurons that switch are tried as kinks
 
@@ -66,6 +70,7 @@ def search(
     rtol: float,
     iterations: int = 200,
     out_of_time: Callable[[], bool] = lambda: False,
+    note: Callable[[list[Array], Kinks], None] = lambda layers, kinks: None,
 ) -> Corner:
     """Return a stationary point reached along creases.
 
@@ -87,6 +92,7 @@ def search(
         worst = _released(crease, out, stationary=residual <= rtol, moved=moved)
         if worst is not None and residual <= rtol and (slopes := _in_range(crease, worst, rtol)) is not None:
             crease, worst = crease.with_slopes(slopes), None
+        note(split(crease.theta, shapes), crease.kinks)
         if worst is not None:
             crease, moved, steps = _without(crease, worst), False, None
             loss = min(loss, _loss_at(crease, crease.theta))
@@ -99,30 +105,42 @@ def search(
             break
         if steps is None:
             steps, added_since = Steps(crease, max(damping, DEGENERATE * curving(crease.at))), 0
-        step, damping = steps(crease.at.gradient), steps.damping
+            damping = steps.damping
+        step = steps(crease.at.gradient)
         predicted = steps.predicted(crease.at.gradient, step)
         theta, new = _stepped(crease, steps, step, loss)
         ratio = (new - loss) / predicted if predicted < 0 else 1.0
+        many = len(crease.kinks) >= MANY
         small = new - loss <= 1e-14 * abs(loss) and -predicted <= 1e-12 * abs(loss)
         if (new < loss and ratio >= POOR) or small:
-            tried = _on(crease, theta, crease.kinks)
+            lagging = many and added_since < LAGGED
+            known = crease.tangents if lagging else None
+            tried = with_slopes(Crease(problem, theta, shapes, crease.kinks, known))
             if not (settled := tried.settled()).all():
-                tried = _on(crease, theta, crease.kinks.kept(settled))
+                tried, lagging = _on(crease, theta, crease.kinks.kept(settled)), False
             if new >= loss and tried.residual >= residual:
+                if many and added_since:
+                    crease, steps, added_since = _on(crease, crease.theta, crease.kinks), None, 0
+                    continue
                 reason = "no further decrease"
                 break
-            damping = damping / 4 if ratio > 0.5 and damping > 1e-10 else 0.0 if ratio > 0.5 else damping
-            crease, loss, moved, steps, added_since = tried, new, True, None, 0
+            if ratio > 0.5:
+                damping = max(damping / 4, steps.damping / EASED) if damping > 1e-10 else 0.0
+            crease, loss, moved = tried, new, True
+            steps, added_since = (steps, added_since + AGAIN) if lagging else (None, 0)
             continue
         # A neuron switches along a step that decreases the loss little or not at all.
         if (added := _with_break(crease, step, theta, loss)) is not None:
             crease, loss, added_since = added, _loss_at(added, added.theta), added_since + 1
             steps = steps.extended(crease.tangents)
-            if added_since == LAGGED:
+            if added_since >= LAGGED:
                 crease, steps = _on(crease, crease.theta, crease.kinks), None
             continue
         if new < loss:
             crease, loss, moved = _on(crease, theta, crease.kinks), new, True
+        elif many and added_since:
+            crease, steps, added_since = _on(crease, crease.theta, crease.kinks), None, 0
+            continue
         steps = None
         damping = max(8 * damping, 1e-6)
         if damping > 1e12:
@@ -225,13 +243,13 @@ def _in_range(crease: Crease, worst: int, rtol: float) -> Array | None:
 def _stepped(crease: Crease, steps: Steps, step: Array, loss: float) -> tuple[Array, float]:
     """Return the end of a step, moved back onto the crease, with further ones of the same factor, and its loss."""
     alike = orbits.groups(crease.at.first)
-    theta = retracted(crease, _moved(crease, step, alike))
+    theta = retracted(crease, _moved(crease, step, alike), bound=loss)
     new = _loss_at(crease, theta)
     if not new < loss:
         return theta, new
     for _ in range(CORRECTIONS):
         there = with_slopes(Crease(crease.problem, theta, crease.shapes, crease.kinks, crease.tangents), 2)
-        further = retracted(crease, _moved(there, steps(there.at.gradient), alike))
+        further = retracted(crease, _moved(there, steps(there.at.gradient), alike), bound=new)
         value = _loss_at(crease, further)
         if not value < new:
             break

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from bnrank._core import sources, store
 from bnrank.measures.second_order import Evaluation, Problem
@@ -17,12 +19,13 @@ from bnrank.networks.chain import as_mlp
 from bnrank.tasks.task import Task
 from bnrank.training.ensemble import filled
 from bnrank.training.finishing.files import pack, unpack
-from bnrank.training.finishing.finisher import Finished, finish
+from bnrank.training.finishing.finisher import Finished, described, searched
+from bnrank.training.finishing.search import OUT_OF_TIME
+from bnrank.training.finishing.stages import SEARCH, Stages
 from bnrank.training.history import Run
 from bnrank.training.options import Finish
 
 KIND = "finished networks"
-OUT_OF_TIME = "out of time"
 SAME = 1e-12  # relative difference of the losses before of one member
 
 Members = tuple[Finished | None, ...]
@@ -41,7 +44,7 @@ def finished_run(run: Run, task: Task, options: Finish, path: Path | None = None
         How far.
     path : Path, optional
         A file that holds the members finished so far. Those that began at the same network are not finished again;
-        those that ran out of time go on.
+        those that ran out of time go on, and so does the search of one that was interrupted.
     progress : bool
         Show a progress bar per member.
     """
@@ -57,9 +60,7 @@ def finished_run(run: Run, task: Task, options: Finish, path: Path | None = None
         if done is not None and (not math.isclose(done.loss_before, before, rel_tol=SAME) or _beyond(done, options)):
             done = None
         if done is None or not _complete(done, options):
-            limits: dict[str, Any] = {"rtol": options.rtol, "births": options.births}
-            limits |= {"max_minutes": options.max_minutes, "progress": progress}
-            new = finish(start if done is None else done.network, task, ridge, **limits)
+            new = _finished(start if done is None else done.network, problem, options, path, progress=progress)
             if done is not None:
                 seconds, born = done.seconds + new.seconds, done.born + new.born
                 new = replace(new, loss_before=done.loss_before, seconds=seconds, born=born)
@@ -73,6 +74,19 @@ def finished_run(run: Run, task: Task, options: Finish, path: Path | None = None
             row.copy_(torch.cat([p.detach().flatten() for p in done.network.parameters()]))
     summary = run.summary.assign(_columns(members))
     return replace(run, parameters=parameters, finished=tuple(members), summary=summary)
+
+
+def _finished(net: nn.Module, problem: Problem, options: Finish, path: Path | None, *, progress: bool) -> Finished:
+    """Return a finished network; a search for it that was interrupted goes on from the file next to ``path``."""
+    chain = as_mlp(net)
+    problem.refuse_infinite(problem.layers(chain))
+    settings = {"ridge": problem.ridge, "rtol": options.rtol, "births": options.births, "seed": 0}
+    stages = Stages(None if path is None else path.with_name(SEARCH), described(problem, chain, settings))
+    with contextlib.suppress(ValueError):  # damaged
+        stages.read()
+    found = searched(chain, problem, settings, options.max_minutes, stages, progress=progress)
+    stages.discard()
+    return found
 
 
 def _beyond(done: Finished, options: Finish) -> bool:
