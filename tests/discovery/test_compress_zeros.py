@@ -310,3 +310,15 @@ def test_modules_with_other_state_and_single_layers_are_thinned(kind, tmp_path):
     if kind is bare:
         loaded = bnrank.load(found.save(tmp_path / "thin.safetensors"), made(kind)[0])
         assert torch.equal(loaded(x), found.network(x))
+
+
+def test_layers_with_too_many_inputs_get_no_zeros_and_are_listed(monkeypatch):
+    net = made(lambda: nn.Linear(6, 20), nn.Tanh, lambda: nn.Linear(20, 6), nn.Tanh, lambda: nn.Linear(6, 3))
+    monkeypatch.setattr(zeros, "MAX_INPUTS", 10)
+    found = compress(net, normal(200, 6), tol=0.1, **QUICK)
+    layers = [part for part in found.network.modules() if isinstance(part, nn.Linear)]
+    assert "zero" in {step.kind for step in found.steps}
+    assert all(bool((layer.weight != 0).all()) for layer in layers if layer.in_features > 10)
+    assert any(bool((layer.weight == 0).any()) for layer in layers if layer.in_features <= 10)
+    (left,) = (part for part in found.skipped if "no entry was set to zero" in part.reason)
+    assert "inputs, the limit is 10" in left.reason

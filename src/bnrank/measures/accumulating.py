@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from bnrank._core import validation
+from bnrank._core import heap, validation
 
 __all__ = ["Accumulator"]
 
@@ -102,10 +102,11 @@ def _values(parts: Sequence[Tensor]) -> Tensor:
     if columns <= 3 * rows:
         values: Tensor = torch.linalg.svdvals(_joined(parts))
         return values
-    size = max(2 * rows, 256)
+    size = max(rows // 2, 256)
     factor: list[Tensor] = []  # the R factor of the columns so far
     for start in range(0, columns, size):
         factor = [_triangle([*factor, _joined([part[..., start : start + size] for part in parts]).mT])]
+        heap.give_back()  # what a decomposition leaves free between what is in use
     return torch.linalg.svdvals(factor[0])
 
 

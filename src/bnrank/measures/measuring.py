@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bnrank._core import heap
 from bnrank._core.deadline import Deadline
 from bnrank._core.progress import bar
 from bnrank.measures import bottlenecks, spectra, tensors
@@ -94,6 +95,7 @@ def measure(net: nn.Module, x: Samples, choice: Choice, reading: Reading, d_out:
         numbers = settings.samples
         parts, left = choice.of_samples(net, len(numbers), d_out)
         rows = x[numbers.to(x.device)]
+        heap.give_back()
         samples = SampleMeasures(net, rows, d_out, settings.dtype, numbers.numpy(), parts, deadline)
     values = {**weights, **kernels}
     layers = tuple(_measured(layer, values, kernels, settings.atol, acting) for layer in reading.weights)

@@ -100,7 +100,8 @@ class Products:
             total = directions.new_zeros(())
             for some in directions.split(max(1, CHUNK_ENTRIES // self.count)):
                 for gradient in self._pulled(out, some):
-                    total += gradient.square().sum()
+                    flat = gradient.flatten()
+                    total += flat.dot(flat)  # without another copy of it
             found.append(total)
         return torch.stack(found)
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bnrank._core import linalg
+from bnrank._core import heap, linalg
 from bnrank._core.deadline import Deadline
 from bnrank.measures import kinks, ntk
 from bnrank.measures.jacobian import KINK_RTOL, Jacobian
@@ -89,6 +89,7 @@ class SampleMeasures:
             except ValueError as error:  # not differentiable, or samples not independent
                 self._skip(f"{name}: {error}")
         parameters = sum(p.numel() for p in net.parameters())
+        heap.give_back()
         if (
             "ntk" in parts
             and not traced

@@ -329,6 +329,7 @@ def activation_spectra(
                 continue
             try:
                 found[kind, i] = blocks.pieces.pop((kind, i)).singular_values() / math.sqrt(samples)
+                heap.give_back()
             except ValueError as error:
                 text = str(error).removeprefix("piece: ")
                 raise ValueError(f"net: {kind} of layer {layers[i].name!r}: {text}") from error

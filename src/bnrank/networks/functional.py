@@ -1,5 +1,7 @@
 """A module as a pure function: any precision, eval mode, and no trace left on the module."""
 
+from __future__ import annotations
+
 import copy
 import itertools
 from collections.abc import Iterator
@@ -13,6 +15,7 @@ from torch.nn.parameter import is_lazy
 
 from bnrank._core import devices, validation
 from bnrank._core.shared import Shared
+from bnrank.networks.casting import cast_when_run, large_weights, same
 from bnrank.networks.inputs import Inputs, Samples, main_output, several
 from bnrank.networks.mlp import MLP, LinearNetwork
 
@@ -32,6 +35,9 @@ class Functional:
         Any module.
     dtype : torch.dtype
         Floating-point type to run in.
+    lean : bool
+        Whether large weights of plain layers are not copied, but cast whenever their layer runs, see
+        :meth:`lean_on`: without gradients.
 
     Raises
     ------
@@ -40,14 +46,33 @@ class Functional:
         forward fails on x in this precision or does not return a tensor with an entry per sample.
     """
 
-    def __init__(self, net: nn.Module, dtype: torch.dtype = torch.float64) -> None:
+    def __init__(self, net: nn.Module, dtype: torch.dtype = torch.float64, lean: bool = False) -> None:
         self.module = unwrap(net)
         self.dtype = validation.dtype(dtype)
-        self.parameters = {n: self._cast(p) for n, p in self.module.named_parameters()}
+        self._large = large_weights(self.module, dtype) if lean else {}
+        named = self.module.named_parameters()
+        self.parameters = {n: p.detach() if n in self._large else self._cast(p) for n, p in named}
         self.buffers = {n: self._cast(b) for n, b in self.module.named_buffers()}
         self._aliases = aliases(self.module)
         tensors = [*self.parameters.values(), *self.buffers.values()]
         self.device = tensors[0].device if tensors else torch.device("cpu")
+
+    @classmethod
+    def lean_on(cls, net: nn.Module, dtype: torch.dtype, x: Samples) -> Functional:
+        """Return a function without gradients that copies no large weights, if it is the same bit by bit on x.
+
+        Else, such as where other modules read a weight, one with a copy of all.
+        """
+        if large_weights(unwrap(net), dtype):
+            with torch.no_grad():
+                expected = cls(net, dtype)(x)
+                lean = cls(net, dtype, lean=True)
+                try:
+                    if same(lean(x), expected):
+                        return lean
+                except ValueError:  # tensors of two precisions meet
+                    pass
+        return cls(net, dtype)
 
     def __call__(self, x: Samples) -> Tensor:
         """Return f(x); gradients flow to x and to ``parameters``."""
@@ -65,7 +90,8 @@ class Functional:
         held = {**parameters, **self.buffers}
         held |= {alias: held[name] for alias, name in self._aliases.items()}
         kind = type(self.module).__name__
-        with _eval_mode(self.module), PLAIN_ATTENTION, devices.forked(self.device):
+        casting = cast_when_run(self._large.values(), self.dtype)
+        with _eval_mode(self.module), PLAIN_ATTENTION, devices.forked(self.device), casting:
             try:
                 returned = torch.func.functional_call(
                     self.module, held, given.positional, given.named, tie_weights=False

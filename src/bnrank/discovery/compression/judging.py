@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from bnrank._core import validation
 from bnrank.discovery.compression import budget
+from bnrank.discovery.compression.long_kernels import LongKernels
 from bnrank.discovery.compression.parts import LINEAR, Parts, channel_rows, first_input, flow, is_linear, run
 from bnrank.discovery.storage import plain_array
 from bnrank.networks import Segment
@@ -52,7 +53,7 @@ def outputs(function: Functional, x: Tensor, name: str, chunk_size: int = 1024) 
     TypeError, ValueError
         If the module fails on x. The message names the argument, the shape or type received, and the layer that failed.
     """
-    with torch.no_grad():
+    with torch.no_grad(), LongKernels():
         try:
             return torch.cat([function(some).flatten(1).cpu() for some in x.split(chunk_size)])
         except ValueError as error:

@@ -18,6 +18,10 @@ MAX_ROWS = 8192  # (samples and positions) of one fit
 MAX_VALUES = 2**20  # of the stored outputs of one layer
 ROWS = 2  # rows per unit of a layer, from which on its rank on the samples tells about others
 DRAWS = 8  # random directions of the output per sample, where there are more outputs
+UNSEEN = (
+    "no gradient of the output reaches it (torch.no_grad, detach, or an output that does not depend on it): "
+    "only its activation-aware SVD was tried"
+)
 
 Choice = dict[str, Parts]
 """From the names of layers to the parts that replace them."""
@@ -173,6 +177,11 @@ class Factoring:
         known = self.latest[1] if self.latest is not None and self.latest[0] is choice else None
         with swapped(self.net, choice):
             return self.judge((self.net,), known)
+
+    def unseen(self) -> list[Skipped]:
+        """Return the layers that no gradient of the output reaches, so that their effect on it is unknown."""
+        missing = [name for name in self.names if name not in self.metrics]
+        return [Skipped.part(name, self.net.get_submodule(name), UNSEEN) for name in missing]
 
     def determined(self) -> list[str]:
         """Return the layers with more rows than units by a factor of at least ``ROWS``.

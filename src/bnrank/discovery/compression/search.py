@@ -14,6 +14,7 @@ from bnrank._core import identity, validation
 from bnrank.discovery import storage
 from bnrank.discovery.compression import budget, judging
 from bnrank.discovery.compression.certificate import certified
+from bnrank.discovery.compression.long_kernels import LongKernels
 from bnrank.discovery.compression.lowrank import places
 from bnrank.discovery.compression.parts import is_linear, multiply_adds, nonzero, parameters, segments
 from bnrank.discovery.compression.reduction import Search, no_larger
@@ -29,6 +30,7 @@ from bnrank.networks.functional import Functional, check_finite, copied, unwrap
 TIMING = Timing()
 NONE = "no linear or convolutional layer that could be replaced"
 BLOCKS = 8  # of samples up to which points on lines are added, where a whole module has to be run
+WORK = 10**10  # multiply-adds of the module on all samples, up to which they are added
 SHARES = (0.0, 0.6, 1.0)  # of the tolerance for the segments of a larger module, before its layers are factored
 MARGIN = 0.85  # fraction of the tolerance used: new samples differ more than those of the search
 BEFORE_ZEROS = (0.0, 0.5)  # of the tolerance for everything else, where entries are set to zero
@@ -83,7 +85,8 @@ def compress(
 
     The search uses the samples that are not held out: three quarters for fits, the others for model selection, where a
     standard error is added to the mean square. If there are fewer than 1000 samples for fits, points on lines through
-    neighbors are added, up to the neighbors' distance beyond either of them; the change must be small there too.
+    neighbors are added, up to the neighbors' distance beyond either of them (fewer where the module takes more than
+    10^10 multiply-adds for all of them); the change must be small there too.
     Fifteen percent of the tolerance is reserved for new samples. The held-out samples are used only for the
     certificate. All computations are in float64.
 
@@ -112,7 +115,8 @@ def compress(
         Whether to set single entries of the layers to zero besides, with half of the tolerance for everything else,
         or all of it for the zeros, whichever leaves fewer entries; the others are fitted to make up for it. Layers keep
         their sizes and latency: this is for storage, or software that makes use of zeros. The certificate counts the
-        entries that are not zero.
+        entries that are not zero. Layers whose units have over 5,000 inputs get no zeros. If no entry can be set to
+        zero, the result is that without zeros.
     max_samples : int
         Largest number of samples of x used by the search; fewer where their values would take more than 160 MB.
     timing : Timing
@@ -191,9 +195,11 @@ def compress(
     deciding = deciding[:limit]
     real, selecting = len(deciding), max(1, round(SELECTING * len(deciding)))
     enough = min(judging.ENRICH, min(limit, BLOCKS * chunk_size) if others else limit)
+    enough = min(enough, WORK // max(multiply_adds(work, deciding), 1))
     deciding = judging.enriched(deciding, real - selecting, enough, seed)
-    search = Search(deciding, function(deciding).detach(), len(deciding) - selecting, real, tune)
-    with budget.budget(max_minutes, progress, start) as time_left:
+    with LongKernels():
+        search = Search(deciding, function(deciding).detach(), len(deciding) - selecting, real, tune)
+    with LongKernels(), budget.budget(max_minutes, progress, start) as time_left:
         most = MARGIN * tol * (max(BEFORE_ZEROS) if zeros else 1)
         outcomes = [_smallest(search, work, found, most)] if one else []
         if others and not (outcomes and time_left.over):
@@ -207,6 +213,12 @@ def compress(
     if time_left.stopped:
         search.reasons.append(f"max_minutes={max_minutes:g} was over before everything was tried")
     search, network = _rounded([dense, search] if search is not dense else [search], net, tol)
+    minutes = None if max_minutes is None else max_minutes - (budget.now() - start) / 60
+    if zeros and layers and not search.values and (minutes is None or minutes > 0):  # searched with half the tolerance
+        settings: dict[str, Any] = {"max_samples": max_samples, "timing": timing, "seed": seed, "progress": progress}
+        again = compress(net, x, y, tol=tol, held_out=held_out, tune=tune, max_minutes=minutes, **settings)
+        why = search.reasons[len(dense.reasons) :]
+        return replace(again, reason="; ".join(filter(None, [*why, again.reason])))
     new = search.new
     whole = (found[0].parts, new.get("", found[0].parts)) if one and ("" in new or not new) else None
     if whole and search.values:
@@ -270,7 +282,9 @@ def _whole(
             own.steps.append(Step("prune", "", f"kernel taps that read only zeros: {what}", 0.0))
         own.steps += found.steps
         own.new = merged(net, own.new, found.choice, [*split, *taps])
-        own.skipped += skipped
+        inside_new = tuple(f"{name}." for name in own.new)
+        unseen = [part for part in found.unseen if not f"{part.name}.".startswith(inside_new)]
+        own.skipped += [*skipped, *unseen]
         if not own.reasons and not own.steps and not budget.current().stopped:
             own.reasons = ["no layer has low rank on the data within the tolerance" if names else NONE]
         outcomes.append((found.size, found.change, own))
@@ -287,7 +301,8 @@ def _thinnest(search: Search, original: nn.Module, tol: float) -> Search:
         thin = with_zeros(judge, finished(original, start.new), tol)
         if thin is None:
             continue
-        own = replace(start, new=start.new | thin.new, values=thin.values, steps=[*start.steps, thin.step])
+        steps, skipped = [*start.steps, thin.step], [*start.skipped, *thin.skipped]
+        own = replace(start, new=start.new | thin.new, values=thin.values, steps=steps, skipped=skipped)
         outcomes.append((nonzero(own.built(original)), own))
     return min(outcomes, key=lambda one: one[0])[1]
 
@@ -304,7 +319,8 @@ def _rounded(found: Sequence[Search], net: nn.Module, tol: float) -> tuple[Searc
             return replace(search, reasons=reasons), net
         network = search.built(unwrap(net))
         x, reference = search.x[-search.real :], search.reference[-search.real :]
-        change = judging.relative(reference, Functional(network)(x).detach())
+        with LongKernels():
+            change = judging.relative(reference, Functional(network)(x).detach())
         if change <= tol:
             return replace(search, reasons=reasons), network
         own = next(p.dtype for p in network.parameters() if p.is_floating_point())

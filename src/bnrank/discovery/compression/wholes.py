@@ -1,7 +1,7 @@
 """Compression of modules of several segments: attention with separate projections, and all layers factored together."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -13,6 +13,7 @@ from bnrank.discovery.compression.lowrank import Choice, Factoring
 from bnrank.discovery.compression.parts import LINEAR, Counts, Parts, parameters
 from bnrank.discovery.compression.stages import Step, inlined, most
 from bnrank.discovery.compression.widths import Narrowing, pairs
+from bnrank.networks import Skipped
 from bnrank.networks.attention import FactoredAttention
 from bnrank.networks.functional import copied
 from bnrank.networks.gated import FactoredRecurrent
@@ -114,12 +115,15 @@ class Factored:
         The change of the output.
     size : int
         Number of parameters left.
+    unseen : tuple of Skipped
+        Layers that no gradient of the output reaches.
     """
 
     choice: Choice
     steps: tuple[Step, ...]
     change: float
     size: int
+    unseen: tuple[Skipped, ...] = ()
 
 
 def factored(
@@ -129,13 +133,23 @@ def factored(
 
     With ``tune``, cuts at multiples of the tolerance are fine-tuned; those that end within it count.
     """
+    outcomes, unseen = _tried(judge, net, names, whole, tol, tune, chunk_size)
+    best = min(outcomes, key=lambda one: (one.size, one.change))
+    return replace(best, unseen=tuple(unseen))
+
+
+def _tried(
+    judge: Judge, net: nn.Module, names: Sequence[str], whole: Counts, tol: float, tune: int, chunk_size: int
+) -> tuple[list[Factored], list[Skipped]]:
+    """Return the module as it is and the outcomes within the tolerance, and the layers that no gradient reaches."""
     outcomes = [Factored({}, (), 0.0, parameters(net))]
     if not names:
-        return outcomes[0]
-    factoring = _sure(Factoring(judge, net, names, whole, chunk_size), tol)
+        return outcomes, []
+    factoring = Factoring(judge, net, names, whole, chunk_size)
+    unseen, factoring = factoring.unseen(), _sure(factoring, tol)
     outcomes += _outcomes(factoring, tol, tune, (False, True), outcomes[0])
     if budget.current().over:
-        return min(outcomes, key=lambda one: (one.size, one.change))
+        return outcomes, unseen
     names = factoring.names
     narrowing = Narrowing(factoring, [pair for pair in pairs(net, names, judge.x) if pair.reader in names])
     make = narrowing.at
@@ -152,7 +166,7 @@ def factored(
         del factoring, narrowing, make  # their samples
         if not budget.current().over:
             outcomes += _outcomes(Factoring(judge, slim, names, whole, chunk_size), tol, tune, (False,), start)
-    return min(outcomes, key=lambda one: (one.size, one.change))
+    return outcomes, unseen
 
 
 def _sure(factoring: Factoring, tol: float) -> Factoring:

@@ -17,10 +17,12 @@ from bnrank.discovery.compression.lowrank import places, swapped
 from bnrank.discovery.compression.parts import Parts, channel_rows, first_input
 from bnrank.discovery.compression.stages import Step
 from bnrank.discovery.compression.wholes import SPLIT, put, split_up
+from bnrank.networks import Skipped
 from bnrank.networks.gated import FactoredRecurrent
 
 DRAWS = 12  # random directions of the output per sample, where there are more outputs
 MAX_VALUES = 2**22  # of the rows of inputs of one layer in one block of samples
+MAX_INPUTS = 5000  # of a unit: the second moments of more take minutes and gigabytes
 DAMPING = 1e-3  # of the diagonals, relative to their mean
 ROUNDS, GROWTH, PENALTY = 60, 1.12, 0.004  # of the alternation: steps, growth of the penalty in each, the first
 HALF = 0.5  # of the rounds in which the number of zeros increases
@@ -267,11 +269,12 @@ def _with_zeros(net: nn.Module, found: dict[str, Curvature], kept: dict[str, Ten
 
 @dataclass(frozen=True)
 class Thin:
-    """A module with zeros: the parts that were split for it, its parameters and buffers, and what was done."""
+    """A module with zeros: parts split for it, parameters and buffers, what was done, and layers that have none."""
 
     new: dict[str, Parts]
     values: dict[str, Tensor]
     step: Step
+    skipped: tuple[Skipped, ...] = ()
 
 
 def with_zeros(judge: Judge, net: nn.Module, tol: float) -> Thin | None:
@@ -294,6 +297,8 @@ def with_zeros(judge: Judge, net: nn.Module, tol: float) -> Thin | None:
         if isinstance(part, FactoredRecurrent):
             part.unrolled = True
     names, _ = places(net, x)
+    skipped = tuple(_too_wide(name, net.get_submodule(name)) for name in names if _inputs(net, name) > MAX_INPUTS)
+    names = [name for name in names if _inputs(net, name) <= MAX_INPUTS]
     _, chunk_size = affordable_whole(net, x, len(judge.x))
     alone = names == [""]  # the module is a layer itself
     layers, change, count = thinned(
@@ -309,4 +314,15 @@ def with_zeros(judge: Judge, net: nn.Module, tol: float) -> Thin | None:
             part.refreshed()
     new: dict[str, Parts] = {name: (net.get_submodule(name),) for name in split}
     values = {name: value.detach().clone() for name, value in net.state_dict().items() if isinstance(value, Tensor)}
-    return Thin(new, values, Step("zero", "", f"{count:,} entries of {len(layers)} layers", change))
+    return Thin(new, values, Step("zero", "", f"{count:,} entries of {len(layers)} layers", change), skipped)
+
+
+def _inputs(net: nn.Module, name: str) -> int:
+    layer: Any = net.get_submodule(name)
+    return int(layer.weight[0].numel())
+
+
+def _too_wide(name: str, layer: Any) -> Skipped:
+    inputs = layer.weight[0].numel()
+    why = f"no entry was set to zero: its units have {inputs:,} inputs, the limit is {MAX_INPUTS:,}"
+    return Skipped.part(name, layer, why)
