@@ -72,6 +72,15 @@ class GradientDescent:
         plateau around the saddle at the origin takes a number of steps that grows only like log(1 / initial scale).
         Bantzis2025 uses ``GradientDescent(10, norm_power=4)`` at depth 6. Training raises ValueError where such a step
         exceeds the range of the type of theta.
+
+    Examples
+    --------
+    >>> import bnrank
+    >>> task, net = bnrank.tasks.low_rank_map(n=40, seed=0), bnrank.MLP([20, 8, 20])
+    >>> descent = bnrank.training.GradientDescent(lr=0.05)
+    >>> run = bnrank.train(net, task, optimizer=descent, steps=5, record=1, seed=0, progress=False)
+    >>> bool((run.history.loss.diff("step") < 0).all())
+    True
     """
 
     lr: float | Sequence[float] = 1e-2
@@ -96,6 +105,15 @@ class Adam:
         Step size, one number or one per member.
     schedule : {"constant", "cosine", "linear"}
         The step size as a function of the step. "cosine" and "linear" decrease to 0 over ``steps``.
+
+    Examples
+    --------
+    >>> import bnrank
+    >>> adam = bnrank.training.Adam(lr=[1e-3, 1e-2], schedule="cosine")     # one step size per member
+    >>> task = bnrank.tasks.low_rank_map(n=40, seed=0)
+    >>> run = bnrank.train(bnrank.MLP([20, 8, 20]), task, optimizer=adam, steps=5, seed=0, progress=False)
+    >>> run.history.lr.values.tolist()
+    [0.001, 0.01]
     """
 
     lr: float | Sequence[float] = 3e-3
@@ -118,6 +136,15 @@ class Stop:
     gradient_norm, balance_residual : float
         Tolerances. A member stops as "converged" at the first recorded step at which its gradient norm is below
         ``gradient_norm`` and its balance residual (T14) below ``balance_residual``; 0 disables a criterion.
+
+    Examples
+    --------
+    >>> import bnrank
+    >>> stop = bnrank.training.Stop(steps=500, gradient_norm=1e3)       # reached at once
+    >>> task = bnrank.tasks.low_rank_map(n=40, seed=0)
+    >>> run = bnrank.train(bnrank.MLP([20, 8, 20]), task, steps=stop, seed=0, progress=False)
+    >>> run.summary.status.item(), run.summary.steps.item()
+    ('converged', 0)
     """
 
     steps: int = 5000
@@ -138,6 +165,17 @@ class Watcher(Protocol):
 
     If it also has a method ``begin(members, step)``, that is called once before the first row, with the size of the
     ensemble and the number of steps taken before a resume. An exception raised there ends the call.
+
+    Examples
+    --------
+    >>> import bnrank
+    >>> class Steps(list):
+    ...     def observe(self, *, step, **others): self.append(step)
+    >>> record = bnrank.training.Record(every=2, watch=Steps())
+    >>> task, net = bnrank.tasks.low_rank_map(n=40, seed=0), bnrank.MLP([20, 8, 20])
+    >>> run = bnrank.train(net, task, steps=4, record=record, seed=0, progress=False)
+    >>> record.watch
+    [0, 2, 4]
     """
 
     def observe(
@@ -192,6 +230,15 @@ class Record:
         flow, every tenth row if both dimensions of a weight matrix exceed 128.
     watch : object with a method ``observe``, optional
         Called at every row; see :class:`bnrank.training.Watcher`. It does not change the run.
+
+    Examples
+    --------
+    >>> import bnrank
+    >>> record = bnrank.training.Record(every=2, top_k=3)
+    >>> task = bnrank.tasks.low_rank_map(n=40, seed=0)
+    >>> run = bnrank.train(bnrank.MLP([20, 8, 20]), task, steps=4, record=record, seed=0, progress=False)
+    >>> run.history.step.values.tolist(), run.history.sizes["index"]
+    ([0, 2, 4], 3)
     """
 
     every: int | None = None
@@ -231,6 +278,15 @@ class Finish:
         Whether to add neurons in layers with dead ones.
     max_minutes : float, optional
         Time per member after which the best point so far is taken. Default: no limit.
+
+    Examples
+    --------
+    >>> import bnrank
+    >>> task = bnrank.tasks.low_rank_map(n=10, d_in=2, d_out=2, latent=2, rank=1, width=10, seed=0)
+    >>> net, done = bnrank.MLP([2, 2, 2]), bnrank.training.Finish(births=False)
+    >>> run = bnrank.train(net, task, ridge=5e-2, steps=100, seed=0, finish=done, progress=False)
+    >>> run.finished[0].stationarity.residual < done.rtol
+    True
     """
 
     rtol: float = 1e-8
@@ -280,6 +336,15 @@ class Save:
         The version of those parts of the network or the loss that cannot be identified, such as a scripted module or an
         attribute of a class of another package. Results in the folder are reused only for the same tag. Required for
         such parts; give another tag when they change.
+
+    Examples
+    --------
+    >>> import tempfile, bnrank
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save, task = bnrank.training.Save(folder, checkpoint_every=2), bnrank.tasks.low_rank_map(n=40)
+    ...     net, options = bnrank.MLP([20, 8, 20]), {"steps": 4, "out": save, "progress": False}
+    ...     bnrank.train(net, task, **options).history.equals(bnrank.train(net, task, **options).history)
+    True
     """
 
     out: str | os.PathLike[str]
@@ -341,6 +406,15 @@ class Solver:
     batch_size, seed : int, optional
         Stochastic flow ("euler" only): mini-batches, reshuffled every epoch in an order determined by the seed. The
         criterion for the hand-over from a skipped plateau is then evaluated on the batch.
+
+    Examples
+    --------
+    >>> import bnrank
+    >>> solver = bnrank.training.Solver("euler", step=0.01)
+    >>> task, net = bnrank.tasks.low_rank_map(n=40, seed=0), bnrank.MLP([20, 8, 20], seed=0)
+    >>> flow = bnrank.flow(net, task, t_end=0.05, solver=solver)
+    >>> flow.steps, flow.status
+    (5, 'finished')
     """
 
     method: str = "rk45"
@@ -398,6 +472,15 @@ class SkipPlateau:
         Mini-batch size on the plateau, for stochastic flows. Default: that of the solver. The few long steps there see
         as many batches as there are steps, while a flow that waits averages over many: with large batches the two agree
         better.
+
+    Examples
+    --------
+    >>> import bnrank, torch
+    >>> net = bnrank.networks.from_layers([torch.tensor([[1e-4]]), torch.tensor([[1e-4]])])
+    >>> skip, x = bnrank.training.SkipPlateau(t_after=0.1), torch.ones(1, 1)
+    >>> flow = bnrank.flow(net, (x, x), plateau=skip)
+    >>> flow.handover.at_once, round(float(flow.times_since_handover[-1]), 9)
+    (False, 0.1)
     """
 
     handover_rtol: float = 1e-4
@@ -430,6 +513,15 @@ class Limits:
     max_networks : int, optional
         Maximum number of stored networks, at least 2; the network at the hand-over does not count. Default: 64, or
         fewer if they would exceed one gigabyte. When there are more, every other one is dropped.
+
+    Examples
+    --------
+    >>> import bnrank
+    >>> limits = bnrank.training.Limits(stop=lambda row: row.step >= 3)
+    >>> task, net = bnrank.tasks.low_rank_map(n=40, seed=0), bnrank.MLP([20, 8, 20], seed=0)
+    >>> flow = bnrank.flow(net, task, t_end=100.0, limits=limits)
+    >>> flow.steps, flow.status
+    (3, 'stopped')
     """
 
     stop: Callable[[Any], bool] | None = None

@@ -50,6 +50,15 @@ class Watch(Record):
         Collapsed layers, with the step since which they are.
     skipped : list of Skipped
         Parameters that are not measured, each with the reason.
+
+    Examples
+    --------
+    >>> import bnrank, torch
+    >>> net = torch.nn.Linear(3, 2)
+    >>> with bnrank.watch(net, every=2, what=["weights"]) as watch:     # a bnrank.training.Watch
+    ...     measured = [watch.step() for _ in range(4)]
+    >>> measured, watch.steps, watch.history.step.values.tolist()
+    ([True, True, False, True], 4, [1, 2, 4])
     """
 
     def __init__(

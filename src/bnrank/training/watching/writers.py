@@ -52,6 +52,16 @@ class CSVWriter(Writer):
     ------
     TypeError, ValueError
         If the path cannot be written to, or the file has other columns.
+
+    Examples
+    --------
+    >>> import tempfile, bnrank, torch
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     writer = bnrank.training.CSVWriter(f"{folder}/watch.csv")
+    ...     with bnrank.watch(torch.nn.Linear(3, 2), writers=writer) as watch:
+    ...         measured = watch.step()
+    ...     print(writer.path.read_text()[:22])
+    step,layer,stable_rank
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -115,6 +125,15 @@ def read_csv(path: str | os.PathLike[str]) -> Record:
     ------
     TypeError, ValueError
         If the file is missing or was not written by a watch.
+
+    Examples
+    --------
+    >>> import tempfile, bnrank, torch
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with bnrank.watch(torch.nn.Linear(3, 2), writers=f"{folder}/watch.csv") as watch:
+    ...         measured = watch.step()
+    ...     bnrank.training.read_csv(f"{folder}/watch.csv").history.step.values.tolist()
+    [1]
     """
     path = as_path(path, "path")
     data = read_bytes(path, "path")
@@ -154,6 +173,17 @@ class TensorBoardWriter(Writer):
     ------
     ImportError
         If TensorBoard is not installed.
+
+    Examples
+    --------
+    Give it a folder, or a ``SummaryWriter``, for which a mock stands here:
+
+    >>> import bnrank, torch, unittest.mock
+    >>> writer = bnrank.training.TensorBoardWriter(unittest.mock.Mock())
+    >>> with bnrank.watch(torch.nn.Linear(3, 2), writers=writer) as watch:
+    ...     measured = watch.step()
+    >>> writer.target.add_scalar.call_args_list[0].args[0]
+    'stable_rank/weight'
     """
 
     def __init__(self, target: Any) -> None:
@@ -192,6 +222,17 @@ class WandbWriter(Writer):
     ------
     ImportError, ValueError
         If wandb is not installed, or there is no current run.
+
+    Examples
+    --------
+    Without ``run``, it logs to the current run of wandb; here a mock stands for a run:
+
+    >>> import bnrank, torch, unittest.mock
+    >>> writer = bnrank.training.WandbWriter(unittest.mock.Mock())
+    >>> with bnrank.watch(torch.nn.Linear(3, 2), writers=writer) as watch:
+    ...     measured = watch.step()
+    >>> writer.run.log.call_args.args[0]["watch/step"]
+    1
     """
 
     def __init__(self, run: Any = None) -> None:
@@ -218,6 +259,17 @@ class MLflowWriter(Writer):
     ------
     ImportError
         If MLflow is not installed.
+
+    Examples
+    --------
+    Without ``client``, it logs to the active run of MLflow; here a mock stands for ``mlflow``:
+
+    >>> import bnrank, torch, unittest.mock
+    >>> writer = bnrank.training.MLflowWriter(unittest.mock.Mock())
+    >>> with bnrank.watch(torch.nn.Linear(3, 2), writers=writer) as watch:
+    ...     measured = watch.step()
+    >>> writer.client.log_metrics.call_args.kwargs
+    {'step': 1}
     """
 
     def __init__(self, client: Any = None) -> None:
