@@ -77,6 +77,14 @@ class Facts:
         Their targets, (n, d_out), in float64; None if class indices or no targets are given.
     samples : int
         N, the number of samples given.
+
+    Examples
+    --------
+    >>> import torch, bnrank
+    >>> net = bnrank.networks.from_layers([torch.eye(2), 3 * torch.eye(2)])
+    >>> facts = bnrank.theory.Facts(net, torch.ones(5, 2))
+    >>> facts.depth, facts.rank, round(float(facts.parameter_norm), 9)
+    (2, 2, 20.0)
     """
 
     def __init__(

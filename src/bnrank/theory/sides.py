@@ -29,14 +29,34 @@ ROUNDING = 1e-12  # relative to the larger side: differences up to this are roun
 
 
 class NotApplicable(Exception):  # noqa: N818
-    """Raised by a statement if one of its assumptions fails."""
+    """Raised by a statement if one of its assumptions fails.
+
+    Examples
+    --------
+    >>> import torch, bnrank
+    >>> def bound(facts):
+    ...     raise bnrank.theory.NotApplicable("depth 3", f"the depth is {facts.depth}")
+    >>> own = bnrank.theory.Statement("X1", "own", "0 <= 1", "nowhere", bound)
+    >>> own(bnrank.theory.Facts(bnrank.MLP([2, 3, 1]), torch.ones(4, 2))).reason
+    'depth 3: the depth is 2'
+    """
 
     def __init__(self, assumption: str, detail: str = "") -> None:
         super().__init__(f"{assumption}: {detail}" if detail else assumption)
 
 
 class Inconclusive(Exception):  # noqa: N818
-    """Raised by a statement if one of its sides cannot be evaluated."""
+    """Raised by a statement if one of its sides cannot be evaluated.
+
+    Examples
+    --------
+    >>> import torch, bnrank
+    >>> def bound(facts):
+    ...     raise bnrank.theory.Inconclusive("the search found no bound")
+    >>> own = bnrank.theory.Statement("X1", "own", "0 <= 1", "nowhere", bound)
+    >>> own(bnrank.theory.Facts(bnrank.MLP([2, 3, 1]), torch.ones(4, 2))).status
+    'inconclusive'
+    """
 
 
 def assume(condition: bool | np.bool_ | np.ndarray | Tensor, assumption: str, detail: str = "") -> None:

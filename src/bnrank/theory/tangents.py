@@ -41,7 +41,17 @@ class TangentChange:
 
 
 def tangent_change_at(facts: Facts, rows: Sequence[int], k: int) -> TangentChange:
-    """Return the costs of the change of tangent spaces between all pairs of rows, for the k largest directions."""
+    """Return the costs of the change of tangent spaces between all pairs of rows, for the k largest directions.
+
+    Examples
+    --------
+    >>> import torch, bnrank
+    >>> net = bnrank.networks.from_layers([torch.eye(2), torch.eye(2)])
+    >>> facts = bnrank.theory.Facts(net, torch.tensor([[1.0, -1.0], [-1.0, 1.0]]))
+    >>> found = bnrank.theory.tangents.tangent_change_at(facts, rows=[0, 1], k=1)     # along e1 and e2
+    >>> torch.allclose(found.costs[0].exp(), torch.tensor([2.0, 2.0]).double())
+    True
+    """
     narrow = [facts.paths[row].narrow(k) for row in rows]
     i, j = torch.triu_indices(len(rows), len(rows), 1)
     costs, angles = [], []

@@ -70,6 +70,14 @@ class Verdict(Printed):
     vacuous : str
         Reason why a statement that holds cannot fail for this network, such as a bound that is infinite or at least the
         largest possible value; empty if it can.
+
+    Examples
+    --------
+    >>> import torch, bnrank
+    >>> net = bnrank.networks.from_layers([torch.eye(2), 3 * torch.eye(2)])
+    >>> verdict = bnrank.check(net, torch.ones(5, 2), only="T4")["T4"]      # a bnrank.theory.Verdict
+    >>> verdict.status, round(verdict.left, 9), verdict.relation, round(verdict.right, 9)
+    ('holds', 12.0, '<=', 20.0)
     """
 
     id: str
@@ -211,6 +219,13 @@ class Verdicts(Printed, Sequence[Verdict]):
         All verdicts.
     about : dict
         The network, the data and the tolerances: depth, widths, slope, samples, parameter norm, rank ...
+
+    Examples
+    --------
+    >>> import torch, bnrank
+    >>> verdicts = bnrank.check(bnrank.MLP([3, 8, 2], seed=0), torch.ones(5, 3), only=["T4", "T14"])
+    >>> verdicts.ok, verdicts["T4"].status, [verdict.id for verdict in verdicts.having("not applicable")]
+    (True, 'holds', ['T14', 'T14'])
     """
 
     verdicts: tuple[Verdict, ...]

@@ -119,7 +119,17 @@ def residual(net: nn.Module, x: Tensor | Array, g: Tensor | Array, kink_rtol: fl
 
 
 def examine(net: nn.Module, x: Tensor | Array, g: Tensor | Array, kink_rtol: float = KINK_RTOL) -> Stationarity:
-    """Return the residual and its kinks as a :class:`Stationarity`; arguments and errors as in :func:`residual`."""
+    """Return the residual and its kinks as a :class:`Stationarity`; arguments and errors as in :func:`residual`.
+
+    Examples
+    --------
+    >>> import torch, bnrank
+    >>> net = bnrank.networks.from_layers([torch.ones(1, 1), torch.ones(1, 1)])            # relu(x)
+    >>> x, g = torch.ones(1, 1), -torch.ones(1, 1)
+    >>> found = bnrank.escape.examine(net, x, g)
+    >>> found.residual < 1e-12, found.kinks, round(found.speed, 9)
+    (True, 0, 1.0)
+    """
     kink_rtol = validation.number(kink_rtol, "kink_rtol", 0.0)
     x_, g_ = reading.data(x, g)
     weights, slope = reading.network(net, x_.shape[1], g_.shape[1])
