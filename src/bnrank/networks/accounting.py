@@ -46,6 +46,14 @@ class Account(Printed):
     ----------
     entries : tuple of Entry
         One per parameter.
+
+    Examples
+    --------
+    >>> import torch, bnrank
+    >>> net = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.LayerNorm(3))
+    >>> account = bnrank.networks.account(net)                  # a bnrank.networks.Account
+    >>> len(account.entries), [entry.name for entry in account.measured]
+    (4, ['0.weight', '0.bias'])
     """
 
     entries: tuple[Entry, ...]

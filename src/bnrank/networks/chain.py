@@ -34,6 +34,14 @@ class Segment:
         The name of each part.
     folded : int
         Number of batch normalizations that were folded into the layers before them; 0 as read.
+
+    Examples
+    --------
+    >>> import torch, bnrank
+    >>> net = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.ReLU(), torch.nn.Linear(5, 2))
+    >>> segment, = bnrank.networks.read(net).segments           # a bnrank.networks.Segment
+    >>> segment.names, [type(part).__name__ for part in segment.parts]
+    (('0', '1', '2'), ['Linear', 'ReLU', 'Linear'])
     """
 
     name: str

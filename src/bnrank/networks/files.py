@@ -150,6 +150,14 @@ def load(path: str | os.PathLike[str], slope: float = 0.0, order: Sequence[str] 
     ------
     ValueError
         If the file is missing, a pickle, damaged, or not a chain of 2-D weights; the message names the file.
+
+    Examples
+    --------
+    >>> import tempfile, bnrank
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = bnrank.networks.save(bnrank.MLP([3, 5, 2]), f"{folder}/net.safetensors")
+    ...     bnrank.networks.load(path).widths
+    [3, 5, 2]
     """
     slope = validation.slope(slope)
     if order is not None:

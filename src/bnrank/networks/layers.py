@@ -79,6 +79,14 @@ class Layer:
         Whether the next layer does not read what this layer returns, as with the query of attention, before the key.
     samples_dim : int
         The dimension of the samples in the module's own tensors.
+
+    Examples
+    --------
+    >>> import torch, bnrank
+    >>> net = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.ReLU(), torch.nn.Linear(5, 2))
+    >>> layer = bnrank.networks.read(net).layers[1]             # a bnrank.networks.Layer
+    >>> layer.index, layer.name, layer.kind, tuple(layer.weight.shape)
+    (2, '2', 'linear', (2, 5))
     """
 
     index: int

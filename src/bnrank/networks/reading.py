@@ -42,6 +42,14 @@ class Reading(Printed):
     unobserved : tuple of Layer
         Weights without these values (``reason`` says why), such as those of a layer that runs more than once. Weights
         that are stored once are listed once.
+
+    Examples
+    --------
+    >>> import torch, bnrank
+    >>> net = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.LayerNorm(5), torch.nn.Linear(5, 2))
+    >>> reading = bnrank.networks.read(net)                     # a bnrank.networks.Reading
+    >>> [layer.name for layer in reading.layers], [part.name for part in reading.skipped]
+    (['0', '2'], ['1'])
     """
 
     layers: tuple[Layer, ...]

@@ -65,6 +65,14 @@ class Skipped(Printed):
         Its class.
     reason : str
         Why.
+
+    Examples
+    --------
+    >>> import torch, bnrank
+    >>> net = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.LayerNorm(5))
+    >>> part, = bnrank.networks.read(net).skipped               # a bnrank.networks.Skipped
+    >>> part.name, part.type
+    ('1', 'LayerNorm')
     """
 
     name: str

@@ -288,13 +288,29 @@ class Block(Drawn):
 
 
 class IdentityBlock(Block):
-    """a -> Z sigma_s(Y a) + a; arguments as in :class:`Block`."""
+    """a -> Z sigma_s(Y a) + a; arguments as in :class:`Block`.
+
+    Examples
+    --------
+    >>> import torch, bnrank
+    >>> block = bnrank.networks.IdentityBlock(width=4, hidden=6)
+    >>> block(torch.zeros(5, 4)).shape, sum(p.numel() for p in block.parameters())
+    (torch.Size([5, 4]), 48)
+    """
 
     kind = "identity"
 
 
 class DiagonalBlock(Block):
-    """a -> Z sigma_s(Y a) + diag(d) a with d learnable; arguments as in :class:`Block`."""
+    """a -> Z sigma_s(Y a) + diag(d) a with d learnable; arguments as in :class:`Block`.
+
+    Examples
+    --------
+    >>> import torch, bnrank
+    >>> block = bnrank.networks.DiagonalBlock(width=4, hidden=6)
+    >>> block(torch.zeros(5, 4)).shape, block.skip.weight.shape
+    (torch.Size([5, 4]), torch.Size([4]))
+    """
 
     kind = "diagonal"
 
@@ -391,18 +407,42 @@ class ResNet(Stack):
 
 
 class ResNetIdentity(ResNet):
-    """A residual network with fixed identity skips; see :class:`ResNet`."""
+    """A residual network with fixed identity skips; see :class:`ResNet`.
+
+    Examples
+    --------
+    >>> import torch, bnrank
+    >>> net = bnrank.networks.ResNetIdentity(5, 1, width=8, hidden=6, blocks=2)
+    >>> net(torch.ones(3, 5)).shape, [name for name, part in net.named_children()]
+    (torch.Size([3, 1]), ['input', 'block1', 'block2', 'output'])
+    """
 
     block = IdentityBlock
 
 
 class ResNetDiagonal(ResNet):
-    """A residual network with learnable diagonal skips; see :class:`ResNet`."""
+    """A residual network with learnable diagonal skips; see :class:`ResNet`.
+
+    Examples
+    --------
+    >>> import torch, bnrank
+    >>> net = bnrank.networks.ResNetDiagonal(5, 1, width=8, hidden=6, blocks=2)
+    >>> net(torch.ones(3, 5)).shape, net.block1.skip.weight.shape
+    (torch.Size([3, 1]), torch.Size([8]))
+    """
 
     block = DiagonalBlock
 
 
 class ResNetFree(ResNet):
-    """A residual network with learnable free matrices as skips; see :class:`ResNet`."""
+    """A residual network with learnable free matrices as skips; see :class:`ResNet`.
+
+    Examples
+    --------
+    >>> import torch, bnrank
+    >>> net = bnrank.networks.ResNetFree(5, 1, width=8, hidden=6, blocks=2)
+    >>> net(torch.ones(3, 5)).shape, net.block1.skip.weight.shape
+    (torch.Size([3, 1]), torch.Size([8, 8]))
+    """
 
     block = FreeBlock

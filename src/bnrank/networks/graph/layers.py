@@ -54,6 +54,14 @@ class LayerGraph(Printed):
         The parameters of the traced module, detached and sharing memory with it.
     name : str
         Class name of the module.
+
+    Examples
+    --------
+    >>> import torch, bnrank
+    >>> net = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.ReLU(), torch.nn.Linear(5, 1))
+    >>> graph = bnrank.graph.trace(net, torch.ones(2, 3))       # a bnrank.graph.LayerGraph
+    >>> [node.op for node in graph.nodes], graph.output
+    (['input', 'linear', 'activation', 'linear'], '2')
     """
 
     nodes: tuple[Node, ...]
