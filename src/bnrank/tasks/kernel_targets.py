@@ -86,6 +86,14 @@ class TorusTarget:
     coefficients : Tensor
         beta_m, complex128, (cutoff + 1, 2 cutoff + 1, ..., 2 cutoff + 1), for m_1 from 0 and the others from -cutoff;
         of m and -m, only the one whose first non-zero entry is positive is used; the other is stored as 0.
+
+    Examples
+    --------
+    >>> import torch, bnrank
+    >>> one = torch.tensor([0.0, 0.5], dtype=torch.complex128)                  # beta_1 = beta_{-1} = 1/2
+    >>> target = bnrank.tasks.TorusTarget(d=1, alpha=2.0, cutoff=1, coefficients=one)
+    >>> target(torch.tensor([[0.0], [torch.pi]])).tolist()                      # the cosine
+    [1.0, -1.0]
     """
 
     d: int

@@ -33,7 +33,7 @@ NAMED: dict[str, Callable[..., Task]] = {
 
 @dataclass(frozen=True)
 class Table:
-    """Inputs and outputs, with names of columns.
+    r"""Inputs and outputs, with names of columns.
 
     Attributes
     ----------
@@ -59,6 +59,16 @@ class Table:
         The weight of each row, (N,), which is no input.
     weight : str or None
         The name of its column.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile, bnrank
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = pathlib.Path(folder, "trees.csv")
+    ...     size = path.write_text("height,girth,volume\n70,8.3,10.3\n65,8.6,10.3\n")
+    ...     table = bnrank.tasks.read_table(path, targets="volume")
+    >>> table.x.shape, table.targets, table.y.tolist(), table.rows.tolist()
+    ((2, 2), ('volume',), [[10.3], [10.3]], [0, 1])
     """
 
     name: str
@@ -197,7 +207,7 @@ def read_table(
     groups: str | None = None,
     weights: str | None = None,
 ) -> Table:
-    """Return the contents of a .csv, an .npz or a named task, with names of columns.
+    r"""Return the contents of a .csv, an .npz or a named task, with names of columns.
 
     Parameters
     ----------
@@ -217,6 +227,15 @@ def read_table(
     ------
     MissingDataError, TypeError, ValueError
         As `load_table`.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile, bnrank
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = pathlib.Path(folder, "trees.csv")
+    ...     size = path.write_text("height,girth,volume\n70,8.3,10.3\n65,8.6,10.3\n")
+    ...     bnrank.tasks.read_table(path, targets="volume").columns
+    ('height', 'girth')
     """
     targets, ignore = _listed(targets, "targets"), _listed(ignore, "ignore")
     outputs, drop_missing = validation.flag(outputs, "outputs"), validation.flag(drop_missing, "drop_missing")

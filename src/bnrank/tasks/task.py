@@ -31,6 +31,14 @@ class Truth:
         z, shape (N, latent).
     x_of_latents, y_of_latents : callable
         The generating functions, z -> x and z -> y on (N, latent) tensors.
+
+    Examples
+    --------
+    >>> import torch, bnrank
+    >>> task = bnrank.tasks.low_rank_map(n=50, rank=2, seed=0)
+    >>> truth = task.truth                                      # a bnrank.tasks.Truth
+    >>> truth.rank, torch.allclose(truth.x_of_latents(truth.latents), task.x)
+    (2, True)
     """
 
     rank: int
