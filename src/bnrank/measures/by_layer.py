@@ -126,7 +126,15 @@ def layer_table(profile: xr.Dataset) -> LayerTable:
 
 
 def layer_rows(profile: xr.Dataset) -> list[dict[str, object]]:
-    """Return one row per layer of a profile: number, name, ranks, largest singular value, nonlinearity, norm."""
+    """Return one row per layer of a profile: number, name, ranks, largest singular value, nonlinearity, norm.
+
+    Examples
+    --------
+    >>> import torch, bnrank
+    >>> rows = bnrank.reporting.tables.layer_rows(bnrank.profile(bnrank.MLP([3, 8, 2]), torch.randn(20, 3)))
+    >>> [int(row["rank of W"]) for row in rows]
+    [3, 2]
+    """
     _check(profile)
     columns: dict[str, list[object]] = {"layer": profile["layer"].values.tolist()}
     if "layer_name" in profile.coords:

@@ -16,7 +16,17 @@ ROUNDING = 1e-12  # relative to a derivative's terms; smaller values count as ze
 
 
 class KinkWarning(UserWarning):
-    """Samples lie on or near a kink, where the Jacobian is discontinuous and the returned one is one-sided."""
+    """Samples lie on or near a kink, where the Jacobian is discontinuous and the returned one is one-sided.
+
+    Examples
+    --------
+    >>> import torch, warnings, bnrank
+    >>> net = bnrank.networks.from_layers([torch.eye(2), torch.eye(2)])                 # x -> relu(x)
+    >>> with warnings.catch_warnings(record=True) as issued:
+    ...     rank = bnrank.Jacobian(net, torch.zeros(1, 2)).rank()                       # at a kink
+    >>> issued[0].category is bnrank.measures.KinkWarning
+    True
+    """
 
 
 @dataclass

@@ -76,7 +76,14 @@ class Spectra(dict[str, Tensor]):
 
 
 def singular_values(matrix: Tensor, name: str = "matrix") -> Tensor:
-    """Return the singular values of (batches of) matrices in float64, descending; refuse NaN and infinity by name."""
+    """Return the singular values of (batches of) matrices in float64, descending; refuse NaN and infinity by name.
+
+    Examples
+    --------
+    >>> import torch, bnrank
+    >>> bnrank.spectra.singular_values(torch.diag(torch.tensor([3.0, 4.0]))).tolist()
+    [4.0, 3.0]
+    """
     name = validation.text(name, "name")
     expected = "real numbers (..., n_out, n_in)"
     matrix = validation.real(validation.kind(matrix, name, Tensor), name, expected).to(torch.float64)

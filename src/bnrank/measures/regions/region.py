@@ -53,6 +53,15 @@ class Region:
         In a box: A (m, d_in), rows of length 1, and b (m,). The region is A x <= b; some rows may be redundant.
     vertices : Tensor, optional
         In a box: the vertices x, (vertices, d_in), counter-clockwise if d_in = 2; not from linear programs.
+
+    Examples
+    --------
+    >>> import torch, bnrank
+    >>> net = bnrank.networks.from_layers([torch.eye(2), torch.ones(1, 2)])     # relu(x_1) + relu(x_2)
+    >>> regions = bnrank.regions.along_line(net, [-1.0, 1.0], [1.0, 1.0])
+    >>> region = regions[1]                                                     # a bnrank.regions.Region
+    >>> region.interval, region.matrix.tolist(), region.rank
+    ((0.5, 1.0), [[1.0, 1.0]], 1)
     """
 
     matrix: Tensor
@@ -92,6 +101,14 @@ class Regions(Printed, Sequence[Region]):
         A point in the interior of every region, (regions, d_in), float64.
     patterns : Tensor
         Signs of the hidden neurons in every region, (regions, hidden), int8, as in :class:`Region`.
+
+    Examples
+    --------
+    >>> import torch, bnrank
+    >>> net = bnrank.networks.from_layers([torch.eye(2), torch.eye(2)])         # x -> relu(x)
+    >>> regions = bnrank.regions.enumerate(net, (-1, 1))                        # a bnrank.regions.Regions
+    >>> len(regions), regions.rank, regions.rank_counts, regions.complete
+    (4, 2, {0: 1, 1: 2, 2: 1}, True)
     """
 
     domain: str
