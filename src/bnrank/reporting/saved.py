@@ -117,6 +117,14 @@ def save(result: object, path: str | os.PathLike[str], *, tag: str | None = None
     TypeError, ValueError
         If the result is none of these, a part of its network cannot be identified and has no version, or the path
         cannot be written to.
+
+    Examples
+    --------
+    >>> import tempfile, bnrank
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = bnrank.save(bnrank.MLP([3, 5, 2]), f"{folder}/net.safetensors")
+    ...     path.name, bnrank.load(path).widths
+    ('net.safetensors', [3, 5, 2])
     """
     validation.optional(validation.text, tag, "tag")
     if isinstance(result, nn.Module):

@@ -33,7 +33,17 @@ _CURVE_COLUMNS = {"loss": "loss", "cost": "cost", "parameter_norm": "‖θ‖²"
 
 
 def member_rows(history: xr.Dataset) -> list[dict[str, object]]:
-    """Return one row per member of a history: seed, ridge, step size, status, and its last recorded values."""
+    """Return one row per member of a history: seed, ridge, step size, status, and its last recorded values.
+
+    Examples
+    --------
+    >>> import bnrank
+    >>> task, net = bnrank.tasks.low_rank_map(n=40, seed=0), bnrank.MLP([20, 8, 20])
+    >>> run = bnrank.train(net, task, ridge=[1e-3, 1e-2], steps=3, seed=0, progress=False)
+    >>> rows = bnrank.reporting.tables.member_rows(run.history)
+    >>> [(row["member"], float(row["ridge"]), str(row["status"])) for row in rows]
+    [(0, 0.001, 'finished'), (1, 0.01, 'finished')]
+    """
     _check_dimension(history, "history", "member")
     rows: list[dict[str, object]] = []
     for i, member in enumerate(history["member"].values.tolist()):
@@ -53,13 +63,30 @@ def member_rows(history: xr.Dataset) -> list[dict[str, object]]:
 
 
 def noted_rows(profile: xr.Dataset, name: str) -> list[dict[str, object]]:
-    """Return the rows of a profile along ``skipped`` (layers with reasons) or ``note``."""
+    """Return the rows of a profile along ``skipped`` (layers with reasons) or ``note``.
+
+    Examples
+    --------
+    >>> import torch, bnrank
+    >>> net = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.LayerNorm(5), torch.nn.Linear(5, 2))
+    >>> profile = bnrank.profile(net, torch.randn(20, 3))
+    >>> [row["name"] for row in bnrank.reporting.tables.noted_rows(profile, "skipped")]
+    ['1']
+    """
     validation.kind(profile, "profile", xr.Dataset, "an")
     return [dict(row) for row in remarks.rows(profile, validation.choice(name, "name", ["skipped", "note"]))]
 
 
 def claim_rows(claims: Iterable[Any]) -> list[dict[str, object]]:
-    """Return one row per claim (anything with ``name``, ``passed``, ``measured`` and ``expected``)."""
+    """Return one row per claim (anything with ``name``, ``passed``, ``measured`` and ``expected``).
+
+    Examples
+    --------
+    >>> import bnrank
+    >>> claim = bnrank.figures.claims.at_most("relative error", 0.02, 0.1)
+    >>> bnrank.reporting.tables.claim_rows([claim])
+    [{'result': 'pass', 'claim': 'relative error', 'measured': 0.02, 'expected': '<= 0.1'}]
+    """
     words = {True: "pass", False: "fail", None: "not decided"}
     rows: list[dict[str, object]] = []
     for i, claim in enumerate(validation.sequence(claims, "claims", "a sequence of claims")):
@@ -122,7 +149,16 @@ def _check_dimension(dataset: object, name: str, dimension: str) -> None:
 
 
 def about_rows(verdicts: Verdicts) -> list[dict[str, object]]:
-    """Return one row per fact about the network and the data of the verdicts."""
+    """Return one row per fact about the network and the data of the verdicts.
+
+    Examples
+    --------
+    >>> import torch, bnrank
+    >>> verdicts = bnrank.check(bnrank.MLP([3, 8, 2], seed=0), torch.ones(20, 3), only="T4")
+    >>> rows = bnrank.reporting.tables.about_rows(verdicts)
+    >>> [row["value"] for row in rows if row["of the network and the data"] == "depth"]
+    [2]
+    """
     validation.kind(verdicts, "verdicts", Verdicts)
     return [
         {"of the network and the data": key, "value": str(value) if isinstance(value, list) else value}
