@@ -132,6 +132,14 @@ def reproduce(
     -----
     UserWarning
         If a stored outcome is damaged; the figure is made again.
+
+    Examples
+    --------
+    >>> import tempfile, bnrank
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     outcome, = bnrank.figures.reproduce("F12", folder, progress=False)
+    >>> outcome.figure, outcome.passed, len(outcome.claims)
+    ('F12 one-neuron', True, 3)
     """
     folder = _folder(out, scale)
     figures = _chosen(names)
@@ -234,7 +242,16 @@ def stored(out: str | os.PathLike[str], scale: str = "quick") -> dict[str, Outco
 def listing(
     out: str | os.PathLike[str], scale: str = "quick", names: str | Figure | Sequence[str | Figure] = "all"
 ) -> list[Entry]:
-    """Return the entries of figures (default: all) with their results in a folder of `reproduce`."""
+    """Return the entries of figures (default: all) with their results in a folder of `reproduce`.
+
+    Examples
+    --------
+    >>> import tempfile, bnrank
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     entry, = bnrank.figures.listing(folder, names="F1")
+    >>> entry.figure.name, entry.outcome is None                # nothing is stored in the folder
+    ('bottleneck-spectra', True)
+    """
     return entries(_folder(out, scale), scale, _chosen(names), {}, {})
 
 

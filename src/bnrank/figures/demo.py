@@ -69,6 +69,13 @@ def run_demo(
         Digits to train on.
     quick : bool
         Fewer depths, one seed, and at most 300 digits: the same page in about a quarter of the time.
+
+    Examples
+    --------
+    >>> import bnrank
+    >>> demo = bnrank.figures.run_demo("demo", quick=True, progress=False)      # doctest: +SKIP
+    >>> demo.page.name                                                          # doctest: +SKIP
+    'report.html'
     """
     depths, members = (QUICK_DEPTHS, QUICK_MEMBERS) if quick else (DEPTHS, MEMBERS)
     images = min(images, QUICK_IMAGES) if quick else images
