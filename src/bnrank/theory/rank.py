@@ -63,6 +63,14 @@ class RankBracket(Printed):
         "activation" or the "output".
     rtol, output_rtol : float
         As given.
+
+    Examples
+    --------
+    >>> import torch, bnrank
+    >>> net, x = bnrank.MLP([5, 8, 2, 8, 5], seed=0, dtype=torch.float64), torch.eye(5, dtype=torch.float64)
+    >>> found = bnrank.rank.bracket(net, x)                                     # a bnrank.rank.RankBracket
+    >>> found.upper, found.everywhere, found.layer, found.error < 1e-12
+    (2, 2, 2, True)
     """
 
     lower: int

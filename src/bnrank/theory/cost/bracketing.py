@@ -39,6 +39,14 @@ class CostBracket(Printed):
         max |network(x_i) - f(x_i)| over outputs and samples of the domain, evaluated in float64.
     norm : float
         ||theta||^2 of the given network.
+
+    Examples
+    --------
+    >>> import torch, bnrank
+    >>> net = bnrank.networks.from_layers([torch.tensor([[8.0]]), torch.tensor([[2.0]])])       # 16 relu(x)
+    >>> found = bnrank.cost.bracket(net, torch.tensor([[-1.0], [1.0]]))         # a bnrank.cost.CostBracket
+    >>> round(found.norm, 9), round(found.lower, 9), round(found.upper, 9), found.exact
+    (68.0, 32.0, 32.0, True)
     """
 
     lower: LowerBound

@@ -43,6 +43,14 @@ class Expansion(Printed):
         R0 rounded.
     unique : bool
         Whether the interval of R0 contains exactly one integer; meaningful only if ``fits`` is True.
+
+    Examples
+    --------
+    >>> import bnrank
+    >>> depths = [4, 6, 8, 12]
+    >>> found = bnrank.cost.expand(depths, [2 * depth + 3 for depth in depths])     # a bnrank.cost.Expansion
+    >>> found.rank, round(found.R1, 6), round(float(found.predict(100)), 4)
+    (2, 3.0, 203.0)
     """
 
     R0: float
