@@ -174,6 +174,15 @@ class Certificate(Printed):
     subnormals : Subnormals
         The subnormal weights of the original network, and the speedup from setting them to 0, in which
         ``latency_before`` is already without them. The compressed network has none.
+
+    Examples
+    --------
+    >>> import torch, bnrank
+    >>> net = bnrank.networks.from_layers([torch.ones(6, 4), torch.ones(3, 6)])         # equal neurons
+    >>> timing = bnrank.discovery.Timing(repeats=3)
+    >>> certificate = bnrank.discovery.compress(net, torch.rand(40, 4), tol=0.01, timing=timing).certificate
+    >>> certificate.met, certificate.parameters_before, certificate.parameters
+    (True, 42, 7)
     """
 
     tol: float

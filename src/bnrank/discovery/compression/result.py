@@ -48,6 +48,15 @@ class Compressed(Printed):
         :func:`~bnrank.discovery.storage.rebuild`.
     identity : mapping
         The parts of the original module, without the values of parameters and buffers.
+
+    Examples
+    --------
+    >>> import torch, bnrank
+    >>> net = bnrank.networks.from_layers([torch.ones(6, 4), torch.ones(3, 6)])         # equal neurons
+    >>> timing = bnrank.discovery.Timing(repeats=3)
+    >>> found = bnrank.discovery.compress(net, torch.rand(40, 4), tol=0.01, timing=timing)      # a Compressed
+    >>> found.changed, [units for name, units in found.widths_before], [units for name, units in found.widths]
+    (True, [6, 3], [1, 3])
     """
 
     network: nn.Module

@@ -38,6 +38,15 @@ class Trial:
     directions : int or None
         Smallest number of linear combinations of the inputs that leaves the outputs unchanged to the same accuracy;
         None where it was not counted.
+
+    Examples
+    --------
+    >>> import numpy as np, bnrank
+    >>> x = np.random.default_rng(0).uniform(size=(40, 2))
+    >>> regressor = bnrank.discovery.BottleneckRegressor(ridges=[0.01], depth=3, width=6, steps=20)
+    >>> trials = regressor.fit(x, np.sin(6 * x[:, :1])).summary().stability     # a Trial for every network
+    >>> [(trial.ridge, trial.depth, trial.fold) for trial in trials]
+    [(0.01, 3, 0), (0.01, 3, 1)]
     """
 
     ridge: float

@@ -80,6 +80,14 @@ class Summary(Printed):
         Type, shape and SHA-256 of the inputs and outputs of the fit.
     notes : tuple of str
         Remarks on the table and on the limits of what can be concluded.
+
+    Examples
+    --------
+    >>> import numpy, bnrank
+    >>> x = numpy.random.default_rng(0).normal(size=(60, 3))
+    >>> summary = bnrank.discovery.BottleneckRegressor().fit(x, x[:, :2]).summary()     # a Summary
+    >>> summary.model, summary.n_components, summary.interval, round(summary.score, 6)
+    ('linear', 2, (2, 2), 1.0)
     """
 
     estimator: str
