@@ -171,9 +171,8 @@ class Watcher(Protocol):
     >>> import bnrank
     >>> class Steps(list):
     ...     def observe(self, *, step, **others): self.append(step)
-    >>> record = bnrank.training.Record(every=2, watch=Steps())
-    >>> task, net = bnrank.tasks.low_rank_map(n=40, seed=0), bnrank.MLP([20, 8, 20])
-    >>> run = bnrank.train(net, task, steps=4, record=record, seed=0, progress=False)
+    >>> task, record = bnrank.tasks.low_rank_map(n=40), bnrank.training.Record(every=2, watch=Steps())
+    >>> run = bnrank.train(bnrank.MLP([20, 8, 20]), task, steps=4, record=record, seed=0, progress=False)
     >>> record.watch
     [0, 2, 4]
     """
