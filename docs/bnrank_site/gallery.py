@@ -136,13 +136,15 @@ def _compression(folder: Path) -> str:
     """Return the page of the comparison of compressions, and draw it."""
     from matplotlib.figure import Figure as Picture
 
-    title = "Parameters left after compression"
+    title, about = "Parameters left after compression", list[str]()
     picture = Picture(figsize=(9, 4), layout="constrained")
     for axes, (subject, name) in zip(
         picture.subplots(1, 2, sharey=True), (("cut", "default"), ("zeros", "zeros=True")), strict=True
     ):
         lines = (HERE / "results" / f"compression_{subject}.jsonl").read_text(encoding="utf-8").splitlines()
-        about, *rows = [json.loads(line) for line in lines]
+        stored = [json.loads(line) for line in lines]
+        rows = [row for row in stored if "network" in row]
+        about += [f"{run['date']}, {run['machine']}" for run in stored if "command" in run]
         networks = list(dict.fromkeys(row["network"] for row in rows))
         for i, network in enumerate(networks):
             for j, target in enumerate(("0.01", "0.02", "0.05")):
@@ -159,7 +161,7 @@ def _compression(folder: Path) -> str:
     return (
         f"# {title}\n\n![Ratio to the best other method, network by network](pictures/compression.png)\n\n"
         "Each dot is a seed: parameters that `compress` keeps, over those of the best of seven other methods at the "
-        f"same change of the outputs. Below the line bnrank keeps fewer. {about['date']}, {about['machine']}. "
+        f"same change of the outputs. Below the line bnrank keeps fewer. {'; '.join(dict.fromkeys(about))}. "
         "[Comparison with other methods](../comparisons.md) has the tables.\n\n"
         "```sh\npython -m benchmarks.against compression_cut compression_zeros\n```\n\n"
         + _listings(folder, [AGAINST / f"compression_{name}.py" for name in ("cut", "zeros", "peers")])

@@ -27,7 +27,16 @@ VARIANTS = ("all", "network", "data", "optional", "general")
 network that is not an MLP of the library."""
 LONG = {"bnrank.cost.solved_tradeoff", "bnrank.cost.shorten", "bnrank.cost.solve_depths", "bnrank.escape.first_escape"}
 """Functions that train networks for seconds: in one variant."""
-OF_THE_MACHINE = ("Latency.", "speedup", "subnormal_cost", "TrainSettings.device", "to_json", "Dataset.run", "plot")
+OF_THE_MACHINE = (
+    "Latency.",
+    "speedup",
+    "Certificate.headline",
+    "subnormal_cost",
+    "TrainSettings.device",
+    "to_json",
+    "Dataset.run",
+    "plot",
+)
 """Results that name the device, or depend on the time that passed."""
 
 

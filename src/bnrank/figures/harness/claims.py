@@ -196,7 +196,7 @@ def largest(values: Iterable[Any]) -> float:
     >>> bnrank.figures.claims.largest([1.0, numpy.array([[2.0, 3.0]])]), bnrank.figures.claims.largest([])
     (3.0, nan)
     """
-    return float(np.max(np.concatenate([np.ravel(v) for v in values] or [np.array([np.nan])])))
+    return float(np.max(np.concatenate([np.ravel(_array(v)) for v in values] or [np.array([np.nan])])))
 
 
 def smallest(values: Iterable[Any]) -> float:
@@ -208,7 +208,11 @@ def smallest(values: Iterable[Any]) -> float:
     >>> bnrank.figures.claims.smallest([1.0, numpy.array([[2.0, 3.0]])])
     1.0
     """
-    return -largest(-np.asarray(v) for v in values)
+    return -largest(-_array(v) for v in values)
+
+
+def _array(value: Any) -> Any:
+    return value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
 
 
 def _decide(
