@@ -34,7 +34,6 @@ from bnrank.training.settings import Settings, TrainSettings, by_hand
 if TYPE_CHECKING:
     import xarray as xr
 
-    from bnrank.training.finishing.finisher import Finished
 
 FINISHED, FINISHED_KIND = "finished.safetensors", "finished network"
 NETWORKS, HISTORY, SUMMARY, SETTINGS = "networks.safetensors", "history.nc", "summary.nc", "settings.json"
@@ -321,7 +320,7 @@ class Run(Printed):
     seconds: float
     net: nn.Module
     parameters: Tensor
-    finished: tuple[Finished | None, ...] = ()
+    finished: tuple[Any, ...] = ()
 
     def _content(self) -> list[Part]:
         return overview.of_run(self)
@@ -421,7 +420,7 @@ def open_run(path: str | os.PathLike[str], net: nn.Module | None, name: str) -> 
     advice = "put back a copy of the file, or train the run again with resume=False"
     files = checksums.read(folder, (HISTORY, SUMMARY, SETTINGS, NETWORKS), name, advice)
     stored = store.read(folder / NETWORKS, name=name, data=files[NETWORKS])
-    finished: tuple[Finished | None, ...] = ()
+    finished: tuple[Any, ...] = ()
     if stored.about.get("finished"):
         content = checksums.read(folder, (FINISHED,), name, advice)[FINISHED]
         finished = finishing("ensembles").read_members(folder / FINISHED, content)

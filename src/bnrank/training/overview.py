@@ -13,13 +13,12 @@ from bnrank.measures import bottlenecks
 if TYPE_CHECKING:
     import xarray as xr
 
-    from bnrank.training.history import Run
 
 SHOWN = ["seed", "ridge", "status", "steps", "loss", "cost", "parameter_norm"]
 OF_FINISHED = ["finished_loss", "stationarity", "kind"]
 
 
-def of_run(run: Run) -> list[Part]:
+def of_run(run: Any) -> list[Part]:
     """Return the content of a run: a title, the curves of the loss, and a row per member."""
     found = run.summary.variables
     columns: dict[str, Any] = {name: run.summary[name].values for name in [*SHOWN, *OF_FINISHED] if name in found}
