@@ -76,30 +76,30 @@ def test_finds_all_quadratic_invariants(name):
 BEYOND = {
     # scalings of positions, which a convolution or a layer shared by tokens hands on
     "1 x 1 convolution between": (
-        nn.Sequential(fc(2, 6), nn.Unflatten(1, (2, 3)), conv(2, 2, 1), nn.Flatten(), fc(6, 1)),
+        lambda: nn.Sequential(fc(2, 6), nn.Unflatten(1, (2, 3)), conv(2, 2, 1), nn.Flatten(), fc(6, 1)),
         5,
     ),
     "kernel and stride 2": (
-        nn.Sequential(fc(2, 8), nn.Unflatten(1, (2, 4)), conv(2, 2, 2, stride=2), nn.Flatten(), fc(4, 1)),
+        lambda: nn.Sequential(fc(2, 8), nn.Unflatten(1, (2, 4)), conv(2, 2, 2, stride=2), nn.Flatten(), fc(4, 1)),
         9,
     ),
     "scaled by c^position": (
-        nn.Sequential(fc(2, 6), nn.Unflatten(1, (2, 3)), conv(2, 2, 2), nn.Flatten(), fc(4, 1)),
+        lambda: nn.Sequential(fc(2, 6), nn.Unflatten(1, (2, 3)), conv(2, 2, 2), nn.Flatten(), fc(4, 1)),
         1,
     ),
     # the channels that a writes and d reads: the layer between acts on tokens, the last axis behind a transposition;
     # of one input and one output a_i d_j - a_j d_i are conserved as well
     "token mixing": (
-        Net(lambda m, x: m.d(m.b(m.a(x[:, :, None]).mT).mT).flatten(1), a=fc(1, 3), b=fc(2, 2), d=fc(3, 1)),
+        lambda: Net(lambda m, x: m.d(m.b(m.a(x[:, :, None]).mT).mT).flatten(1), a=fc(1, 3), b=fc(2, 2), d=fc(3, 1)),
         8,
     ),
     # g on one side of a frozen matrix F, F g F^-1 on the other, where both are symmetric
-    "frozen matrix": (nn.Sequential(fc(2, 3), frozen(fc(3, 3)), fc(3, 2)), 2),
+    "frozen matrix": (lambda: nn.Sequential(fc(2, 3), frozen(fc(3, 3)), fc(3, 2)), 2),
     # mixing of the channels that leaves the frozen bias (0, b1, b2) where it is
-    "frozen bias": (build("frozen bias")[0], 2),
+    "frozen bias": (lambda: build("frozen bias")[0], 2),
     # mixing of two branches that are subtracted
     "difference": (
-        Net(lambda m, x: m.c(m.a(x)) - m.d(m.b(x)), a=fc(2, 2), b=fc(2, 1), c=fc(2, 2), d=fc(1, 2)),
+        lambda: Net(lambda m, x: m.c(m.a(x)) - m.d(m.b(x)), a=fc(2, 2), b=fc(2, 1), c=fc(2, 2), d=fc(1, 2)),
         2,
     ),
 }
@@ -108,8 +108,9 @@ BEYOND = {
 @pytest.mark.parametrize("name", BEYOND)
 def test_what_is_beyond_the_theory_is_known(name):
     """There are more quadratic invariants than T44 to T46 and identity streams have: these are not claimed."""
-    net, missing = BEYOND[name]
-    net = net.double()
+    torch.manual_seed(0)  # random weights now and then make a gap that is not clear
+    made, missing = BEYOND[name]
+    net = made().double()
     found = find(net, torch.ones(1, 2))
     assert independent(found, net) == invariants(net, (2,)) - missing
 
