@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from scipy import optimize
 
 import bnrank
 from bnrank.measures import critical_points, stationarity, subgradients
@@ -216,6 +217,32 @@ def test_many_slopes_are_found_without_bounds_if_they_are_inside(inside, monkeyp
     else:
         assert found[0] == pytest.approx(1)
         assert size == pytest.approx(subgradients.norm(remainder(found)))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_of_dependent_slopes_the_nearest_ones_within_bounds_are_taken(seed):
+    """The shortest move of all that solve the equations leaves the bounds by a little: the answer stays near it."""
+    rng = np.random.default_rng(seed)
+    few = rng.normal(size=(4, 8))
+    rows, values = rng.normal(size=(20, 4)), few @ rng.uniform(-1, 1, 8)
+    shortest = np.linalg.pinv(few) @ values
+    low, high = np.full(8, -2.0), np.full(8, 2.0)
+    at = int(np.argmax(np.abs(shortest)))
+    (high if shortest[at] > 0 else low)[at] = 0.999 * shortest[at]
+    oracle = optimize.minimize(
+        lambda m: m @ m,
+        np.clip(shortest, low, high),
+        bounds=optimize.Bounds(low, high),
+        constraints=optimize.LinearConstraint(few, values, values),
+        method="SLSQP",
+        options={"ftol": 1e-15},
+    )
+    assert oracle.success
+    columns = [((rows @ few).T, np.ones((8, 1)))]
+    unknowns = subgradients.Unknowns(0.0, np.zeros(8), several=False)
+    move = subgradients._bounded(columns, unknowns, [-(rows @ values)[:, None]], low, high)
+    np.testing.assert_allclose(few @ move, values, atol=1e-10)
+    np.testing.assert_allclose(move, oracle.x, atol=1e-6)
 
 
 def test_rows_are_independent_where_none_is_a_combination_of_others():
