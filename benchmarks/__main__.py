@@ -6,20 +6,16 @@ import argparse
 import contextlib
 import importlib
 import json
-import os
-import platform
-import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks import absolute
+from benchmarks.about import command, machine
 from benchmarks.rows import Row
-from bnrank import __version__
 
 SUBJECTS = (
     "ensemble",
@@ -82,19 +78,6 @@ def main() -> None:
         write(rows, about, arguments.out)
 
 
-def machine() -> str:
-    """Describe what it was measured on."""
-    model = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        names = [line.split(":", 1)[1].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]
-        model = names[0] if names else model
-    return (
-        f"{model}, {os.cpu_count()} cores, {torch.get_num_threads()} thread{'s' * (torch.get_num_threads() > 1)}, "
-        f"bnrank {__version__}, torch {torch.__version__}, Python {platform.python_version()}"
-    )
-
-
 def table(rows: list[Row], about: str) -> Table:
     """Lay the rows out for a terminal; ratios above 1 mean that bnrank is faster."""
     result = Table(title="bnrank benchmarks", caption=about, title_justify="left", caption_justify="left")
@@ -115,9 +98,8 @@ def write(rows: list[Row], about: str, folder: Path) -> None:
     lines = [about, "", "| " + " | ".join(HEADINGS) + " |", "| " + " | ".join("---" for _ in HEADINGS) + " |"]
     lines += ["| " + " | ".join(row.cells()) + " |" for row in rows]
     (folder / "results.md").write_text("\n".join(lines) + "\n")
-    given = [word for word in sys.argv[1:] if word not in ("--out", str(folder), f"--out={folder}")]
     numbers = {
-        "command": " ".join(["python -m benchmarks", *given]),
+        "command": command("benchmarks"),
         "about": about,
         "rows": [asdict(row) | {"verdict": row.verdict} for row in rows],
     }

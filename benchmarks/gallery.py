@@ -14,7 +14,7 @@ from typing import Any
 
 from PIL import Image
 
-from benchmarks.__main__ import machine
+from benchmarks.about import machine
 from bnrank.figures import FIGURES, Outcome
 
 WIDTH = 1200  # pixels of a picture

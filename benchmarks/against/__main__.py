@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from threadpoolctl import threadpool_limits
 
-from benchmarks.__main__ import machine
+from benchmarks.about import machine
 from benchmarks.against import trials
 from bnrank.training.sweeping.engines import NAMED, named_engine
 

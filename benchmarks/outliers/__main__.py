@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from benchmarks.__main__ import machine
+from benchmarks.about import machine
 from benchmarks.against.trials import append, key, stored
 from benchmarks.dependence.workers import measured
 from benchmarks.outliers import judging
