@@ -204,7 +204,7 @@ def test_tables_compute_what_they_say():
     assert shares[place["MLE, latent"]].startswith("0.00")
     assert states[5:] == ["1 of 1", "1.00 [0.34, 1.00]", "0.00 [0.00, 0.66]", "0.300 [0.300, 0.300]",
                           "0.100 [0.100, 0.100]", "2 [2, 2]"]  # fmt: skip
-    assert text.endswith("Failed: MLE, latent: not installed (skdim)")
+    assert "Failed: MLE, latent in 1 of 1 cells (not installed (skdim))." in text
 
 
 def test_the_picture_shows_frames_and_coordinates(monkeypatch, tmp_path):

@@ -7,12 +7,25 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.against.trials import interval, markdown, wilson
+from benchmarks.against.trials import Kept, failures, interval, markdown, seeds, wilson
 
-__all__ = ["tables"]
+__all__ = ["KEPT", "correct", "errors", "recovery", "tables"]
 
 Result = dict[str, Any]
 OURS = "bnrank"
+COLUMNS = {  # of the tables of the page
+    OURS: OURS,
+    "reduced rank, paired": "reduced-rank regression, 1 SE in pairs",
+    "reduced rank": "reduced-rank regression, 1 SE",
+    "PLS": "PLS (scikit-learn)",
+    "SIR": "SIR (sliced), own rule",
+    "SAVE": "SAVE (sliced), own rule",
+    **{f"TwoNN on {of}": f"TwoNN (scikit-dimension) on {of}" for of in ("x", "y", "(x, y)")},
+    "encoder-decoder sweep": "encoder-decoder sweep",
+}
+PREDICTING = (OURS, "reduced rank, paired", "PLS", "SIR", "SAVE", "encoder-decoder sweep")
+NUMBERS = ("count", "low", "high", "undetermined", "prediction", "coordinates")
+KEPT = Kept(NUMBERS, tuple(COLUMNS.values()), group="family")
 GROUPS: list[tuple[str, Callable[[Result], bool]]] = [
     ("nonlinear numbers of x, by k", lambda c: c["family"] == "smooth" and _at(c, "d", "noise", "n")),
     ("by number of inputs d", lambda c: c["family"] == "smooth" and _at(c, "k", "noise", "n")),
@@ -67,6 +80,62 @@ def tables(results: list[Result]) -> str:
     return "\n\n".join([*parts, "## Failures", _failures(results)])
 
 
+def correct(results: Sequence[Result]) -> str:
+    """Return the tables of the page on correct counts, case by case and by family, and what bnrank says of its own."""
+    results = _renamed(results)
+    rows, all_methods = _by_case(results), list(COLUMNS)
+    cells = [[case, *(_hits(own.get(m, [])) for m in all_methods)] for case, own in rows.items()]
+    ours = [r for r in results if r["method"] == OURS]
+    right = [r for r in ours if r.get("count") == r["k"]]
+    said = (
+        f"bnrank: {len(right)} of {len(ours)} counts are correct, and "
+        f"{sum('low' in r and r['low'] <= r['k'] <= r['high'] for r in ours)} intervals cover the truth. "
+        f"{sum(r.get('undetermined', False) for r in ours)} counts are `undetermined`, "
+        f"{sum(r['undetermined'] for r in right)} of them correct."
+    )
+    families = _families(results, all_methods, "fraction correct, 95 percent intervals")
+    tables = markdown(["case", *all_methods], cells), families, said, failures(results)
+    return "\n\n".join(table for table in tables if table)
+
+
+def errors(results: Sequence[Result]) -> str:
+    """Return the table of the page on prediction errors."""
+    return _means(results, "prediction")
+
+
+def recovery(results: Sequence[Result]) -> str:
+    """Return the table of the page on how well the latent variables are recovered."""
+    return _means(results, "coordinates")
+
+
+def _means(results: Sequence[Result], key: str) -> str:
+    rows = []
+    by_case = _by_case(_renamed(results))
+    for case, own in by_case.items():
+        values = ([r[key] for r in own.get(m, []) if key in r] for m in PREDICTING)
+        rows.append([case, *(f"{np.mean(found):.2f}" if found else "–" for found in values)])
+    number = seeds([[r for some in own.values() for r in some] for own in by_case.values()])
+    return f"{markdown(['case', *PREDICTING], rows)}\n\nMeans over {number}."
+
+
+def _renamed(results: Sequence[Result]) -> list[Result]:
+    names = {method: name for name, method in COLUMNS.items()}
+    return [r | {"method": names[r["method"]]} for r in results if r["method"] in names]
+
+
+def _by_case(results: Sequence[Result]) -> dict[str, dict[str, list[Result]]]:
+    found: dict[str, dict[str, list[Result]]] = {}
+    for r in results:
+        case = f"`{r['family']}`, k = {r['k']}, d = {r['d']}, noise {100 * r['noise']:g} %, N = {r['n']:,}"
+        own = found.setdefault(case + (" (tuned)" if r["tuned"] else ""), {})
+        own.setdefault(r["method"], []).append(r)
+    return found
+
+
+def _hits(rows: Sequence[Result]) -> str:
+    return f"{sum(r.get('count') == r['k'] for r in rows)} of {len(rows)}" if rows else "–"
+
+
 def _standing(by: dict[tuple[str, str], list[Result]], cases: list[str], methods: list[str]) -> str:
     """Set bnrank beside the best of all others, chosen after the fact and case by case, which favors them."""
     rows = []
@@ -104,14 +173,14 @@ def _best_prediction(by: dict[tuple[str, str], list[Result]], case: str, peers: 
     return [_mean(by[case, OURS], "prediction"), f"{_mean(by[case, best], 'prediction')} {best}", verdict]
 
 
-def _families(results: list[Result], methods: list[str]) -> str:
+def _families(results: list[Result], methods: list[str], heading: str = "method") -> str:
     families = list(dict.fromkeys((r["family"], r["tuned"]) for r in results))
     rows = []
     for method in methods:
         mine = [r for r in results if r["method"] == method]
         if any("count" in r for r in mine):
             rows.append([method, *(_right([r for r in mine if (r["family"], r["tuned"]) == f]) for f in families)])
-    return markdown(["method", *(name + (" (tuned)" if tuned else "") for name, tuned in families)], rows)
+    return markdown([heading, *(name + (" (tuned)" if tuned else "") for name, tuned in families)], rows)
 
 
 def _own(by: dict[tuple[str, str], list[Result]], cases: list[str]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,10 +13,11 @@ from scipy.linalg import subspace_angles
 
 from benchmarks.against.counting_cases import Case
 from benchmarks.against.counting_peers import Found, sliced_peer, whitened
-from benchmarks.against.trials import attempt, markdown, wilson
+from benchmarks.against.trials import Kept, attempt, failures, markdown, seeds, wilson
 
-__all__ = ["active_subspace", "cells", "draw", "measure", "tables"]
+__all__ = ["KEPT", "active_subspace", "cells", "draw", "measure", "shown", "tables"]
 
+OURS = "bnrank"
 SEEDS = range(10)
 INPUTS, NOISE, NEW_ROWS = 10, 0.1, 50
 NEIGHBORS = 2 * (INPUTS + 1)  # of a local linear model
@@ -139,7 +140,7 @@ def _by_the_gap(product: np.ndarray, center: np.ndarray, whitening: np.ndarray) 
 
 
 METHODS: dict[str, Callable[[Case], Found]] = {
-    "bnrank": combinations,
+    OURS: combinations,
     "SIR (sliced), own rule": sliced_peer("SlicedInverseRegression", "gap"),
     "SIR (sliced), permutations": sliced_peer("SlicedInverseRegression", "permutations"),
     "SAVE (sliced), own rule": sliced_peer("SlicedAverageVarianceEstimation", "gap"),
@@ -147,6 +148,42 @@ METHODS: dict[str, Callable[[Case], Found]] = {
     "active subspace, gap": active_subspace,
     "xRFM, gap": recursive_feature_machine,
 }
+
+KEPT = Kept(("count", "low", "high", "undetermined", "angle"), tuple(METHODS))
+
+
+def shown(results: Sequence[dict[str, Any]]) -> str:
+    """Return the table of the page: a row per method, the most often right first, and what bnrank says of its own."""
+    sizes, numbers = sorted({r["n"] for r in results}), sorted({r["k"] for r in results})
+    by_method: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for result in results:
+        by_method[result["method"]].append(result)
+    hits = {method: [r for r in own if r.get("count") == r["k"]] for method, own in by_method.items()}
+    totals = {n: max(sum(r["n"] == n for r in own) for own in by_method.values()) for n in sizes}
+    rows = []
+    for method in sorted(hits, key=lambda m: (m != OURS, -len(hits[m]) / len(by_method[m]))):
+        right = hits[method]
+        angles = [", ".join(_angle([r for r in right if (r["n"], r["k"]) == (n, k)]) for k in numbers) for n in sizes]
+        counts = [sum(r["n"] == n for r in right) for n in sizes]
+        share = f"{wilson(len(right), len(by_method[method])):.2f}"
+        rows.append([method.replace(" (sliced)", ""), share, *counts, *angles])
+    which = f"k = {numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else f"k = {numbers[0]}"
+    heads = [*(f"of {totals[n]} with N = {n:,}" for n in sizes), *(f"angle, {which}, N = {n:,}" for n in sizes)]
+    own, right = by_method[OURS], hits[OURS]
+    said = (
+        f"{len(own)} tables: {which}, {' and '.join(f'{n:,}' for n in sizes)} rows, "
+        f"{seeds([[r for r in own if (r['n'], r['k']) == (n, k)] for n in sizes for k in numbers])}. "
+        f"{sum('low' in r and r['low'] <= r['k'] <= r['high'] for r in own)} of {len(own)} intervals of bnrank contain "
+        f"the number. {sum(r['undetermined'] for r in right)} of its {len(right)} right counts are `undetermined`, and "
+        f"{sum(r.get('undetermined', False) for r in own if r not in right)} of the {len(own) - len(right)} wrong ones."
+    )
+    parts = markdown(["method", "right", *heads], rows), said, failures(results)
+    return "\n\n".join(part for part in parts if part)
+
+
+def _angle(right: Sequence[dict[str, Any]]) -> str:
+    found = [r["angle"] for r in right if "angle" in r]
+    return f"{np.median(found):.1f}" if found else "–"
 
 
 def tables(results: list[dict[str, Any]]) -> str:
@@ -161,11 +198,10 @@ def tables(results: list[dict[str, Any]]) -> str:
         hits = {at: [r for r in rows if r.get("count") == r["k"]] for at, rows in parts.items()}
         total = wilson(sum(map(len, hits.values())), len(own))
         right.append([method, *(f"{len(hits[at])} of {len(parts[at])}" for at in columns), f"{total:.2f}"])
-        shown = [[r["angle"] for r in hits[at] if "angle" in r] for at in columns]
-        angles.append([method, *(f"{np.median(found):.1f}" if found else "–" for found in shown)])
+        angles.append([method, *(_angle(hits[at]) for at in columns)])
         failed += [f"{method}: {r['failed']}" for r in own if "failed" in r]
     heads = [f"k = {k}, N = {n:,}" for n, k in columns]
-    own = by_method["bnrank"]
+    own = by_method[OURS]
     inside = sum(r["low"] <= r["k"] <= r["high"] for r in own if "low" in r)
     unsure = sum(r.get("undetermined", False) for r in own)
     wrong = sum(r.get("count") != r["k"] and not r.get("undetermined", False) for r in own)

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from benchmarks.against.films_systems import SYSTEMS, films
 from benchmarks.against.physics_peers import formula, principal_components
-from benchmarks.against.trials import Result, attempt, interval, markdown, wilson
+from benchmarks.against.trials import Kept, Result, attempt, by_system, failures, interval, markdown, wilson
 from bnrank.discovery import StateVariables
 
-__all__ = ["METHODS", "cells", "measure", "tables"]
+__all__ = ["KEPT", "METHODS", "cells", "measure", "shown", "tables"]
 
 FILMS, FRAMES = 500, 8
 SEEDS = range(2000, 2020)  # of the draws; rules were chosen on others, from 100
 NOISES = (0.0, 0.02)
 BNRANK = "bnrank"
 METHODS = (BNRANK, "TwoNN, pixels", "MLE, pixels", "PCA 99 percent")
+OWN = ("count", "low", "high", "undetermined", "coordinates", "unexplained", "seconds")
+KEPT = Kept(OWN, METHODS[:3], group="system")
+KNOWN = ("system", "noise", "draws", "state variables")
 
 
 def cells(quick: bool = False) -> list[Result]:
@@ -47,14 +50,56 @@ def measure(cell: Result) -> list[Result]:
     return [_timed(method, counters[method]) for method in METHODS]
 
 
+def shown(results: Sequence[Result]) -> str:
+    """Return the table of the page, with ranges over draws, and how often the state dimension is right."""
+    rows = []
+    for (name, noise), some in by_system(results, SYSTEMS).items():
+        of = {method: [r for r in some if r["method"] == method and "failed" not in r] for method in METHODS}
+        own = of[BNRANK]
+        ends = f"{min(r['low'] for r in own)} to {max(r['high'] for r in own)}" if own else "failed"
+        ranges = [
+            _range([r["coordinates"] for r in own], "d"),
+            _range([100 * r["unexplained"] for r in own], ".1f"),
+            _range([r["seconds"] for r in own], ".0f"),
+            *(_range([r["count"] for r in of[method]], ".1f") for method in METHODS[1:3]),
+        ]
+        published = SYSTEMS[name].published or "–"
+        rows.append([*_known((name, noise), some), _hits(some, BNRANK), ends, *ranges, published])
+    headings = ["right", "interval", "coordinates needed", "unexplained (%)", "CPU time (s)", "TwoNN", "MLE"]
+    own = [r for r in results if r["method"] == BNRANK]
+    covered = sum("low" in r and r["low"] <= SYSTEMS[r["system"]].variables <= r["high"] for r in own)
+    levels = sorted({r["noise"] for r in results})
+    formulas = [
+        f"{method.partition(',')[0]} in "
+        + " and ".join(f"{_hits([r for r in results if r['noise'] == n], method)} at noise {n:.0%}" for n in levels)
+        for method in METHODS[1:3]
+    ]
+    said = (
+        f"The state dimension is right in {_hits(results, BNRANK)} draws; {covered} intervals contain it, and "
+        f"{sum(r.get('undetermined', False) for r in own)} are `undetermined`. The formulas, rounded, are right for "
+        f"{', for '.join(formulas)}."
+    )
+    parts = markdown([*KNOWN, *headings, "published"], rows), said, failures(results)
+    return "\n\n".join(part for part in parts if part)
+
+
+def _range(values: Sequence[float], spec: str) -> str:
+    """Return the least and the greatest value, one of them where they look alike."""
+    return " to ".join(dict.fromkeys(f"{end:{spec}}" for end in (min(values), max(values)))) if values else "failed"
+
+
+def _hits(results: Sequence[Result], method: str) -> str:
+    """Return in how many results of a method the rounded count is the number of state variables."""
+    own = [r for r in results if r["method"] == method]
+    right = sum("count" in r and round(r["count"]) == SYSTEMS[r["system"]].variables for r in own)
+    return f"{right} of {len(own)}"
+
+
 def tables(results: list[Result]) -> str:
     """Return the tables: dimensions beside the published ones, and what bnrank says of its own."""
-    rows = [(name, noise) for name in SYSTEMS for noise in sorted({r["noise"] for r in results})]
-    chosen = {row: [r for r in results if (r["system"], r["noise"]) == row] for row in rows}
-    rows = [row for row in rows if chosen[row]]
-    known = ["system", "noise", "draws", "state variables"]
-    right = [[*_known(row, chosen[row]), *_right(chosen[row], row[0])] for row in rows]
-    own = [[*_known(row, chosen[row]), *_own([r for r in chosen[row] if r["method"] == BNRANK])] for row in rows]
+    rows = by_system(results, SYSTEMS)
+    right = [[*_known(row, some), *_right(some, row[0])] for row, some in rows.items()]
+    own = [[*_known(row, some), *_own([r for r in some if r["method"] == BNRANK])] for row, some in rows.items()]
     headings = ["wrong but undetermined", "undetermined", "interval covers", "coordinates needed"]
     headings += ["unexplained", "CPU time (s)"]
     return "\n\n".join(
@@ -63,9 +108,9 @@ def tables(results: list[Result]) -> str:
             "95 percent bootstrap intervals. *Published*: estimates of Chen et al. (2022) for systems of the same "
             "name, from other films, as remembered.",
             "## State dimension",
-            markdown([*known, "bnrank right", *METHODS, "published"], right),
+            markdown([*KNOWN, "bnrank right", *METHODS, "published"], right),
             "## bnrank on its own result",
-            markdown([*known, *headings], own),
+            markdown([*KNOWN, *headings], own),
         ]
     )
 
@@ -95,10 +140,8 @@ def _known(row: tuple[str, float], results: list[Result]) -> list[Any]:
 
 def _right(results: list[Result], name: str) -> list[str]:
     counted = {m: [r["count"] for r in results if r["method"] == m and "failed" not in r] for m in METHODS}
-    draws = sum(r["method"] == BNRANK for r in results)
-    right = sum(count == SYSTEMS[name].variables for count in counted[BNRANK])
     means = [f"{interval(counted[m]):.2f}" if counted[m] else "failed" for m in METHODS]
-    return [f"{right} of {draws}", *means, SYSTEMS[name].published or "–"]
+    return [_hits(results, BNRANK), *means, SYSTEMS[name].published or "–"]
 
 
 def _own(results: list[Result]) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,10 +11,10 @@ from sklearn.random_projection import GaussianRandomProjection
 
 from benchmarks.against.physics_peers import formula, principal_components, train_autoencoders
 from benchmarks.against.physics_systems import SYSTEMS, Frames, film
-from benchmarks.against.trials import Result, attempt, interval, markdown, wilson
+from benchmarks.against.trials import Kept, Result, attempt, by_system, failures, interval, markdown, wilson
 from bnrank.discovery import BottleneckRegressor
 
-__all__ = ["METHODS", "cells", "columns", "measure", "tables"]
+__all__ = ["KEPT", "METHODS", "cells", "columns", "counts", "measure", "own", "tables"]
 
 ROWS = 500
 COLUMNS = 24
@@ -23,6 +23,9 @@ NOISES = (0.0, 0.02)
 BNRANK, SWEEP = "bnrank", "encoder-decoder sweep"
 MAPS = (BNRANK, SWEEP)  # these count coordinates that a map can pass through; the others dimensions of a cloud
 METHODS = (BNRANK, SWEEP, "MLE, latent", "TwoNN, latent", "MLE, pixels", "TwoNN, pixels", "PCA 99 percent")
+OWN = ("count", "low", "high", "undetermined", "model", "unexplained", "unexplained_at_truth", "seconds")
+KEPT = Kept(OWN, METHODS, group="system")
+KNOWN = ("system", "noise", "seeds", "state variables", "least coordinates")
 
 
 def cells(quick: bool = False) -> list[Result]:
@@ -74,17 +77,28 @@ def measure(cell: Result) -> list[Result]:
     return [_timed(method, counters[method]) for method in METHODS]
 
 
+def counts(results: Sequence[Result]) -> str:
+    """Return the table of counts."""
+    rows = by_system(results, SYSTEMS)
+    table = [[*_known(row, some), *(_mean(_of(some, m)) for m in METHODS)] for row, some in rows.items()]
+    failed = failures(results)
+    return markdown([*KNOWN, *METHODS], table) + (f"\n\n{failed}" if failed else "")
+
+
+def own(results: Sequence[Result]) -> str:
+    """Return the table of what bnrank says of its own counts."""
+    headings = ["wrong counts flagged undetermined", "interval covers least coordinates", "linear map kept"]
+    headings += ["unexplained at the least coordinates", "unexplained at the count", "CPU time (s)"]
+    rows = [[*_known(row, some), *_own(_of(some, BNRANK))] for row, some in by_system(results, SYSTEMS).items()]
+    return markdown([*KNOWN, *headings], rows)
+
+
 def tables(results: list[Result]) -> str:
     """Return the tables: counts, share of right ones, and what bnrank says of its own."""
-    rows = [(name, noise) for name in SYSTEMS for noise in sorted({r["noise"] for r in results})]
-    chosen = {row: [r for r in results if (r["system"], r["noise"]) == row] for row in rows}
-    rows = [row for row in rows if chosen[row]]
-    known = ["system", "noise", "seeds", "state variables", "least coordinates"]
-    counts = [[*_known(row, chosen[row]), *(_mean(_of(chosen[row], m)) for m in METHODS)] for row in rows]
-    shares = [[*_known(row, chosen[row]), *(_share(_of(chosen[row], m)) for m in METHODS)] for row in rows]
-    own = [[*_known(row, chosen[row]), *_own(_of(chosen[row], BNRANK))] for row in rows]
-    headings = ["wrong but undetermined", "interval covers", "linear map kept"]
-    headings += ["unexplained at the least coordinates", "at the count", "seconds of processor"]
+    shares = [
+        [*_known(row, some), *(_share(_of(some, m)) for m in METHODS)]
+        for row, some in by_system(results, SYSTEMS).items()
+    ]
     return "\n\n".join(
         [
             "Two frames in, the next two out. Means over seeds with 95 percent bootstrap intervals; no case was used "
@@ -93,12 +107,11 @@ def tables(results: list[Result]) -> str:
             "them by, which bnrank and the sweep count (they differ for a circle, which does not fit into a line). A "
             "map that carries every full turn by cosine and sine uses one more for circular motion.",
             "## Counts",
-            markdown([*known, *METHODS], counts),
+            counts(results),
             "## Share of right counts (formulas rounded), with Wilson intervals",
-            markdown([*known, *METHODS], shares),
+            markdown([*KNOWN, *METHODS], shares),
             "## bnrank on its own count",
-            markdown([*known, *headings], own),
-            _failures(results),
+            own(results),
         ]
     )
 
@@ -160,8 +173,3 @@ def _own(results: list[Result]) -> list[str]:
         *(f"{interval([r[key] for r in there]):.3f}" for key in ("unexplained_at_truth", "unexplained")),
         f"{interval([r['seconds'] for r in there]):.0f}",
     ]
-
-
-def _failures(results: list[Result]) -> str:
-    reasons = sorted({f"{r['method']}: {r['failed']}" for r in results if "failed" in r})
-    return "Failed: " + "; ".join(reasons) if reasons else "No method failed."

