@@ -8,20 +8,25 @@ trained anew at every depth, they would differ by the basins that the trainings 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 import bnrank
+from benchmarks.against.trials import markdown
+from benchmarks.finished import finish
 from benchmarks.landscape import NEAR_ONE
 from bnrank.figures.f04_norm_and_depth.figure import RANK, RIDGE, Settings
 from bnrank.figures.harness.training import mlp
 from bnrank.theory import cost
 
 STATEMENTS = ("T13", "T14", "T15", "T21", "T22", "T23", "T24", "T25", "T26")
+FIELDS = ("depth", "loss", "norm", "residual", "kind", "ranks", "middle")
+FITTED = 4  # depths that an expansion needs
 LIVE = 1e-9  # activations at or below this are those of dead neurons
 
 
@@ -43,8 +48,10 @@ class Minimum:
         Numbers of singular values above 0.5, by layer.
     middle : tuple of float
         The largest singular values of the middle weight.
-    net : bnrank.MLP
-        The network.
+    net : bnrank.MLP or None
+        The network; None where it was not stored.
+    numbers : dict
+        All that is stored of the finished network.
     """
 
     depth: int
@@ -54,7 +61,18 @@ class Minimum:
     kind: str
     ranks: tuple[int, ...]
     middle: tuple[float, ...]
-    net: bnrank.MLP
+    net: bnrank.MLP | None
+    numbers: dict[str, Any] = field(default_factory=dict)
+
+    def row(self) -> dict[str, Any]:
+        """Return what is stored: all but the network."""
+        return {name: getattr(self, name) for name in FIELDS} | self.numbers
+
+    @classmethod
+    def of(cls, row: dict[str, Any]) -> Minimum:
+        """Return the minimum of a row that was stored."""
+        known = {name: row[name] for name in FIELDS}
+        return cls(**known | {"ranks": tuple(row["ranks"]), "middle": tuple(row["middle"])}, net=None, numbers=row)
 
 
 def deeper(net: bnrank.MLP, x: torch.Tensor, layers: int) -> bnrank.MLP:
@@ -81,7 +99,7 @@ def branch(
     """Finish a network of the first depth, and follow the minimum through the others, which increase."""
     for depth in depths:
         net = deeper(net, task.x, depth - len(net.weights)) if depth > len(net.weights) else net
-        done = bnrank.finish(net, task, ridge, births=False, max_minutes=max_minutes, progress=False)
+        done, numbers = finish(net, task, ridge, max_minutes, births=False)
         net = done.network
         values = [torch.linalg.svdvals(weight.detach()) for weight in net.weights]
         yield Minimum(
@@ -90,6 +108,7 @@ def branch(
             tuple(int((some > NEAR_ONE).sum()) for some in values),
             tuple(values[depth // 2][:4].tolist()),
             net,
+            numbers,
         )
 
 
@@ -112,6 +131,28 @@ def expansions(found: Sequence[Minimum], ridge: float) -> dict[str, cost.Expansi
         "norm": cost.expand(depths, [one.norm for one in found]),
         "loss / lambda": cost.expand(depths, [one.loss / ridge for one in found]),
     }
+
+
+def shown(rows: Sequence[dict[str, Any]]) -> str:
+    """Return the table of the expansions of stored branches, a row per seed, and how many points are stationary."""
+    lines, every = [], sorted({row["depth"] for row in rows})
+    for seed in dict.fromkeys(row["seed"] for row in rows):
+        some = range_of_one_rank([Minimum.of(row) for row in rows if row["seed"] == seed])
+        cells = ["–"] * 6
+        if len(some) >= FITTED:
+            found = expansions(some, RIDGE).values()
+            intervals = [f"{one.R0:.3f} [{one.R0_interval[0]:.3f}, {one.R0_interval[1]:.3f}]" for one in found]
+            further = [[f"{one.R1:.1f}", f"{one.R2:.1f}"] for one in found]
+            cells = [intervals[0], *further[0], intervals[1], *further[1]]
+        part = "" if [one.depth for one in some] == every else f" (depths {some[0].depth} to {some[-1].depth})"
+        lines.append([f"{seed}{part}", *cells])
+    headings = ["seed", "R0 of ‖θ‖²", "R1", "R2", "R0 of (C + λ‖θ‖²) / λ", "R1", "R2"]
+    small = sum(row["residual"] < 1e-9 for row in rows)
+    said = (
+        f"Depths {every[0]} to {every[-1]}: {small} of {len(rows)} points have a relative gradient below 1e-9, and the "
+        f"largest is {max(row['residual'] for row in rows):.0e}."
+    )
+    return f"{markdown(headings, lines)}\n\n{said}"
 
 
 def statements(found: Minimum, task: bnrank.Task, ridge: float) -> list[str]:
@@ -150,8 +191,14 @@ def draw(branches: dict[int, list[Minimum]], ridge: float, path: Path) -> None:
     plt.close(figure)
 
 
-def main(seeds: Sequence[int], depths: Sequence[int], max_minutes: float | None, picture: Path | None) -> None:
-    """Follow a branch per seed of F4's networks, print its minima, expansions and statements, and draw all."""
+def main(
+    seeds: Sequence[int],
+    depths: Sequence[int],
+    max_minutes: float | None,
+    picture: Path | None,
+    append: Callable[[dict[str, Any]], None],
+) -> None:
+    """Follow a branch per seed of F4's networks; print and append its minima, print expansions and statements; draw."""
     of = Settings()
     task = bnrank.tasks.low_rank_map(rank=RANK, y_norm_squared=of.y_norm_squared)
     branches: dict[int, list[Minimum]] = {}
@@ -160,6 +207,7 @@ def main(seeds: Sequence[int], depths: Sequence[int], max_minutes: float | None,
         branches[seed] = []
         for one in branch(task, run.network(0), RIDGE, depths, max_minutes):
             branches[seed].append(one)
+            append({"seed": seed, **one.row()})
             middle = ", ".join(f"{value:.4f}" for value in one.middle)
             print(
                 f"seed {seed}, depth {one.depth}: loss {one.loss:.8f}, norm {one.norm:.5f}, relative gradient "
@@ -167,7 +215,7 @@ def main(seeds: Sequence[int], depths: Sequence[int], max_minutes: float | None,
                 flush=True,
             )
         some = range_of_one_rank(branches[seed])
-        if len(some) >= 4:
+        if len(some) >= FITTED:
             for name, found in expansions(some, RIDGE).items():
                 print(
                     f"seed {seed}, {name}, depths {some[0].depth} to {some[-1].depth}: "

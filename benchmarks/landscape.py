@@ -1,20 +1,24 @@
 """The minima that trainings from several seeds end in: how many differ, their ranks and losses."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 import bnrank
+from benchmarks.finished import finish
 
 SAME_LOSS = 1e-7  # relative difference of losses of one minimum
 SAME_FUNCTION = 1e-5  # relative difference of its outputs
 NEAR_ONE = 0.5  # singular values of the weights above this count: in a bottleneck they are near 1 or small
 RANK_RTOL = 1e-4  # singular values of Jacobians below this times the largest do not count
 PROBES = 500  # inputs on which functions are compared, beside the samples
+FIELDS = ("seed", "before", "loss", "residual", "kind", "rank", "jacobian", "live", "kinks")
+SKETCH = 16  # random projections of the outputs that are stored, enough to tell functions apart
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,9 @@ class End:
     kinks : int
         Number of kinks.
     outputs : Tensor
-        At the samples and at random inputs, (n, d_out).
+        At the samples and at random inputs, (n, d_out), or random projections of them.
+    numbers : dict
+        All that is stored of the finished network.
     """
 
     seed: int
@@ -53,6 +59,23 @@ class End:
     live: tuple[int, ...]
     kinks: int
     outputs: Tensor
+    numbers: dict[str, Any] = field(default_factory=dict)
+
+    def row(self) -> dict[str, Any]:
+        """Return what is stored: all but the outputs, of which there are projections."""
+        generator = torch.Generator().manual_seed(0)
+        flat = self.outputs.double().flatten()
+        directions = torch.randn(SKETCH, len(flat), generator=generator, dtype=torch.float64)
+        sketch = (directions @ flat / len(flat) ** 0.5).tolist()
+        own = {name: getattr(self, name) for name in FIELDS}
+        return own | self.numbers | {"sketch": [float(f"{value:.10g}") for value in sketch]}
+
+    @classmethod
+    def of(cls, row: dict[str, Any]) -> "End":
+        """Return the end of a row that was stored."""
+        outputs = torch.tensor(row["sketch"], dtype=torch.float64)
+        known = {name: row[name] for name in FIELDS}
+        return cls(**known | {"live": tuple(row["live"])}, outputs=outputs, numbers=row)
 
 
 def problem() -> tuple[bnrank.Task, bnrank.MLP, float]:
@@ -64,7 +87,7 @@ def problem() -> tuple[bnrank.Task, bnrank.MLP, float]:
 def end(task: bnrank.Task, net: bnrank.MLP, ridge: float, seed: int, max_minutes: float | None = None) -> End:
     """Return where the training from a seed ends."""
     run = bnrank.train(net, task, ridge=ridge, steps=1000, seed=seed, progress=False)
-    done = bnrank.finish(run.network(0), task, ridge, max_minutes=max_minutes, progress=False)
+    done, numbers = finish(run.network(0), task, ridge, max_minutes)
     at = done.stationarity
     ranks = [int((torch.linalg.svdvals(w.detach()) > NEAR_ONE).sum()) for w in done.network.weights]
     x = task.x.double()
@@ -75,7 +98,7 @@ def end(task: bnrank.Task, net: bnrank.MLP, ridge: float, seed: int, max_minutes
     jacobian = bnrank.Jacobian(done.network, x, kink_rtol=None).rank(RANK_RTOL).rank
     return End(
         *(seed, done.loss_before, done.loss, at.residual, at.kind, min(ranks)),
-        *(jacobian, at.live, len(at.slopes), outputs),
+        *(jacobian, at.live, len(at.slopes), outputs, numbers),
     )
 
 
@@ -103,6 +126,15 @@ def table(groups: Sequence[Sequence[End]]) -> str:
         cells = f"{at.loss:.8f}", len(group), at.rank, at.jacobian, live, at.kinks, "; ".join(kinds)
         lines.append(f"| {' | '.join(str(cell) for cell in cells)} |")
     return "\n".join(lines)
+
+
+def shown(rows: Sequence[dict[str, Any]]) -> str:
+    """Return the table of stored ends, and how many points differ."""
+    ends = [End.of(row) for row in rows]
+    groups = distinct(ends)
+    worst = max(one.residual for one in ends)
+    said = f"{len(groups)} different points of {len(ends)} seeds, with relative gradients of at most {worst:.0e}."
+    return f"{table(groups)}\n\n{said}"
 
 
 def draw(groups: Sequence[Sequence[End]], path: Path) -> None:
@@ -134,13 +166,16 @@ def draw(groups: Sequence[Sequence[End]], path: Path) -> None:
     plt.close(figure)
 
 
-def main(first: int, last: int, max_minutes: float, picture: Path | None) -> None:
-    """Print where the trainings from seeds end, the distinct minima, and draw them."""
+def main(
+    first: int, last: int, max_minutes: float, picture: Path | None, append: Callable[[dict[str, Any]], None]
+) -> None:
+    """Print and append where the trainings from seeds end, print the distinct minima, and draw them."""
     task, net, ridge = problem()
     ends = []
     for seed in range(first, last):
         ends.append(end(task, net, ridge, seed, max_minutes))
         at = ends[-1]
+        append(at.row())
         print(
             f"seed {seed}: loss {at.before:.8f} -> {at.loss:.10f}, relative gradient {at.residual:.1e}, "
             f"rank {at.rank}, Jacobian rank {at.jacobian}, live {list(at.live)}, {at.kinks} kinks, {at.kind}",

@@ -1,24 +1,33 @@
 """Random small problems finished to stationary points: python -m benchmarks.minima --seeds 0 50.
 
 With --landscape, one problem from many seeds: how many minima, of which ranks and losses. With --figure F1 or F4, the
-networks of these figures. With --expansion, minima of F4's problem followed through depths 8 to 24.
+networks of these figures. With --expansion, minima of F4's problem followed through depths 8 to 24. With --out, a row
+per finished network is appended to a file of the folder, which ``python -m benchmarks.pages --store`` keeps.
 """
 
 import argparse
 import statistics
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from torch import nn
 
 import bnrank
 from benchmarks import at_minima, continuation, landscape
+from benchmarks.against.trials import markdown
+from benchmarks.finished import finish
+from benchmarks.stored import writer
 from bnrank.figures.f01_bottleneck_spectra.figure import Settings as Spectra
 from bnrank.figures.f04_norm_and_depth.figure import RANK, RIDGE
 from bnrank.figures.f04_norm_and_depth.figure import Settings as Depths
 from bnrank.figures.harness.training import mlp
+
+FIGURE, EXPANSION = (8, 12, 16, 20), range(8, 25, 2)  # depths
+LOWERS = 1 + 1e-6  # a new neuron of a larger effect lowers the loss to first order; 1 up to rounding is usual
+
+Row = dict[str, Any]
 
 
 def draw(seed: int) -> tuple[bnrank.Task, bnrank.MLP, float]:
@@ -52,19 +61,69 @@ def figures(name: str, depths: Sequence[int]) -> Iterator[tuple[str, nn.Module, 
         yield f"F4 at depth {depth}", run.network(0), task, RIDGE
 
 
-def finish_figures(name: str, depths: Sequence[int], max_minutes: float, births: bool) -> None:
-    """Print what the networks of a figure end at."""
+def finish_figures(
+    name: str, depths: Sequence[int], max_minutes: float, births: bool, append: Callable[[Row], None]
+) -> None:
+    """Print and append what the networks of a figure end at."""
     for label, net, task, ridge in figures(name, depths):
-        began = time.process_time()
-        done = bnrank.finish(net, task, ridge, births=births, max_minutes=max_minutes, progress=False)
-        used = time.process_time() - began
-        before = f"{label}: loss {done.loss_before:.8f} before, {used:.0f} s of processor, {done.seconds:.0f} s"
-        print(f"{before}, {done.reason}\n{done.stationarity}", flush=True)
+        done, numbers = finish(net, task, ridge, max_minutes, births)
+        append({"network": label, "depth": len(done.network.weights), **numbers})
+        before = f"{label}: loss {done.loss_before:.8f} before, {numbers['processor']:.0f} s of processor"
+        print(f"{before}, {done.seconds:.0f} s, {done.reason}\n{done.stationarity}", flush=True)
+
+
+def finish_problems(seeds: Sequence[int], max_minutes: float, append: Callable[[Row], None]) -> None:
+    """Print and append what random problems end at, and print the summary."""
+    rows = []
+    for seed in seeds:
+        task, net, ridge = draw(seed)
+        run = bnrank.train(net, task, ridge=ridge, steps=1000, seed=seed, progress=False)
+        done, numbers = finish(run.network(0), task, ridge, max_minutes)
+        rows.append({"seed": seed, "widths": list(net.widths), "samples": task.n, "ridge": ridge, **numbers})
+        append(rows[-1])
+        print(
+            f"seed {seed}: widths {net.widths}, N {task.n}, ridge {ridge:.2g}: {numbers['processor']:.1f} s of "
+            f"processor, relative gradient {numbers['residual']:.1e}, loss {done.loss_before:.8f} -> {done.loss:.8f}, "
+            f"{numbers['kinks']} kinks, largest new neuron {numbers['births']:.4f}, {done.kind}; {done.reason}",
+            flush=True,
+        )
+    print(f"\n{problems(rows)}")
+
+
+def problems(rows: Sequence[Row]) -> str:
+    """Return a table of the ends of random problems, a row per kind of point, and what is not as it should be."""
+    lines = []
+    for kind in ("all", *sorted({row["kind"] for row in rows})):
+        some = [row for row in rows if kind in ("all", row["kind"])]
+        seconds = [row["processor"] for row in some]
+        times = f"{statistics.median(seconds):.1f} s", f"{max(seconds):.1f} s"
+        lines.append([kind, len(some), f"{max(row['residual'] for row in some):.0e}", *times])
+    headings = ["kind", "problems", "largest relative gradient", "processor, median", "processor, largest"]
+    left = sorted(row["births"] for row in rows if row["births"] > LOWERS)
+    effects = f" ({', '.join(f'{effect:.4f}' for effect in left)})" if left else ""
+    said = (
+        f"{sum(row['residual'] <= 1e-8 for row in rows)} of {len(rows)} reach a relative gradient of 1e-8, "
+        f"{sum(row['loss'] > row['before'] for row in rows)} end above the loss of the start, and {len(left)} leave a "
+        f"new neuron of an effect above 1{effects}."
+    )
+    return f"{markdown(headings, lines)}\n\n{said}"
+
+
+def depths(rows: Sequence[Row]) -> str:
+    """Return a table of the finished networks of a figure, a row per depth."""
+    lines = [
+        [
+            *(row["depth"], f"{row['before']:.6f}", f"{row['loss']:.6f}", f"{row['residual']:.0e}", row["kinks"]),
+            *(f"{row['processor']:.0f} s", f"{row['seconds']:.0f} s"),
+        ]
+        for row in rows
+    ]
+    return markdown(["depth", "loss before", "loss", "relative gradient", "kinks", "processor", "time"], lines)
 
 
 def main() -> None:
-    """Print a line per problem and the summary."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Print a line per finished network and the summary."""
+    parser = argparse.ArgumentParser("python -m benchmarks.minima", description=__doc__)
     parser.add_argument("--seeds", type=int, nargs=2, default=(0, 50), metavar=("FIRST", "END"))
     parser.add_argument("--max-minutes", type=float, default=5.0)
     parser.add_argument("--landscape", action="store_true", help="one problem from every seed")
@@ -72,41 +131,26 @@ def main() -> None:
     parser.add_argument("--expansion", action="store_true", help="follow F4's minima of --seeds from depth 8 to 24")
     parser.add_argument("--verdicts", type=Path, help="check statements on finished networks, and write them to a page")
     parser.add_argument("--figure", choices=("F1", "F4"), help="finish networks of a figure")
-    parser.add_argument("--depths", type=int, nargs="+", default=(8, 12, 16, 20), help="with --figure F4")
+    parser.add_argument("--depths", type=int, nargs="+", help="with --figure F4 or --expansion")
     parser.add_argument("--no-births", action="store_true", help="with --figure, do not add neurons")
+    parser.add_argument("--out", type=Path, help="folder for the numbers of every finished network")
     given = parser.parse_args()
+
+    def append(name: str) -> Callable[[Row], None]:
+        return writer(given.out, name, "benchmarks.minima")
+
     if given.figure:
-        finish_figures(given.figure, given.depths, given.max_minutes, not given.no_births)
-        return
-    if given.expansion:
-        continuation.main(range(*given.seeds), range(8, 25, 2), given.max_minutes, given.picture)
-        return
-    if given.verdicts:
+        births, at = not given.no_births, given.depths or FIGURE
+        finish_figures(given.figure, at, given.max_minutes, births, append(f"minima_{given.figure}"))
+    elif given.expansion:
+        at = given.depths or EXPANSION
+        continuation.main(range(*given.seeds), at, given.max_minutes, given.picture, append("minima_expansion"))
+    elif given.verdicts:
         at_minima.main(given.verdicts, given.max_minutes)
-        return
-    if given.landscape:
-        landscape.main(*given.seeds, given.max_minutes, given.picture)
-        return
-    rows = []
-    for seed in range(*given.seeds):
-        task, net, ridge = draw(seed)
-        run = bnrank.train(net, task, ridge=ridge, steps=1000, seed=seed, progress=False)
-        began = time.process_time()
-        done = bnrank.finish(run.network(0), task, ridge, max_minutes=given.max_minutes, progress=False)
-        at = done.stationarity
-        rows.append((time.process_time() - began, at.residual, at.kind, done.loss <= done.loss_before))
-        births = max((birth.lower for birth in at.births), default=0.0)
-        print(
-            f"seed {seed}: widths {net.widths}, N {task.n}, ridge {ridge:.2g}: {rows[-1][0]:.1f} s of processor, "
-            f"relative gradient {at.residual:.1e}, loss {done.loss_before:.8f} -> {done.loss:.8f}, "
-            f"{len(at.slopes)} kinks, largest new neuron {births:.4f}, {at.kind}; {done.reason}",
-            flush=True,
-        )
-    reached = sum(residual <= 1e-8 for _, residual, _, _ in rows)
-    seconds = statistics.median(row[0] for row in rows)
-    print(f"{reached} of {len(rows)} at 1e-8; median {seconds:.1f} s; loss never above: {all(row[3] for row in rows)}")
-    for kind in sorted({row[2] for row in rows}):
-        print(f"  {kind}: {sum(row[2] == kind for row in rows)}")
+    elif given.landscape:
+        landscape.main(*given.seeds, given.max_minutes, given.picture, append("minima_landscape"))
+    else:
+        finish_problems(range(*given.seeds), given.max_minutes, append("minima"))
 
 
 if __name__ == "__main__":
