@@ -1,5 +1,6 @@
 """The benchmarks of minima: which ends are one minimum, the table, and the section of the page of verdicts."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -8,7 +9,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks import at_minima, landscape
+from benchmarks import at_minima, continuation, landscape, minima
+from benchmarks.pages import rewritten, store
 
 import bnrank
 from bnrank.theory import STATEMENTS
@@ -53,6 +55,105 @@ def test_permuted_and_rescaled_networks_are_one_minimum():
 def test_the_landscape_is_drawn(tmp_path):
     landscape.draw(landscape.distinct([end(0, 0.5, [1.0]), end(1, 0.4, [1.0], 3)]), tmp_path / "a.png")
     assert (tmp_path / "a.png").stat().st_size > 5000
+
+
+# stored results -------------------------------------------------------------------------------------------------------
+
+TASK = bnrank.tasks.low_rank_map(n=25, d_in=3, d_out=3, latent=2, rank=1, width=10, seed=0)
+
+
+@pytest.fixture
+def stored(tmp_path, monkeypatch):
+    """Run ``python -m benchmarks.minima`` on small networks, store its numbers, and return the text of a page."""
+    net, train = bnrank.MLP([3, 1, 3]), bnrank.train
+    monkeypatch.setattr(bnrank, "train", lambda *data, **options: train(*data, **options | {"steps": 50}))
+    monkeypatch.setattr(minima, "draw", lambda seed: (TASK, net, 5e-3))
+    monkeypatch.setattr(landscape, "problem", lambda: (TASK, net, 5e-3))
+    monkeypatch.setattr(minima, "figures", lambda name, depths: ((f"{name} at {L}", net, TASK, 5e-3) for L in depths))
+
+    def text(kind, subject, *runs):
+        for run in runs:
+            monkeypatch.setattr(sys, "argv", ["minima", *run.split(), "--out", str(tmp_path / "run")])
+            minima.main()
+        store(tmp_path / "run", tmp_path / "results")
+        return rewritten(f"<!-- results: {kind} {subject} -->\n<!-- end of results -->", tmp_path / "results")
+
+    return text
+
+
+def test_finished_problems_are_stored_run_by_run_and_seed_by_seed(stored, tmp_path):
+    text = stored("problems", "minima", "--seeds 0 2", "--seeds 1 2 --max-minutes 1")
+    written = [json.loads(line) for line in (tmp_path / "run" / "minima.jsonl").read_text("utf-8").splitlines()]
+    assert [line.get("seed") for line in written] == [None, 0, 1, None, 1]
+    assert "| all | 2 | " in text
+    assert "2 of 2 reach a relative gradient of 1e-8, 0 end above" in text
+    assert "`python -m benchmarks.minima --seeds 0 2` (0), " in text
+    assert "`python -m benchmarks.minima --seeds 1 2 --max-minutes 1` (1), " in text
+    numbers = written[1]
+    assert numbers["loss"] <= numbers["before"]
+    assert numbers["residual"] <= 1e-8
+    assert len(numbers["live"]) == 1
+    assert numbers["processor"] > 0
+    assert numbers["seconds"] > 0
+
+
+def test_finished_networks_of_a_figure_become_a_table(stored, tmp_path):
+    text = stored("depths", "minima_F4", "--figure F4 --no-births --depths 2")
+    numbers = json.loads((tmp_path / "run" / "minima_F4.jsonl").read_text("utf-8").splitlines()[1])
+    start = f"| 2 | {numbers['before']:.6f} | {numbers['loss']:.6f} | {numbers['residual']:.0e} | {numbers['kinks']} | "
+    assert start + f"{numbers['processor']:.0f} s | {numbers['seconds']:.0f} s |" in text
+    assert "`python -m benchmarks.minima --figure F4 --no-births --depths 2`, 20" in text
+
+
+def test_a_stored_landscape_has_the_table_of_the_run(stored, capsys):
+    text = stored("landscape", "minima_landscape", "--landscape --seeds 0 2")
+    table = capsys.readouterr().out.partition("seeds\n\n")[2].strip()
+    assert table.startswith("| loss | seeds |")
+    assert table in text
+    assert " different points of 2 seeds, with relative gradients of at most " in text
+
+
+def test_stored_ends_are_told_apart_as_the_ends_are():
+    generator = torch.Generator().manual_seed(0)
+    first, second = torch.randn(2, 40, 4, generator=generator, dtype=torch.float64)
+    outputs = first, second, first * (1 + 1e-9), first + 1e-3 * second
+    ends = [landscape.End(i, 1.0, 0.5, 1e-12, "", 2, 2, (3, 2), 5, some) for i, some in enumerate(outputs)]
+    rows = [json.loads(json.dumps(one.row())) for one in ends]
+    again = [landscape.End.of(row) for row in rows]
+    groups = [[[e.seed for e in group] for group in landscape.distinct(some)] for some in (ends, again)]
+    assert groups == [[[0, 2], [1], [3]]] * 2
+    assert again[0].live == (3, 2)
+    assert landscape.shown(rows).endswith("3 different points of 4 seeds, with relative gradients of at most 1e-12.")
+
+
+def test_stored_branches_have_the_expansion_of_exact_norms():
+    def row(seed, depth, rank=2):
+        norm, loss = 2 * depth + 4 + 7 / depth, continuation.RIDGE * (2 * depth + 5 + 3 / depth)
+        one = continuation.Minimum(depth, loss, norm, 1e-10 * depth, "stationary", (3, rank), (1.2, 1.1), None)
+        return {"seed": seed, **json.loads(json.dumps(one.row()))}
+
+    rows = [row(seed, depth, 3 if seed == 7 and depth == 8 else 2) for seed in (6, 7) for depth in (8, 10, 12, 14, 16)]
+    lines = continuation.shown([*rows, row(8, 16)]).splitlines()
+    exact = "2.000 [2.000, 2.000] | 4.0 | 7.0 | 2.000 [2.000, 2.000] | 5.0 | 3.0 |"
+    assert lines[2:4] == [f"| 6 | {exact}", f"| 7 (depths 10 to 16) | {exact}"]
+    assert lines[4] == f"| 8 (depths 16 to 16) |{' – |' * 6}"
+    assert lines[-1].startswith("Depths 8 to 16: 2 of 11 points have a relative gradient below 1e-9")
+
+
+def test_the_table_of_problems_says_what_is_not_as_it_should_be():
+    def row(seed, kind, loss=0.5, residual=1e-12, births=0.0):
+        times = {"processor": 1.0 + seed, "seconds": 9.0}
+        return {"seed": seed, "before": 1.0, "loss": loss, "residual": residual, "kind": kind, "births": births} | times
+
+    text = minima.problems(
+        [row(0, "stationary", births=1.02), row(1, "local minimum", residual=2e-3), row(2, "stationary", 1.1, 3e-9)]
+    )
+    assert "| all | 3 | 2e-03 | 2.0 s | 3.0 s |" in text
+    assert "| stationary | 2 | 3e-09 | 2.0 s | 3.0 s |" in text
+    assert text.endswith(
+        "2 of 3 reach a relative gradient of 1e-8, 1 end above the loss of the start, and 1 leave a new neuron of an "
+        "effect above 1 (1.0200)."
+    )
 
 
 def test_the_section_of_verdicts_is_replaced(tmp_path):
