@@ -14,7 +14,7 @@ from bnrank.measures import subgradients
 from bnrank.measures.critical_points import BIRTH_RTOL, Birth, of_layers
 from bnrank.measures.second_order import Array, Evaluation, Problem
 from bnrank.measures.subgradients import KINK_RTOL
-from bnrank.training.finishing import corners, creases, newton, quasi, shrinking
+from bnrank.training.finishing import corners, creases, newton, pieces, quasi, shrinking
 from bnrank.training.finishing.kinks import Kinks, at_zero, of_smoothed
 from bnrank.training.finishing.stages import Stages, State
 
@@ -25,8 +25,9 @@ SMALLEST = 1e-100  # least root mean square preactivation that is assumed
 LOOSE = 1e-3  # relative gradient at which the smoothing is reduced
 EVERY, ROUNDS = 300, 40  # iterations of L-BFGS between reductions of the network, and the number of rounds
 GAIN = 1e-4  # relative decrease of the loss per round below which Newton's method takes over
-LARGE = 3000  # parameters from which L-BFGS alone follows the smoothing, because steps of Newton's method take seconds
-FOLLOWED, LONG = (5e-3, 3e-3, 2e-3, 1e-3, 3e-4, 1e-4, 3e-5), 2000  # these eps, and the iterations of L-BFGS at each
+FOLLOWED, LONG = (5e-3, 3e-3, 2e-3, 1e-3, 3e-4, 1e-4), (300, 1000)  # eps of L-BFGS, and iterations at each
+LARGE = 3000  # parameters from which these are the larger number, because steps of Newton's method take seconds
+PIECES = 100  # steps of the search that has all kinks at once
 PREDICTED = 3e-4  # from this eps on, preactivations at kinks are reduced with it
 DENSE = 12_000  # largest number of parameters for Newton's method
 STEPS, PASSES = 10, 30  # Newton steps between reductions, and the number of such passes at one eps
@@ -175,9 +176,7 @@ class Search:
             self.note(layers=layers, round=ROUNDS)
             if _count(layers) > DENSE:
                 return layers, f"more than {DENSE} live parameters are left, too many for exact Hessians"
-            if _count(layers) > LARGE:
-                return self.followed(layers, shrink=shrink)
-            return self.sharpened(layers, SMOOTHING[0], shrink=shrink)
+            return self.followed(layers, shrink=shrink)
 
     def followed(self, layers: list[Array], *, shrink: bool) -> tuple[list[Array], str]:
         """Return a stationary point reached by L-BFGS while the smoothing is reduced, and a search along the kinks."""
@@ -191,7 +190,7 @@ class Search:
                 if eps <= PREDICTED:
                     layers = creases.nearer(problem, layers, smooth, eps / levels[number - 1])
                 smooth = self.smoothing(layers, eps)
-                layers = quasi.descend(problem, layers, smooth, LONG, self.late)
+                layers = quasi.descend(problem, layers, smooth, LONG[_count(layers) > LARGE], self.late)
                 self.tell(40, f"finishing: loss {self.loss(layers):.8g}, smoothing {eps:g}")
                 if shrink and not self.late():
                     layers = shrinking.tidy(layers) if eps >= SHRINKING else shrinking.tidy(layers, DEAD, DEAD)
@@ -199,9 +198,12 @@ class Search:
                 return layers, OUT_OF_TIME
             self.note(layers=layers, number=len(levels))
             corner = self.cornered(layers, of_smoothed(problem, layers, smooth), LARGE_STEPS)
-        if corner.reason == "stationary" or self.late():
-            return (corner.layers if self.loss(corner.layers) <= self.loss(layers) else layers), corner.reason
-        return self.sharpened(corner.layers, TRIED, shrink=shrink)
+        lower = self.loss(corner.layers) <= self.loss(layers)
+        if lower and corner.reason == "stationary":
+            return corner.layers, corner.reason
+        if self.late():
+            return (corner.layers if lower else layers), OUT_OF_TIME
+        return self.sharpened(corner.layers if lower else layers, TRIED, shrink=shrink)
 
     def sharpened(self, layers: list[Array], largest: float, *, shrink: bool) -> tuple[list[Array], str]:
         """Return a stationary point reached by Newton's method while the smoothing is reduced."""
@@ -299,7 +301,10 @@ class Search:
         with self.stages.stage(name) as known:
             if known:
                 layers, kinks = known["layers"], _kinks(known)
-            return corners.search(self.problem, layers, kinks, self.rtol / 10, steps, self.late, note)
+            corner = pieces.search(self.problem, layers, kinks, self.rtol / 10, PIECES, self.late, note)
+            if corner.reason == "stationary" or self.late():
+                return corner
+            return corners.search(self.problem, corner.layers, corner.kinks, self.rtol / 10, steps, self.late, note)
 
     def birth(self, layers: list[Array], without: Collection[int]) -> Birth | None:
         """Return the new neuron, not in some layers, that lowers the loss most for its norm, or None if none does."""

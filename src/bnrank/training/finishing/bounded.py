@@ -1,0 +1,56 @@
+"""Convex quadratic functions within bounds."""
+
+from __future__ import annotations
+
+import numpy as np
+import scipy.linalg
+
+from bnrank.measures.second_order import Array
+
+PROXIMAL = 1e-9  # weight of the distance to the last point, relative to a unit diagonal: unknowns may be dependent
+ROUNDS, STEPS, HALVINGS = 3, 60, 30
+EXACT = 1e-11  # relative size of a gradient that counts as 0
+
+
+def minimum(matrix: Array, right: Array, low: Array, high: Array, start: Array) -> Array:
+    """Return argmin x^T M x / 2 - r^T x within bounds, by Newton steps projected onto them.
+
+    Parameters
+    ----------
+    matrix : ndarray, (k, k)
+        M, symmetric and positive semidefinite.
+    right, low, high, start : ndarray, (k,)
+        r, the bounds, and where the search begins.
+    """
+    units = np.sqrt(np.maximum(np.diag(matrix), 1e-300))
+    units = np.maximum(units, 1e-12 * units.max(initial=0))
+    scaled, right, low, high = matrix / units[:, None] / units, right / units, low * units, high * units
+    scaled[np.diag_indices(len(scaled))] += PROXIMAL
+    x = np.clip(start * units, low, high)
+    for _ in range(ROUNDS):
+        new = _newton(scaled, right + PROXIMAL * x, low, high, x)
+        change, x = float(np.abs(new - x).max(initial=0)), new
+        if change <= 1e-9 * float(np.abs(high).max(initial=0)):
+            break
+    return np.asarray(np.clip(x / units, low / units, high / units))
+
+
+def _newton(matrix: Array, right: Array, low: Array, high: Array, x: Array) -> Array:
+    gradient = matrix @ x - right
+    value = float(x @ (gradient - right)) / 2
+    for _ in range(STEPS):
+        free = np.flatnonzero(~(((x <= low) & (gradient > 0)) | ((x >= high) & (gradient < 0))))
+        if np.abs(gradient[free]).max(initial=0) <= EXACT * np.abs(right).max(initial=0):
+            break
+        factor = scipy.linalg.cho_factor(matrix[np.ix_(free, free)], check_finite=False)
+        step = -scipy.linalg.cho_solve(factor, gradient[free], check_finite=False)
+        for share in 0.5 ** np.arange(HALVINGS):
+            tried = x.copy()
+            tried[free] = np.clip(x[free] + share * step, low[free], high[free])
+            there = matrix @ tried - right
+            if (lower := float(tried @ (there - right)) / 2) < value:
+                break
+        else:
+            break
+        x, gradient, value = tried, there, lower
+    return x
