@@ -161,9 +161,10 @@ def _best_ridge(u: Tensor, s: Tensor, y: Tensor, metric: Tensor | None) -> float
 
 def linear_layer(weight: Tensor, bias: Tensor | None) -> nn.Linear:
     """Return a Linear with copies of these parameters."""
-    kinds = {"dtype": weight.dtype, "device": weight.device}
-    layer = nn.utils.skip_init(nn.Linear, weight.shape[1], weight.shape[0], bias=bias is not None, **kinds)
-    layer.load_state_dict({"weight": weight} if bias is None else {"weight": weight, "bias": bias})
+    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")  # no initialization
+    layer.weight = nn.Parameter(weight.detach().clone(memory_format=torch.contiguous_format))
+    if bias is not None:
+        layer.bias = nn.Parameter(bias.detach().clone(memory_format=torch.contiguous_format))
     return layer
 
 
