@@ -1,6 +1,6 @@
 """What holds for every test: random numbers that a test does not seed itself are the same in every run.
 
-Files are not forced to the disk, which takes longer than many tests: that protects from power cuts, which no test makes.
+Files are not forced to the disk, which takes longer than many tests: it protects from power cuts alone.
 """
 
 import os
