@@ -31,7 +31,7 @@ doctest: $(READY)
 	$(BIN)/pytest -q --doctest-modules src/bnrank
 
 # Two halves side by side, a thread each: on two cores half the time, on one no more of it.
-ROOMS := tests/cli tests/core tests/discovery tests/errata tests/figures tests/measures tests/networks tests/reporting tests/tasks
+ROOMS := tests/cli tests/core tests/discovery tests/errata tests/figures tests/measures tests/networks tests/reporting tests/tasks tests/test_devices.py
 
 unit: $(READY)
 	$(MAKE) -j2 unit-rooms unit-others

@@ -25,6 +25,8 @@ from . import pretended
 VARIANTS = ("all", "network", "data", "optional", "general")
 """What is on the device: all arguments, networks alone, all but networks, optional arguments as well, and all, with a
 network that is not an MLP of the library."""
+OTHER = {"general", "optional"}
+"""Variants with other arguments; the first ones have the same arguments, and one call on the CPU."""
 LONG = {"bnrank.cost.solved_tradeoff", "bnrank.cost.shorten", "bnrank.cost.solve_depths", "bnrank.escape.first_escape"}
 """Functions that train networks for seconds: in one variant."""
 OF_THE_MACHINE = (
@@ -161,16 +163,18 @@ def run(name: str) -> Outcome:
         return Outcome(name, "elsewhere")
     with warnings.catch_warnings(), quiet():
         warnings.simplefilter("ignore")
+        expected: tuple[Any, dict[str, Any]] | None = None
         for variant in ("all",) if full or owner in LONG else VARIANTS:
             if built(target, variant) is None:
                 continue
-            try:
-                value = call(target, None, full, variant)
-            except (ValueError, TypeError):
-                if variant not in ("general", "optional"):
-                    raise
-                continue  # a function of MLPs, or an argument that others must go with
-            expected = value, read(value)
+            if expected is None or variant in OTHER:
+                try:
+                    value = call(target, None, full, variant)
+                except (ValueError, TypeError):
+                    if variant not in OTHER:
+                        raise
+                    continue  # a function of MLPs, or an argument that others must go with
+                expected = value, read(value)
             try:
                 with device() as to:
                     value = call(target, to, full, variant)

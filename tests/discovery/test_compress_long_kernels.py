@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from bnrank.discovery.compression import Timing, compress, long_kernels
-from bnrank.discovery.compression.long_kernels import LongKernels
+from bnrank.discovery.compression.long_kernels import LongKernels, for_kernels_of
 from helpers import normal
 
 CASES = {
@@ -65,6 +65,13 @@ def test_other_precisions_and_wrong_sizes_are_left_to_pytorch(monkeypatch):
             layer.double()(normal(2, 3, 20))
 
 
+def test_functions_are_watched_only_where_a_kernel_is_long():
+    assert isinstance(for_kernels_of(Sound()), LongKernels)
+    assert isinstance(for_kernels_of(nn.utils.parametrizations.weight_norm(nn.Conv1d(1, 2, 32))), LongKernels)
+    for net in (nn.Conv1d(1, 2, 31), nn.Linear(64, 64), nn.ReLU()):
+        assert not isinstance(for_kernels_of(net), LongKernels)
+
+
 class Sound(nn.Module):
     """Two convolutions with long kernels and batch normalization after the activation, called one by one."""
 
@@ -84,10 +91,13 @@ class Sound(nn.Module):
 
 def test_a_network_of_long_kernels_is_compressed_as_without_fourier_transforms(monkeypatch):
     net, x = Sound().eval(), normal(60, 140).float()
-    found = []
+    found, calls, line = [], [], long_kernels._line
+    monkeypatch.setattr(long_kernels, "_line", lambda *given: calls.append(found) or line(*given))
     for long in (32, 10**6):
+        calls.clear()
         monkeypatch.setattr(long_kernels, "LONG", long)
         found.append(compress(net, x, tol=0.05, timing=Timing(repeats=1, batch_size=8)))
+        assert (len(calls) > 20) == (long == 32)
     assert found[0].certificate.parameters == found[1].certificate.parameters < found[0].certificate.parameters_before
     assert found[0].certificate.held_out.centered == pytest.approx(found[1].certificate.held_out.centered, rel=1e-6)
     assert [step.what for step in found[0].steps] == [step.what for step in found[1].steps]

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import bnrank
 from bnrank import MLP
+from bnrank.networks.mlp import linear
 
 
 def by_definition(net, x):
@@ -162,3 +163,15 @@ def test_flags_may_be_1_or_0():
     assert not MLP([3, 2], bias=0).biases
     with pytest.raises(TypeError, match="bias: got 2"):
         MLP([3, 2], bias=2)
+
+
+def test_layers_that_are_not_drawn_are_plain_and_leave_the_random_state():
+    before = torch.get_rng_state()
+    layer = linear(3, 4, True, torch.float64)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert type(layer) is torch.nn.Linear
+    assert [(tuple(p.shape), p.dtype, p.requires_grad) for p in layer.parameters()] == [
+        ((4, 3), torch.float64, True),
+        ((4,), torch.float64, True),
+    ]
+    assert linear(3, 4, False, torch.float32).bias is None

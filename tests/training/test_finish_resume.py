@@ -1,9 +1,7 @@
 """A search for a stationary point that is killed goes on from its file."""
 
+import multiprocessing
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,20 +11,22 @@ import bnrank
 from bnrank.training import Save
 from bnrank.training.finishing import stages
 
+from .finish_killed import finished
+
 TASK = bnrank.tasks.low_rank_map(n=20, d_in=2, d_out=2, latent=1, rank=1, width=8, seed=0)
 
 
 def run(folder, wanted=0):
     """Return the evaluations, files, loss and residual of a search in a process of its own; None if it was killed."""
-    script = Path(__file__).with_name("finish_killed.py")
-    command = [sys.executable, str(script), str(folder), str(wanted)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if wanted:
-        assert done.returncode == -9, done.stderr
-        return None
-    assert done.returncode == 0, done.stderr
-    evaluations, written, loss, residual = done.stdout.split()
-    return int(evaluations), int(written), float(loss), float(residual)
+    context = multiprocessing.get_context("fork")  # without imports
+    there, here = context.SimpleQueue(), None
+    process = context.Process(target=finished, args=(there, folder, wanted))
+    process.start()
+    if not wanted:
+        here = there.get()
+    process.join()
+    assert process.exitcode == (-9 if wanted else 0)
+    return here
 
 
 def test_a_killed_search_goes_on_to_the_same_point(tmp_path):

@@ -142,19 +142,19 @@ class Killing(Executor):
         return future
 
 
-def test_300_networks_survive_killed_workers_bit_by_bit(tmp_path):
-    settings = {"depths": [3], "ridges": [1e-3, 1e-2], "seeds": range(150), **QUICK, "steps": 60, "record": 30}
+def test_100_networks_survive_killed_workers_bit_by_bit(tmp_path):
+    settings = {"depths": [3], "ridges": [1e-3, 1e-2], "seeds": range(50), **QUICK, "steps": 60, "record": 30}
     expected = bnrank.sweep(TASK, processes=1, **settings)
     executor = Killing(12, seed=0)
     found = bnrank.sweep(TASK, executor=executor, out=tmp_path, **settings)
-    assert executor.killed >= 3  # of 18 groups, each killed while it was trained if the machine is not slower then
+    assert executor.killed >= 3  # of 7 groups, each killed while it was trained if the machine is not slower then
     assert (found.status == "finished").all()
-    assert found.attrs["ran"] == 300
+    assert found.attrs["ran"] == 100
     same(found, expected)
     assert not list((tmp_path / "leases").iterdir())
     assert not list((tmp_path / "work").glob("*/*"))
     rows = Reader(tmp_path).read()
-    assert len(rows) == len({row["key"] for row in rows}) == 300  # none was trained to its end twice
+    assert len(rows) == len({row["key"] for row in rows}) == 100  # none was trained to its end twice
 
 
 DRIVER = """

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from bnrank._core import validation
-from bnrank.networks.mlp import MLP, leaky_relu, size
+from bnrank.networks.mlp import MLP, leaky_relu, linear, size
 
 
 class Drawn(nn.Module):
@@ -140,11 +140,6 @@ class Stack(nn.Sequential, Drawn):
     def extra_repr(self) -> str:
         """Return the settings shown by ``print``."""
         return ", ".join(f"{name}={value}" for name, value in self.settings.items())
-
-
-def linear(n_in: int, n_out: int, bias: bool, dtype: torch.dtype) -> nn.Linear:
-    """Return a Linear with parameters not yet drawn."""
-    return nn.utils.skip_init(nn.Linear, n_in, n_out, bias=bias, dtype=dtype)
 
 
 def linear_tail(width: int, widths: Sequence[int], d_out: int, bias: bool, dtype: torch.dtype) -> dict[str, nn.Module]:

@@ -36,6 +36,8 @@ def split(rows: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
 
 def squared_norm(row: Tensor) -> Tensor:
     """Return the sum of squares, accumulated in float64; the row is converted to float64 in pieces."""
+    if len(row) <= PIECE:
+        return torch.linalg.vector_norm(row, dtype=torch.float64).square()
     pieces = [torch.linalg.vector_norm(piece, dtype=torch.float64).square() for piece in row.split(PIECE)]
     return torch.stack(pieces).sum()
 

@@ -3,7 +3,9 @@
 import itertools
 import math
 from collections.abc import Iterator
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -59,6 +61,7 @@ class KroneckerCurvature:
         self.shapes = [tuple(p.shape) for p in net.parameters()]
         self.runs = list(self._runs())
         self.bases: list[tuple[Tensor, Tensor, Tensor]] = []
+        self.operands: list[tuple[Any, Any, Any]] = []  # the same in memory of numpy, on a CPU
 
     def refresh(self, row: Tensor, count: int, caution: int = 0) -> None:
         """Estimate the factors at one member's parameters.
@@ -92,16 +95,21 @@ class KroneckerCurvature:
                 back = delta @ weights[layer]
                 delta = torch.where(preactivations[layer - 1] > 0, back, slope * back)
         made.reverse()
-        self.bases = []
+        self.bases, self.operands = [], []
         for _, layers, _, _ in self.runs:
             u, v, inverse = (torch.stack(parts) for parts in zip(*made[:layers], strict=True))
             self.bases.append((u, v, inverse))
+            if row.device.type == "cpu":
+                self.operands.append((u.numpy(), v.numpy(), inverse.numpy()))
             made = made[layers:]
 
     def solve(self, rows: Tensor) -> Tensor:
         """Return H^{-1} applied to rows of a parameter matrix, shape (..., size)."""
         flat = rows.reshape(-1, rows.shape[-1])
         count, result = len(flat), torch.empty_like(flat)
+        if rows.device.type == "cpu":
+            self._solve_on_cpu(flat, result)
+            return result.view(rows.shape)
         for (start, layers, d_out, d_in), (u, v, inverse) in zip(self.runs, self.bases, strict=True):
             size = d_out * (d_in + 1) if self.net.bias else d_out * d_in
             piece = slice(start, start + layers * size)
@@ -115,6 +123,32 @@ class KroneckerCurvature:
             if self.net.bias:
                 made[..., d_out * d_in :] = g[..., -1]
         return result.view(rows.shape)
+
+    def _solve_on_cpu(self, flat: Tensor, result: Tensor) -> None:
+        """Write H^{-1} applied to the rows of a matrix into another one.
+
+        Stacked ``numpy.matmul`` calls take half the time of those of torch. All memory is allocated by torch, which
+        aligns it, so that the last bits are the same in all runs.
+        """
+        rows, made = flat.numpy(), result.numpy()
+        with np.errstate(all="ignore"):
+            for (start, layers, d_out, d_in), (u, v, inverse) in zip(self.runs, self.operands, strict=True):
+                weights, size, width = d_out * d_in, d_out * (d_in + int(self.net.bias)), u.shape[1]
+                piece, shape = slice(start, start + layers * size), (len(flat), layers, d_out, d_in)
+                given, found = (values[:, piece].reshape(len(flat), layers, size) for values in (rows, made))
+                one, two = (flat.new_empty(len(flat), layers, d_out, width).numpy() for _ in range(2))
+                if self.net.bias:
+                    one[..., :d_in], one[..., d_in] = given[..., :weights].reshape(shape), given[..., weights:]
+                    np.matmul(one, u, out=two)
+                else:
+                    np.matmul(given.reshape(shape), u, out=two)
+                np.matmul(v.swapaxes(1, 2), two, out=one)
+                one *= inverse
+                np.matmul(v, one, out=two)
+                np.matmul(two, u.swapaxes(1, 2), out=one)
+                found[..., :weights].reshape(shape)[...] = one[..., :d_in]
+                if self.net.bias:
+                    found[..., weights:] = one[..., d_in]
 
     def _weighted(self, values: Tensor) -> Tensor:
         return values if self.sample_weights is None else values * self.sample_weights

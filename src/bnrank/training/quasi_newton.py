@@ -300,21 +300,22 @@ class _Search:
         q = self.direction
         torch.neg(self.g, out=q)
         known = [k % self.memory for k in range(max(0, self.pairs - self.memory), self.pairs)]
+        s, ys, rho = self.s.unbind(), self.y.unbind(), self.rho.tolist()
         alphas = {}
         for k in reversed(known):
-            alphas[k] = float(self.rho[k]) * _dot(self.s[k], q)
-            q.sub_(self.y[k], alpha=alphas[k])
+            alphas[k] = rho[k] * _dot(s[k], q)
+            q.sub_(ys[k], alpha=alphas[k])
         if not known:
             q.copy_(q if self.metric is None else self.metric.solve(q))
         else:
-            y = scaled = self.y[known[-1]]
+            y = scaled = ys[known[-1]]
             if self.metric is not None:
                 solved, scaled = self.metric.solve(torch.stack([q, y]))
                 q.copy_(solved)
-            if size := float(self.rho[known[-1]]) * _dot(y, scaled):  # 0 if y underflows
+            if size := rho[known[-1]] * _dot(y, scaled):  # 0 if y underflows
                 q.mul_(1 / size)
         for k in known:
-            q.add_(self.s[k], alpha=alphas[k] - float(self.rho[k]) * _dot(self.y[k], q))
+            q.add_(s[k], alpha=alphas[k] - rho[k] * _dot(ys[k], q))
         self.slope = _dot(q, self.g)
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from bnrank._core import linalg
 from bnrank.discovery.compression.parts import CONVOLUTIONS, Parts, pads_of, reach_of
+from bnrank.networks.mlp import linear
 
 RIDGES = 10.0 ** torch.arange(-12, 1, 2, dtype=torch.float64)  # relative to the squared largest singular value
 SMALL = 1e-10  # eigenvalues of a Gram matrix below, relative to the largest, are not regressed on
@@ -161,9 +162,10 @@ def _best_ridge(u: Tensor, s: Tensor, y: Tensor, metric: Tensor | None) -> float
 
 def linear_layer(weight: Tensor, bias: Tensor | None) -> nn.Linear:
     """Return a Linear with copies of these parameters."""
-    kinds = {"dtype": weight.dtype, "device": weight.device}
-    layer = nn.utils.skip_init(nn.Linear, weight.shape[1], weight.shape[0], bias=bias is not None, **kinds)
-    layer.load_state_dict({"weight": weight} if bias is None else {"weight": weight, "bias": bias})
+    layer = linear(weight.shape[1], weight.shape[0], bias is not None, weight.dtype)
+    layer.weight = nn.Parameter(weight.detach().clone(memory_format=torch.contiguous_format))
+    if bias is not None:
+        layer.bias = nn.Parameter(bias.detach().clone(memory_format=torch.contiguous_format))
     return layer
 
 

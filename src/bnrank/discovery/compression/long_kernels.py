@@ -1,10 +1,12 @@
 """Convolutions with long kernels in float64, by Fourier transforms: PyTorch has no fast ones of its own."""
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from torch.overrides import TorchFunctionMode
 
@@ -38,6 +40,13 @@ class LongKernels(TorchFunctionMode):
             if found is not None:
                 return found
         return func(*args, **kwargs)
+
+
+def for_kernels_of(net: nn.Module) -> AbstractContextManager[Any]:
+    """Return :class:`LongKernels` if a tensor of the module can be a long kernel; it slows all functions of torch."""
+    tensors = itertools.chain(net.parameters(), net.buffers())
+    long = any(max(tensor.shape[2:], default=0) >= LONG for tensor in tensors)
+    return LongKernels() if long else nullcontext()
 
 
 def _fast(axes: int, given: Mapping[str, Any]) -> Tensor | None:

@@ -14,7 +14,7 @@ from bnrank._core import identity, validation
 from bnrank.discovery import storage
 from bnrank.discovery.compression import budget, judging
 from bnrank.discovery.compression.certificate import certified
-from bnrank.discovery.compression.long_kernels import LongKernels
+from bnrank.discovery.compression.long_kernels import LongKernels, for_kernels_of
 from bnrank.discovery.compression.lowrank import places
 from bnrank.discovery.compression.parts import is_linear, multiply_adds, nonzero, parameters, segments
 from bnrank.discovery.compression.reduction import Search, no_larger
@@ -197,9 +197,9 @@ def compress(
     enough = min(judging.ENRICH, min(limit, BLOCKS * chunk_size) if others else limit)
     enough = min(enough, WORK // max(multiply_adds(work, deciding), 1))
     deciding = judging.enriched(deciding, real - selecting, enough, seed)
-    with LongKernels():
+    with for_kernels_of(work):
         search = Search(deciding, function(deciding).detach(), len(deciding) - selecting, real, tune)
-    with LongKernels(), budget.budget(max_minutes, progress, start) as time_left:
+    with for_kernels_of(work), budget.budget(max_minutes, progress, start) as time_left:
         most = MARGIN * tol * (max(BEFORE_ZEROS) if zeros else 1)
         outcomes = [_smallest(search, work, found, most)] if one else []
         if others and not (outcomes and time_left.over):
