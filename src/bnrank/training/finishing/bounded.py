@@ -24,15 +24,15 @@ def minimum(matrix: Array, right: Array, low: Array, high: Array, start: Array) 
     """
     units = np.sqrt(np.maximum(np.diag(matrix), 1e-300))
     units = np.maximum(units, 1e-12 * units.max(initial=0))
-    scaled, right, low, high = matrix / units[:, None] / units, right / units, low * units, high * units
+    scaled, right, least, most = matrix / units[:, None] / units, right / units, low * units, high * units
     scaled[np.diag_indices(len(scaled))] += PROXIMAL
-    x = np.clip(start * units, low, high)
+    x = np.clip(start * units, least, most)
     for _ in range(ROUNDS):
-        new = _newton(scaled, right + PROXIMAL * x, low, high, x)
+        new = _newton(scaled, right + PROXIMAL * x, least, most, x)
         change, x = float(np.abs(new - x).max(initial=0)), new
-        if change <= 1e-9 * float(np.abs(high).max(initial=0)):
+        if change <= 1e-9 * float(np.abs(most).max(initial=0)):
             break
-    return np.asarray(np.clip(x / units, low / units, high / units))
+    return np.asarray(np.clip(x / units, low, high))
 
 
 def _newton(matrix: Array, right: Array, low: Array, high: Array, x: Array) -> Array:
