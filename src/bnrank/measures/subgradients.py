@@ -29,7 +29,7 @@ STEPS = 50
 MANY_STEPS = 6  # Gauss-Newton steps with bounds, with many unknowns
 SINGULAR = 1e-12  # added to the normalized normal equations of these: kinks may depend on each other
 FREE_STEPS = 20  # Gauss-Newton steps without bounds, with many unknowns
-SHORT = 1e-7  # weight of the length of a move with bounds, relative to the largest column
+SHORT = 1e-9  # weight of the length of a move with bounds, relative to the largest column
 ENOUGH = 1e-12  # relative size of a gradient that counts as 0
 
 
@@ -205,7 +205,7 @@ def _bounded(columns: Outer, unknowns: Unknowns, now: list[Array], low: Array, h
         return free
     if len(low) > unknowns.exact:
         return _projected(matrix.T @ matrix, matrix.T @ target, low, high)
-    # of the minima of dependent columns the one of a short move: the remainder is linear only near by
+    # of several minima (dependent columns) that of the shortest move: the remainder is linear only near by
     least = SHORT * float(np.linalg.norm(matrix, axis=0).max()) * np.eye(len(low))
     matrix, target = np.concatenate([matrix, least]), np.concatenate([target, np.zeros(len(low))])
     found = lsq_linear(matrix, target, (low, high + 1e-300), method="bvls", tol=1e-14)

@@ -9,11 +9,12 @@ from bnrank.measures.second_order import Array
 
 PROXIMAL = 1e-9  # weight of the distance to the last point, relative to a unit diagonal: unknowns may be dependent
 ROUNDS, STEPS, HALVINGS = 3, 60, 30
+EDGE = 1e-8  # this near to a bound, relative to the range, an unknown that the gradient pushes out is on it
 EXACT = 1e-11  # relative size of a gradient that counts as 0
 
 
 def minimum(matrix: Array, right: Array, low: Array, high: Array, start: Array) -> Array:
-    """Return argmin x^T M x / 2 - r^T x within bounds, by Newton steps projected onto them.
+    """Return argmin of x^T M x / 2 - r^T x subject to bounds, by projected Newton steps.
 
     Parameters
     ----------
@@ -36,21 +37,26 @@ def minimum(matrix: Array, right: Array, low: Array, high: Array, start: Array) 
 
 
 def _newton(matrix: Array, right: Array, low: Array, high: Array, x: Array) -> Array:
-    gradient = matrix @ x - right
-    value = float(x @ (gradient - right)) / 2
+    gradient, edge = matrix @ x - right, EDGE * (high - low)
     for _ in range(STEPS):
-        free = np.flatnonzero(~(((x <= low) & (gradient > 0)) | ((x >= high) & (gradient < 0))))
+        below, above = (x <= low + edge) & (gradient > 0), (x >= high - edge) & (gradient < 0)
+        x = np.where(below, low, np.where(above, high, x))
+        gradient = matrix @ x - right
+        free = np.flatnonzero(~(below | above))
         if np.abs(gradient[free]).max(initial=0) <= EXACT * np.abs(right).max(initial=0):
             break
-        factor = scipy.linalg.cho_factor(matrix[np.ix_(free, free)], check_finite=False)
+        try:
+            factor = scipy.linalg.cho_factor(matrix[np.ix_(free, free)], check_finite=False)
+        except scipy.linalg.LinAlgError:
+            break
         step = -scipy.linalg.cho_solve(factor, gradient[free], check_finite=False)
         for share in 0.5 ** np.arange(HALVINGS):
             tried = x.copy()
             tried[free] = np.clip(x[free] + share * step, low[free], high[free])
             there = matrix @ tried - right
-            if (lower := float(tried @ (there - right)) / 2) < value:
+            if (tried - x) @ (gradient + there) < 0:  # twice the change of a quadratic function, without cancellation
                 break
         else:
             break
-        x, gradient, value = tried, there, lower
+        x, gradient = tried, there
     return x

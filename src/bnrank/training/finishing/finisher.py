@@ -89,9 +89,9 @@ def finish(
 
     1. Neurons whose work others of their layer can do are removed (optimal brain surgeon), while L-BFGS minimizes the
        loss with a smoothed activation.
-    2. Newton's method with the exact Hessian minimizes it while the smoothing is reduced.
-    3. Preactivations that end at 0 are held there, Newton's method moves along these kinks, and the derivatives of the
-       activation there, which must lie between its slope and 1, are those of least gradient.
+    2. L-BFGS follows its minimum while the smoothing is reduced, to where some preactivations are nearly 0.
+    3. Newton's method with the exact Hessian minimizes a model of the loss that is quadratic between kinks. The
+       derivatives of the activation at kinks, between its slope and 1, are those that hold preactivations at 0.
     4. In layers with dead neurons, a neuron that would lower the loss is added, and 2. and 3. are repeated.
 
     Parameters

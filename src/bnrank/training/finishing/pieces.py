@@ -1,13 +1,13 @@
-"""Stationary points at kinks: Newton steps on a model of the loss that has all kinks at once.
+"""Stationary points at kinks: Newton steps on a piecewise quadratic model with all kinks.
 
 With slopes s at the kinks, g and H are the gradient and the Hessian, f_k = dC/da_k, and A the gradients of the
-preactivations z_k that are 0 or change their sign along the step. The loss at theta + d is nearly
+preactivations z_k that are 0 or change their sign along the step d. The loss changes by about
 
-    g.d + d.(H + sigma) d / 2 + sum_k f_k (relu(z_k + A_k d) - s_k (z_k + A_k d)).
+    g.d + d.H d / 2 + sum_k f_k (relu(z_k + A_k d) - relu(z_k) - s_k A_k d),
 
-Where f_k > 0, f_k relu(z) is the largest of m z with m between slope f_k and f_k. The dual problem is a convex
-quadratic function of the m_k within these bounds; kinks whose m_k ends inside are held at 0, the others leave their
-crease.
+and sigma ||d||^2 / 2 damps the step. For f_k > 0, f_k relu(z) is the largest of f_k m z with m between the slope of the
+activation and 1. The dual is a convex quadratic function of the m_k within these bounds. Kinks with m_k strictly inside
+stay at 0; the others are released.
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ from bnrank.training.finishing.creases import SETTLED, Crease, retracted, with_s
 from bnrank.training.finishing.kinks import Kinks
 from bnrank.training.finishing.newton import curving
 
-STIFF = 1e-6  # kinks whose slopes are this far inside their range are expected to remain: the factor is stiff there
+STIFF = 1e-6  # kinks whose slopes are this far inside their range are expected to remain: H is stiffened there
 INSIDE = 1e-9  # slopes this far inside their range hold a kink
 NEAR = 1e-7  # preactivations, relative to ||w|| ||a||, that may be taken for 0 while the slopes are found
 AGREED = 1e-3  # change of slopes below which the model has the slopes that it leads to
 SLOPES, CROSSINGS = 4, 15  # rounds in which slopes, and neurons that change their sign, are found
-DEPENDENT = 1e-8  # pivots, relative, from which a kink depends on others
+DEPENDENT = 1e-8  # relative pivot below which a kink depends linearly on others
 MOVES, RENEWALS = 24, 2  # moves onto the kinks, and how often their gradients are renewed for them
 LOST = 0.02  # share of the kinks that may be given up because no point near has all of them
 SHARES = (1.0, 0.5, 0.25)  # of a step that are tried with one factor
-TRIES = 12  # factors that are tried
-GROWTH, POOR, GOOD = 8.0, 0.1, 0.9  # of the damping; ratios of the actual to the predicted decrease
+TRIES, FACTORS = 12, 60  # dampings that are tried, and the number of larger ones to make a factor exist
+GROWTH = 8.0  # of the damping after a step that failed
+POOR, GOOD = 0.1, 0.9  # ratios of the actual to the predicted decrease: a step fails, and the damping is much reduced
 
 
 def search(
@@ -46,7 +47,7 @@ def search(
     out_of_time: Callable[[], bool] = lambda: False,
     note: Callable[[list[Array], Kinks], None] = lambda layers, kinks: None,
 ) -> Corner:
-    """Return a stationary point, with slopes in their range, or where the search for one ended."""
+    """Return a stationary point with slopes in their range, or the point where the search ended."""
     shapes, low = [layer.shape for layer in layers], min(problem.slope, 1.0)
     crease = Crease(problem, join(layers), shapes, kinks)
     theta = retracted(crease, crease.theta)
@@ -55,24 +56,26 @@ def search(
     damping, reason = 0.0, "out of iterations"
     for _ in range(iterations):
         note(split(theta, shapes), kinks)
-        at = Evaluation(problem, split(theta, shapes), (), kinks.places, kinks.slopes)
-        if at.relative_gradient <= rtol:
+        crease = Crease(problem, theta, shapes, kinks)
+        ridges = -crease.forces >= crease.sizes  # the loss falls on both sides
+        if crease.at.relative_gradient <= rtol and not ridges.any():
             reason = "stationary"
             break
-        if out_of_time():
-            reason = "out of time"
-            break
-        model = Model(at, kinks)
-        damping = max(damping, curving(at))
+        model, found = Model(crease.at, kinks), None
+        damping, reason = max(damping, curving(crease.at)), "no further decrease"
         for _ in range(TRIES):
+            if out_of_time():
+                reason = "out of time"
+                break
             damping = model.factored(damping)
-            if (found := model.moved()) is not None:
+            if not np.isfinite(damping) or (found := model.moved()) is not None:
                 break
             damping *= GROWTH
-        else:
-            reason = "no further decrease"
+        del model  # before the next: each has two matrices of the size of the Hessian
+        if found is None:
             break
         theta, kinks, share, ratio = found
+        reason = "out of iterations"
         if share < 1:
             damping *= 3
         elif ratio > 0.5:
@@ -86,7 +89,7 @@ def search(
 class Model:
     """The model of the loss near a point, with a factor of H + sigma.
 
-    Along the gradients of kinks that are expected to remain, H is stiffened; they do not move along these.
+    H is stiffened along the gradients of kinks that are expected to remain, which the step hardly changes.
     """
 
     def __init__(self, at: Evaluation, kinks: Kinks) -> None:
@@ -104,8 +107,8 @@ class Model:
         self.plain = np.diag(self.hessian).copy()
 
     def factored(self, damping: float) -> float:
-        """Factor the Hessian with this damping, or the least larger one for which it can be, and return that."""
-        while True:
+        """Factor the Hessian with the damping or a larger one, and return that; inf if none of those tried will do."""
+        for _ in range(FACTORS if np.isfinite(self.scale) else 0):
             self.hessian[np.diag_indices(len(self.hessian))] = self.plain + damping
             try:
                 self.factor = scipy.linalg.cholesky(self.hessian, lower=True, check_finite=False)
@@ -114,9 +117,10 @@ class Model:
                 continue
             self.damping = damping
             return damping
+        return np.inf
 
     def solved(self, right: Array, trans: str = "N") -> Array:
-        """Return the solution of a triangular system with the factor or its transposed."""
+        """Return the solution of a triangular system with the factor or its transpose."""
         return np.asarray(
             scipy.linalg.solve_triangular(self.factor, right, lower=True, trans=trans, check_finite=False)
         )
@@ -138,7 +142,7 @@ class Model:
         at, pool = self.at, self.kinks
         base, forces = at, pool.select(at.below)
         if (forces <= 0).any():
-            rounded = np.where(pool.slopes > 0.5, 1.0, self.low)
+            rounded = np.where(pool.slopes > (1 + self.low) / 2, 1.0, self.low)
             pool = pool.with_slopes(np.where(forces <= 0, rounded, pool.slopes))
             base = Evaluation(self.problem, at.layers, (), pool.places, pool.slopes)
             forces = pool.select(base.below)
@@ -146,7 +150,7 @@ class Model:
         reach, slopes = self.solved(rows.T), pool.slopes.copy()
         for last in range(SLOPES, -1, -1):
             start = self.solved(base.gradient)
-            for _ in range(CROSSINGS):
+            for left in range(CROSSINGS, 0, -1):
                 held, z = forces > 0, pool.select(at.z)
                 scaled, before = reach[:, held] * forces[held], pool.slopes[held]
                 plain = start - scaled @ before
@@ -161,9 +165,10 @@ class Model:
                 slopes[~held] = np.where(z[~held] + reach[:, ~held].T @ inner > 0, 1.0, self.low)
                 step = self.solved(inner, trans="T")
                 new = _crossed(base, self.evaluated(self.shifted(step)), pool)
-                if not len(new):
+                if not len(new) or left == 1:
                     break
-                rows = np.concatenate([rows, more := base.preactivation_gradients(*new.places)])
+                more = base.preactivation_gradients(*new.places)
+                rows = np.concatenate([rows, more])
                 reach = np.concatenate([reach, self.solved(more.T)], axis=1)
                 forces, slopes = np.append(forces, new.select(base.below)), np.append(slopes, new.slopes)
                 pool = _joined(pool, new)
@@ -185,24 +190,31 @@ class Model:
         return step, predicted, pool.with_slopes(slopes).kept(inside), reach[:, inside]
 
     def moved(self) -> tuple[Array, Kinks, float, float] | None:
-        """Return a point of lower loss, its kinks, the share of the step to it, and the ratio of decreases, or None."""
+        """Return a point of lower loss, its kinks, and the share and success of the step there, or None.
+
+        The success is the ratio of the actual to the predicted decrease.
+        """
         step, predicted, kinks, reach = self.minimized()
         known = set(zip(*self.kinks.places, strict=True))
         both = np.array([place in known for place in zip(*kinks.places, strict=True)], dtype=bool)
-        rounding = -predicted < 1e-13 * abs(self.loss)
+        rounding = abs(predicted) < 1e-13 * abs(self.loss)
         for share in SHARES:
             some = kinks if share == 1 else kinks.kept(both)
             theta = self.onto(self.shifted(share * step), some, reach if share == 1 else reach[:, both])
+            if not np.isfinite(theta).all():
+                continue
             there = self.evaluated(theta)
             settled = np.abs(some.select(there.z)) <= SETTLED * _lengths(there, some)
             if (~settled).sum() > max(2, LOST * len(some)):
                 continue
-            change = there.loss - self.loss
+            change, some = there.loss - self.loss, some.kept(settled)
             ratio = change / predicted if predicted < 0 else 0.0
-            if rounding and change <= 1e-14 * abs(self.loss):
-                return theta, some.kept(settled), share, 1.0
             if change < 0 and ratio > POOR:
-                return theta, some.kept(settled), share, ratio
+                return theta, some, share, ratio
+            if rounding and change <= 1e-14 * abs(self.loss):  # the loss cannot tell; the gradient must
+                at = Evaluation(self.problem, there.layers, (), some.places, some.slopes)
+                if at.relative_gradient < self.at.relative_gradient:
+                    return theta, some, share, 1.0
         return None
 
     def onto(self, theta: Array, kinks: Kinks, reach: Array) -> Array:
@@ -244,8 +256,12 @@ class _Metric:
         self.upper, self.columns, self.sizes = upper[:rank, :rank], columns[:, self.chosen], sizes[self.chosen]
 
     def __call__(self, values: Array) -> Array:
-        inner = scipy.linalg.solve_triangular(self.upper, values[self.chosen] / self.sizes, trans="T")
-        return self.columns @ (scipy.linalg.solve_triangular(self.upper, inner) / self.sizes)
+        if not len(self.chosen):
+            return np.zeros(len(self.columns))
+        inner = values[self.chosen] / self.sizes
+        for trans in ("T", "N"):
+            inner = scipy.linalg.solve_triangular(self.upper, inner, trans=trans, check_finite=False)
+        return np.asarray(self.columns @ (inner / self.sizes))
 
 
 def _crossed(base: Evaluation, new: Evaluation, known: Kinks) -> Kinks:

@@ -6,6 +6,7 @@ import copy
 import itertools
 import time
 from collections.abc import Collection, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -183,8 +184,9 @@ class Search:
         problem, levels = self.problem, (SMOOTHING[0], *FOLLOWED)
         with self.stages.stage("followed") as known:
             layers = known.get("layers", layers)
-            smooth = self.smoothing(layers, levels[known.get("number", 1) - 1])
-            for number in range(known.get("number", 1), len(levels)):
+            begin = min(known.get("number", 1), len(levels))
+            smooth = self.smoothing(layers, levels[begin - 1])
+            for number in range(begin, len(levels)):
                 self.note(layers=layers, number=number)
                 eps = levels[number]
                 if eps <= PREDICTED:
@@ -295,16 +297,20 @@ class Search:
     def along(self, name: str, layers: Sequence[Array], kinks: Kinks, steps: int) -> corners.Corner:
         """Return where a search along kinks ends."""
 
-        def note(layers: list[Array], kinks: Kinks) -> None:
-            self.note(layers=layers, **_arrays(kinks))
+        def note(layers: list[Array], kinks: Kinks, *, single: bool) -> None:
+            self.note(layers=layers, single=single, **_arrays(kinks))
 
         with self.stages.stage(name) as known:
             if known:
                 layers, kinks = known["layers"], _kinks(known)
-            corner = pieces.search(self.problem, layers, kinks, self.rtol / 10, PIECES, self.late, note)
-            if corner.reason == "stationary" or self.late():
-                return corner
-            return corners.search(self.problem, corner.layers, corner.kinks, self.rtol / 10, steps, self.late, note)
+            if not known.get("single", False):
+                at_once = partial(note, single=False)
+                corner = pieces.search(self.problem, layers, kinks, self.rtol / 10, PIECES, self.late, at_once)
+                if corner.reason == "stationary" or self.late():
+                    return corner
+                layers, kinks = corner.layers, corner.kinks
+            one_by_one = partial(note, single=True)
+            return corners.search(self.problem, layers, kinks, self.rtol / 10, steps, self.late, one_by_one)
 
     def birth(self, layers: list[Array], without: Collection[int]) -> Birth | None:
         """Return the new neuron, not in some layers, that lowers the loss most for its norm, or None if none does."""
