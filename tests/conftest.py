@@ -1,4 +1,4 @@
-"""What holds for every test: random numbers that a test does not seed itself are the same in every run.
+"""What holds for every test: the global random generators are seeded before it and its fixtures.
 
 Files are not forced to the disk, which takes longer than many tests: it protects from power cuts alone.
 """
@@ -26,6 +26,6 @@ os.fsync = fsync
 seed()  # networks that a module of tests draws when it is imported
 
 
-@pytest.fixture(autouse=True)
-def seeded():
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
     seed()

@@ -19,14 +19,12 @@ TASK = bnrank.tasks.low_rank_map(n=20, d_in=2, d_out=2, latent=1, rank=1, width=
 def run(folder, wanted=0):
     """Return the evaluations, files, loss and residual of a search in a process of its own; None if it was killed."""
     context = multiprocessing.get_context("fork")  # without imports
-    there, here = context.SimpleQueue(), None
+    there = context.SimpleQueue()
     process = context.Process(target=finished, args=(there, folder, wanted))
     process.start()
-    if not wanted:
-        here = there.get()
-    process.join()
+    process.join(300)
     assert process.exitcode == (-9 if wanted else 0)
-    return here
+    return None if wanted else there.get()
 
 
 def test_a_killed_search_goes_on_to_the_same_point(tmp_path):
