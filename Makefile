@@ -6,12 +6,14 @@ EXTRAS := dev,formulas,docs
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-lowest lint types layers doctest unit unit-rooms unit-others docs docs-fast fuzz figures benchmarks wheel clean
+.PHONY: demo test test-lowest lint types layers doctest doctest-discovery doctest-others unit unit-rooms unit-others docs docs-fast fuzz figures benchmarks wheel clean
 
 demo: $(READY)
 	$(BIN)/bnrank demo --out demo
 
-test: lint types layers doctest docs-fast unit
+# The longest first, two at a time with a thread each: on two cores half the time, on one no more of it.
+test: lint types layers docs-fast
+	$(MAKE) -j2 unit-others unit-rooms doctest-discovery doctest-others
 
 # The same tests with the lowest supported version of every dependency (gplearn needs a later scikit-learn).
 test-lowest:
@@ -27,10 +29,14 @@ types: $(READY)
 layers: $(READY)
 	$(BIN)/lint-imports
 
-doctest: $(READY)
-	$(BIN)/pytest -q --doctest-modules src/bnrank
+doctest: doctest-discovery doctest-others
 
-# Two halves side by side, a thread each: on two cores half the time, on one no more of it.
+doctest-discovery: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q -p no:cacheprovider --doctest-modules src/bnrank/discovery
+
+doctest-others: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q -p no:cacheprovider --doctest-modules src/bnrank --ignore=src/bnrank/discovery
+
 ROOMS := tests/cli tests/core tests/discovery tests/errata tests/figures tests/measures tests/networks tests/reporting tests/tasks tests/test_devices.py
 
 unit: $(READY)
