@@ -215,6 +215,9 @@ def test_kronecker_solve_against_dense_matrices(bias, slope, loss, count, cautio
     both = curvature.solve(torch.stack([torch.ones_like(vector), vector]))
     solved = put(net, both[1])
     torch.testing.assert_close(curvature.solve(vector), both[1])
+    elsewhere = torch.empty_like(both)  # as on other devices
+    curvature._solve_on_device(torch.stack([torch.ones_like(vector), vector]), elsewhere)
+    torch.testing.assert_close(elsewhere, both, rtol=1e-10, atol=1e-12)
     right = put(net, vector)
     for layer, block in enumerate(dense_curvature(net, task, row, ridge, curvature, count, caution)):
 

@@ -205,7 +205,7 @@ def _bounded(columns: Outer, unknowns: Unknowns, now: list[Array], low: Array, h
         return free
     if len(low) > unknowns.exact:
         return _projected(matrix.T @ matrix, matrix.T @ target, low, high)
-    # of several minima (dependent columns) that of the shortest move: the remainder is linear only near by
+    # of several minima (dependent columns) that of the shortest move: the remainder is linear only locally
     least = SHORT * float(np.linalg.norm(matrix, axis=0).max()) * np.eye(len(low))
     matrix, target = np.concatenate([matrix, least]), np.concatenate([target, np.zeros(len(low))])
     found = lsq_linear(matrix, target, (low, high + 1e-300), method="bvls", tol=1e-14)

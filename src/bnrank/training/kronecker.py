@@ -106,10 +106,13 @@ class KroneckerCurvature:
     def solve(self, rows: Tensor) -> Tensor:
         """Return H^{-1} applied to rows of a parameter matrix, shape (..., size)."""
         flat = rows.reshape(-1, rows.shape[-1])
-        count, result = len(flat), torch.empty_like(flat)
-        if rows.device.type == "cpu":
-            self._solve_on_cpu(flat, result)
-            return result.view(rows.shape)
+        result = torch.empty_like(flat)
+        (self._solve_on_cpu if rows.device.type == "cpu" else self._solve_on_device)(flat, result)
+        return result.view(rows.shape)
+
+    def _solve_on_device(self, flat: Tensor, result: Tensor) -> None:
+        """Write H^{-1} applied to the rows of a matrix into another one."""
+        count = len(flat)
         for (start, layers, d_out, d_in), (u, v, inverse) in zip(self.runs, self.bases, strict=True):
             size = d_out * (d_in + 1) if self.net.bias else d_out * d_in
             piece = slice(start, start + layers * size)
@@ -122,7 +125,6 @@ class KroneckerCurvature:
             made[..., : d_out * d_in].view(g[..., :d_in].shape).copy_(g[..., :d_in])
             if self.net.bias:
                 made[..., d_out * d_in :] = g[..., -1]
-        return result.view(rows.shape)
 
     def _solve_on_cpu(self, flat: Tensor, result: Tensor) -> None:
         """Write H^{-1} applied to the rows of a matrix into another one.

@@ -183,7 +183,7 @@ def _without(crease: Crease, worst: int) -> Crease:
     wanted = crease.multipliers()[worst]
     up = 1 - slope > slope - low if force < 0 else wanted - force > low * force - wanted
     side = np.where(directions.T @ directions[:, worst] < 0, -1.0, 1.0) * (1.0 if up else -1.0)
-    target = np.where(group, side * OFF * crease.lengths(), 0.0)
+    target = np.where(group, side * OFF * crease.kinks.lengths(crease.at), 0.0)
     theta = crease.theta + crease.tangents.onto(target)
     if not _loss_at(crease, theta) <= _loss_at(crease, crease.theta):
         theta = crease.theta
@@ -201,9 +201,7 @@ def _completed(crease: Crease) -> Crease:
     tangents = crease.tangents
     for row in crease.at.preactivation_gradients(*new.places):
         tangents = tangents.extended(row)
-    parts = zip((*crease.kinks.places, crease.kinks.slopes), (*new.places, new.slopes), strict=True)
-    kinks = Kinks(*(np.concatenate(pair) for pair in parts))
-    return with_slopes(Crease(crease.problem, crease.theta, crease.shapes, kinks, tangents))
+    return with_slopes(Crease(crease.problem, crease.theta, crease.shapes, crease.kinks.joined(new), tangents))
 
 
 def _in_range(crease: Crease, worst: int, rtol: float) -> Array | None:

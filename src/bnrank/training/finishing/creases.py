@@ -45,12 +45,7 @@ class Crease:
 
         If gradients of kinks are dependent, there need not be a point near where all are.
         """
-        return np.abs(self.values) <= SETTLED * self.lengths()
-
-    def lengths(self) -> Array:
-        """Return ||w|| ||a|| of the kinks."""
-        terms = zip(self.at.inputs, self.at.layers[:-1], strict=False)
-        return self.kinks.select([np.linalg.norm(a, axis=1)[:, None] * np.linalg.norm(w, axis=1) for a, w in terms])
+        return np.abs(self.values) <= SETTLED * self.kinks.lengths(self.at)
 
     @cached_property
     def forces(self) -> Array:

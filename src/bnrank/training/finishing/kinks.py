@@ -59,6 +59,16 @@ class Kinks:
         one = (layer, neuron, sample, slope)
         return Kinks(*(np.append(part, new) for part, new in zip((*self.places, self.slopes), one, strict=True)))
 
+    def joined(self, other: Kinks) -> Kinks:
+        """Return these kinks and others."""
+        parts = zip((*self.places, self.slopes), (*other.places, other.slopes), strict=True)
+        return Kinks(*(np.concatenate(pair) for pair in parts))
+
+    def lengths(self, at: Evaluation) -> Array:
+        """Return ||w|| ||a|| at the kinks, (K,)."""
+        terms = zip(at.inputs, at.layers[:-1], strict=False)
+        return self.select([np.linalg.norm(a, axis=1)[:, None] * np.linalg.norm(w, axis=1) for a, w in terms])
+
     @classmethod
     def where(cls, masks: Sequence[Array], slopes: Sequence[Array]) -> Kinks:
         """Return the kinks where masks, (N, n_l), one per hidden layer, are set, with the derivatives given there."""

@@ -136,8 +136,8 @@ class Model:
     def minimized(self) -> tuple[Array, float, Kinks, Array]:
         """Return the step, the change of the loss that it predicts, the kinks that it holds, and L^-1 A^T of these.
 
-        The slopes of kinks in one layer change the f and A of those in others. So the model is made anew with the
-        slopes that it led to, until they agree. Where f_k <= 0, a kink is no minimum along A_k: it goes to one side.
+        The slopes of kinks in one layer change the f and A of those in others. The model is therefore rebuilt with the
+        slopes found, until they agree. Where f_k <= 0, a kink is no minimum along A_k: it goes to one side.
         """
         at, pool = self.at, self.kinks
         base, forces = at, pool.select(at.below)
@@ -171,8 +171,8 @@ class Model:
                 rows = np.concatenate([rows, more])
                 reach = np.concatenate([reach, self.solved(more.T)], axis=1)
                 forces, slopes = np.append(forces, new.select(base.below)), np.append(slopes, new.slopes)
-                pool = _joined(pool, new)
-            near = np.abs(pool.select(at.z)) <= NEAR * _lengths(at, pool)
+                pool = pool.joined(new)
+            near = np.abs(pool.select(at.z)) <= NEAR * pool.lengths(at)
             if not last or np.abs(slopes - pool.slopes)[near].max(initial=0) <= AGREED:
                 break
             pool = pool.with_slopes(np.where(near, slopes, pool.slopes))
@@ -204,7 +204,7 @@ class Model:
             if not np.isfinite(theta).all():
                 continue
             there = self.evaluated(theta)
-            settled = np.abs(some.select(there.z)) <= SETTLED * _lengths(there, some)
+            settled = np.abs(some.select(there.z)) <= SETTLED * some.lengths(there)
             if (~settled).sum() > max(2, LOST * len(some)):
                 continue
             change, some = there.loss - self.loss, some.kept(settled)
@@ -228,7 +228,7 @@ class Model:
         for _ in range(MOVES):
             at = self.evaluated(theta)
             z = kinks.select(at.z)
-            far = float(np.abs(z / np.maximum(_lengths(at, kinks), 1e-300)).max())
+            far = float(np.abs(z / np.maximum(kinks.lengths(at), 1e-300)).max())
             if far <= 1e-14:
                 break
             move = self.solved(metric(-z), trans="T")
@@ -271,17 +271,6 @@ def _crossed(base: Evaluation, new: Evaluation, known: Kinks) -> Kinks:
         at = known.layers == layer
         mask[known.samples[at], known.neurons[at]] = False
     return Kinks.where(masks, base.first)
-
-
-def _joined(one: Kinks, other: Kinks) -> Kinks:
-    parts = zip((*one.places, one.slopes), (*other.places, other.slopes), strict=True)
-    return Kinks(*(np.concatenate(pair) for pair in parts))
-
-
-def _lengths(at: Evaluation, kinks: Kinks) -> Array:
-    """Return ||w|| ||a|| of the kinks."""
-    terms = zip(at.inputs, at.layers[:-1], strict=False)
-    return kinks.select([np.linalg.norm(a, axis=1)[:, None] * np.linalg.norm(w, axis=1) for a, w in terms])
 
 
 def _relu(z: Array, slope: float) -> Array:

@@ -25,15 +25,16 @@ TRIED = 1e-4  # from this eps on, the kinks are identified and the search along 
 SMALLEST = 1e-100  # least root mean square preactivation that is assumed
 LOOSE = 1e-3  # relative gradient at which the smoothing is reduced
 EVERY, ROUNDS = 300, 40  # iterations of L-BFGS between reductions of the network, and the number of rounds
-GAIN = 1e-4  # relative decrease of the loss per round below which Newton's method takes over
-FOLLOWED, LONG = (5e-3, 3e-3, 2e-3, 1e-3, 3e-4, 1e-4), (300, 1000)  # eps of L-BFGS, and iterations at each
-LARGE = 3000  # parameters from which these are the larger number, because steps of Newton's method take seconds
-PIECES = 300  # steps of the search that has all kinks at once
+GAIN = 1e-4  # relative decrease of the loss per round below which the smoothing is reduced
+FOLLOWED = (5e-3, 3e-3, 2e-3, 1e-3, 3e-4, 1e-4)  # eps at which L-BFGS follows the minimum
+ITERATIONS, MORE = 300, 1000  # of L-BFGS at each eps, and the number for large networks
+LARGE = 3000  # parameters above which a network is large: a step of Newton's method takes seconds
+PIECES = 300  # steps of the search with all kinks together
 PREDICTED = 3e-4  # from this eps on, preactivations at kinks are reduced with it
 DENSE = 12_000  # largest number of parameters for Newton's method
 STEPS, PASSES = 10, 30  # Newton steps between reductions, and the number of such passes at one eps
 CORNER_STEPS, BIRTH_STEPS = 300, 120  # Newton steps along kinks, also right after a neuron was added
-LARGE_STEPS = 3000  # the same with many parameters
+FIRST_STEPS = 3000  # the same after L-BFGS, where there is the farthest to go
 MANY = 150  # kinks above which the search along them waits for the smallest eps, where few of them are wrong
 DEAD = 1e-6  # relative weight of neurons that are removed, and distance of parallel ones, when kinks are known
 NEAR = 1e-5  # preactivations that count as 0 after neurons were removed
@@ -192,14 +193,15 @@ class Search:
                 if eps <= PREDICTED:
                     layers = creases.nearer(problem, layers, smooth, eps / levels[number - 1])
                 smooth = self.smoothing(layers, eps)
-                layers = quasi.descend(problem, layers, smooth, LONG[_count(layers) > LARGE], self.late)
+                iterations = MORE if _count(layers) > LARGE else ITERATIONS
+                layers = quasi.descend(problem, layers, smooth, iterations, self.late)
                 self.tell(40, f"finishing: loss {self.loss(layers):.8g}, smoothing {eps:g}")
                 if shrink and not self.late():
                     layers = shrinking.tidy(layers) if eps >= SHRINKING else shrinking.tidy(layers, DEAD, DEAD)
             if self.late():
                 return layers, OUT_OF_TIME
             self.note(layers=layers, number=len(levels))
-            corner = self.cornered(layers, of_smoothed(problem, layers, smooth), LARGE_STEPS)
+            corner = self.cornered(layers, of_smoothed(problem, layers, smooth), FIRST_STEPS)
         lower = self.loss(corner.layers) <= self.loss(layers)
         if lower and corner.reason == "stationary":
             return corner.layers, corner.reason
