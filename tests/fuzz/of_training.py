@@ -5,7 +5,7 @@ from bnrank import training
 from .made import Values, checkpoints, mlp, new, normal, watched_csv
 
 OWN: dict[str, Values] = {
-    "bnrank.finish": {"max_minutes": lambda: 0.005, "ridge": lambda: 0.1},
+    "bnrank.finish": {"max_minutes": lambda: 1.0, "ridge": lambda: 0.1},
     "bnrank.flow": {"t_end": lambda: 0.05, "limits": lambda: training.Limits(max_evaluations=200)},
     "bnrank.sweep": {
         "depths": lambda: [2],
