@@ -62,7 +62,8 @@ def runs(folder: Path, name: str) -> list[tuple[Row, list[Row]]]:
     """Return the runs of a subject in a folder, the earliest first: command, date and machine; and the lines written.
 
     Runs of `writer` have these in the file. Those of ``benchmarks.against`` have a page, written when a run ends, whose
-    third line names the machine. Those of ``benchmarks`` are in ``results.json``, under the name of "speed".
+    title has the words of the command and whose third line names the machine. Those of ``benchmarks`` are in
+    ``results.json``, under the name of "speed".
     """
     path, page = folder / f"{name}.jsonl", folder / f"{name}.md"
     if name == "speed" and (measured := folder / "results.json").exists():
@@ -77,8 +78,8 @@ def runs(folder: Path, name: str) -> list[tuple[Row, list[Row]]]:
         return [(lines[start], lines[start + 1 : end]) for start, end in zip(starts, ends, strict=True)]
     if not page.exists():
         return []
-    measured_on, _, rest = page.read_text(encoding="utf-8").splitlines()[2].partition(". ")
-    words = [name, *(["--quick"] if "(quick)" in rest else [])]
+    title, _, head = page.read_text(encoding="utf-8").splitlines()[:3]
+    words, measured_on = title.partition(": ")[2].split(" "), head.partition(". ")[0]
     return [({"command": command("benchmarks.against", words), "date": _day(path), "machine": measured_on}, lines)]
 
 

@@ -12,6 +12,8 @@ from scipy import stats
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from benchmarks import stored
+from benchmarks.about import machine
 from benchmarks.against import __main__ as against
 from benchmarks.against import counting, counting_cases, counting_networks, counting_peers, counting_tables, trials
 
@@ -66,6 +68,23 @@ def test_only_the_chosen_cells_are_measured_and_all_that_are_stored_are_shown(su
 )
 def test_cells_are_chosen_by_case_and_seed(only, seeds, expected):
     assert against.chosen(only, seeds, {"seed": 2, "tuned": False, "case": "BERT"}) is expected
+
+
+def test_a_finished_run_names_its_selection(tmp_path, monkeypatch):
+    def run(name, out, quick, *_, chosen, **__):
+        assert (name, quick, chosen({"seed": 100, "case": "a b"}), chosen({"seed": 105, "case": "a b"})) == (
+            ("counting", True, True, False)
+        )
+        (out / "counting.jsonl").write_text('{"cell": {}}\n')
+        return "1 of 9 cells measured (quick)."
+
+    words = ["counting", "--quick", "--only", "a b", "c", "--seeds", "100", "105", "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["against", *words])
+    monkeypatch.setattr(trials, "run", run)
+    against.main()
+    ((about, lines),) = stored.runs(tmp_path, "counting")
+    assert about["command"] == "python -m benchmarks.against counting --quick --only 'a b' c --seeds 100 105"
+    assert (about["machine"], lines) == (machine(), [{"cell": {}}])
 
 
 class Losing(Executor):

@@ -60,7 +60,7 @@ def test_stored_results_become_a_table(tmp_path):
     (tmp_path / "compression_cut.jsonl").write_text(lines, encoding="utf-8")
     with pytest.raises(ValueError, match="no results"):
         store(tmp_path, tmp_path / "results")  # the run has not ended
-    (tmp_path / "compression_cut.md").write_text("# Title\n\nA machine, torch 2.13. 3 of 3 cells.\n", encoding="utf-8")
+    (tmp_path / "compression_cut.md").write_text("# Others: compression_cut\n\nA machine. 3 of 3.\n")
     store(tmp_path, tmp_path / "results")
     marks = "<!-- results: each compression_cut -->\n", "<!-- end of results -->"
     text = rewritten(f"before\n{marks[0]}old\n{marks[1]}\nafter", tmp_path / "results")
@@ -68,7 +68,7 @@ def test_stored_results_become_a_table(tmp_path):
     assert text.endswith("\nafter")
     assert "old" not in text
     assert "| BERT | 3 | 2 % | 0.600 | 0.800 | 0.75 | 2 of 3 | a |" in text
-    assert "A machine, torch 2.13." in text
+    assert "A machine." in text
     assert "python -m benchmarks.against compression_cut" in text
     assert rewritten(text, tmp_path / "results") == text
 
@@ -110,7 +110,9 @@ def test_networks_that_a_run_does_not_have_keep_their_rows_and_their_date(tmp_pa
         folder.mkdir()
         lines = "".join(json.dumps(_cell(0, ours, {"a": 80}, case)) + "\n" for case, ours in cells)
         (folder / "compression_cut.jsonl").write_text(lines, encoding="utf-8")
-        (folder / "compression_cut.md").write_text(f"# Title\n\nMachine {number}. Cells.\n", encoding="utf-8")
+        (folder / "compression_cut.md").write_text(
+            f"# Others: compression_cut\n\nMachine {number}. Cells.\n", encoding="utf-8"
+        )
         store(folder, tmp_path / "results")
     text = rewritten("".join(marks), tmp_path / "results")
     assert "| ViT | 1 | 2 % | 0.500 |" in text
@@ -148,20 +150,22 @@ def test_the_command_does_not_say_where_results_were_written():
 MARK = "<!-- results: {} -->\n<!-- end of results -->"
 
 
-def finished(folder, subject, lines, head="A machine, torch 2.13. 4 of 9 cells measured."):
+def finished(folder, subject, lines, head="A machine, torch 2.13. 4 of 9 cells measured.", options=""):
     """Write what ``python -m benchmarks.against`` writes of a run that has ended."""
     folder.mkdir(exist_ok=True)
     text = "".join(json.dumps({"cell": cell, "results": results, "seconds": 1.0}) + "\n" for cell, results in lines)
     (folder / f"{subject}.jsonl").write_text(text, encoding="utf-8")
-    (folder / f"{subject}.md").write_text(f"# Title\n\n{head}\n\nTables\n", encoding="utf-8")
+    (folder / f"{subject}.md").write_text(
+        f"# bnrank against others: {subject}{options}\n\n{head}\n\nTables\n", encoding="utf-8"
+    )
 
 
 @pytest.fixture
 def shown(tmp_path):
     """Return a function from subject, kind and measured cells to the text of the page."""
 
-    def texts(subject, lines, *kinds, head="A machine, torch 2.13. 4 of 9 cells measured."):
-        finished(tmp_path / "run", subject, lines, head)
+    def texts(subject, lines, *kinds, head="A machine, torch 2.13. 4 of 9 cells measured.", options=""):
+        finished(tmp_path / "run", subject, lines, head, options)
         store(tmp_path / "run", tmp_path / "results")
         return [rewritten(MARK.format(f"{kind} {subject}"), tmp_path / "results") for kind in kinds]
 
@@ -209,9 +213,9 @@ def test_counts_become_tables_in_the_order_of_the_benchmark(shown):
 def test_cells_are_kept_with_the_fields_that_are_shown(shown, tmp_path):
     lines = [counted("linear", 3, 0, 1, 1), counted("linear", 3, 0, 3, 3)]  # measured twice: the last counts
     lines[1][1][1]["prediction"] = 1 / 3
-    shown("counting", lines, head="A machine. 1 of 6 cells measured (quick).")
+    shown("counting", lines, head="A machine. 1 of 6 cells measured (quick).", options=" --quick --only linear")
     about, kept = map(json.loads, (tmp_path / "results" / "counting.jsonl").read_text(encoding="utf-8").splitlines())
-    assert about["command"] == "python -m benchmarks.against counting --quick"
+    assert about["command"] == "python -m benchmarks.against counting --quick --only linear"
     assert (about["machine"], about["groups"]) == ("A machine", ["linear"])
     ours, pls, failed = kept["results"]
     assert ours.keys() == {"method", "count", "low", "high", "undetermined", "prediction", "coordinates"}

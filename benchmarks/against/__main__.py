@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -33,6 +34,14 @@ def chosen(only: Sequence[str] | None, seeds: Sequence[int] | None, cell: dict[s
     return named and (seeds is None or seeds[0] <= cell["seed"] < seeds[1])
 
 
+def selection(arguments: argparse.Namespace) -> list[str]:
+    """Return the words of a command that select cells: of a quick run, of some cases, of some seeds."""
+    words = ["--quick"] if arguments.quick else []
+    if arguments.only is not None:
+        words += ["--only", *map(shlex.quote, arguments.only)]
+    return words if arguments.seeds is None else [*words, "--seeds", *map(str, arguments.seeds)]
+
+
 def main() -> None:
     """Measure the subjects asked for on one thread, print their tables, and write them."""
     parser = argparse.ArgumentParser("python -m benchmarks.against", description=__doc__)
@@ -55,7 +64,7 @@ def main() -> None:
         for name in arguments.subjects or SUBJECTS:
             places = arguments.out, arguments.quick, arguments.minutes
             text = trials.run(name, *places, executor=executor, chosen=partial(chosen, arguments.only, arguments.seeds))
-            text = f"# bnrank against others: {name}\n\n{machine()}. {text}\n"
+            text = f"# bnrank against others: {' '.join([name, *selection(arguments)])}\n\n{machine()}. {text}\n"
             (arguments.out / f"{name}.md").write_text(text, encoding="utf-8")
             print(text)
 
