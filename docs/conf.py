@@ -74,6 +74,7 @@ html_static_path = ["static"]
 html_css_files = ["site.css"]
 html_show_sourcelink = False
 html_copy_source = False
+toc_object_entries_show_parents = "hide"
 html_theme_options = {
     "logo": {"text": "bnrank"},
     "navbar_align": "left",
