@@ -263,6 +263,7 @@ def test_weights_and_groups_are_routed_as_by_scikit_learn():
         routed = BottleneckRegressor(**QUICK).set_fit_request(sample_weight=True, groups=True)
         routed.set_score_request(sample_weight=True)
         pipeline = make_pipeline(StandardScaler().set_fit_request(sample_weight=False), routed)
+        pipeline.set_score_request(sample_weight=True)  # scikit-learn 1.6 asks for it
         search = GridSearchCV(pipeline, {"bottleneckregressor__n_components": [1, 2]}, cv=GroupKFold(2))
         search.fit(x, y, sample_weight=weights, groups=groups)
         assert search.best_params_ == {"bottleneckregressor__n_components": 2}
