@@ -1,9 +1,10 @@
 """Tables of the documentation, made from stored results: ``python -m benchmarks.pages [--store FOLDER ...] [--check]``.
 
 A benchmark with ``--out FOLDER`` measures; ``--store FOLDER`` keeps what the pages show of it in ``docs/results``: of
-``python -m benchmarks.against``, ``python -m benchmarks.minima`` and ``python -m benchmarks`` (speed), and of the
-folder ``reproduction/quick`` of ``bnrank reproduce all`` (the gallery). The tables are then written into the pages,
-between marks that name the kind of table and the subjects. ``--check`` only says which pages differ.
+``python -m benchmarks.against``, ``python -m benchmarks.minima``, ``python -m benchmarks.to_minima`` and ``python -m
+benchmarks`` (speed), and of the folder ``reproduction/quick`` of ``bnrank reproduce all`` (the gallery). The tables are
+then written into the pages, between marks that name the kind of table and the subjects. ``--check`` only says which
+pages differ.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 
 from benchmarks import __main__ as speed
-from benchmarks import continuation, gallery, landscape, minima, stored
+from benchmarks import continuation, gallery, landscape, minima, stored, to_minima
 from benchmarks.against import (
     compression_shown,
     counting,
@@ -75,6 +76,7 @@ SUBJECTS = {
     "minima_landscape": SEEDS,
     "minima_F4": Subject(itemgetter("depth"), list, itemgetter("depth")),
     "minima_expansion": Subject(itemgetter("seed"), list, itemgetter("seed", "depth")),
+    "minima_optimizers": SEEDS,
 }
 
 
@@ -160,6 +162,7 @@ TABLES: dict[str, Table] = {
     "depths": _of_rows(minima.depths),
     "landscape": _of_rows(landscape.shown),
     "expansion": _of_rows(continuation.shown),
+    "optimizers": _of_rows(to_minima.shown),
 }
 
 

@@ -1,4 +1,4 @@
-"""How far optimizers get towards a minimum: ``python -m benchmarks.to_minima --seeds 400 405``.
+"""How far optimizers get towards a minimum: ``python -m benchmarks.to_minima --seeds 400 405 [--out FOLDER]``.
 
 From the same network, in float64, on the random problems of ``benchmarks.minima``: evaluations of loss and gradient,
 and seconds of processor time, until the relative stationarity is 0.1, 0.001 and 1e-8. It is the least subgradient
@@ -22,6 +22,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,8 +30,10 @@ import torch
 from torch import Tensor, nn
 
 import bnrank
+from benchmarks.against.trials import markdown
 from benchmarks.minima import draw
 from benchmarks.rows import Row, Spread
+from benchmarks.stored import writer
 from bnrank.measures import second_order
 
 TARGETS = (1e-1, 1e-3, 1e-8)
@@ -236,6 +239,7 @@ OPTIMIZERS: dict[str, tuple[Optimizer, Sequence[float], str]] = {
     "L-BFGS (optax)": (optax_lbfgs, (1.0,), "optax"),
 }
 
+OURS = "bnrank, default and finish"
 Reached = dict[float, tuple[int, float] | None]  # evaluations and seconds until a target, None if it was not reached
 
 
@@ -300,24 +304,31 @@ def missing_packages() -> dict[str, str]:
     return found if hasattr(torch.optim, "Muon") else found | {"Muon, cosine": "torch 2.9"}
 
 
-def table(results: dict[str, list[tuple[Reached, float]]]) -> str:
-    """Return a Markdown table: medians and ranges over the problems in which a target was reached."""
-    columns = [f"{target:g}" for target in TARGETS]
-    lines = [f"| optimizer | {' | '.join(columns)} | least reached |", f"|{' --- |' * (len(columns) + 2)}"]
-    for name, found in results.items():
+def kept(seed: int, name: str, found: tuple[Reached, float]) -> dict[str, Any]:
+    """Return a row to store: seed, optimizer, evaluations and seconds to every target or None, least stationarity."""
+    when, least = found
+    return {"seed": seed, "optimizer": name, "reached": [when[target] for target in TARGETS], "least": least}
+
+
+def shown(rows: Sequence[dict[str, Any]]) -> str:
+    """Return a table: medians and ranges over the problems in which a target was reached."""
+    lines = []
+    for name in (OURS, *OPTIMIZERS):
+        own = [row for row in rows if row["optimizer"] == name]
+        if not own:
+            continue
         cells = []
-        for target in TARGETS:
-            there = [one[target] for one, _ in found if one[target] is not None]
+        for number in range(len(TARGETS)):
+            there = [row["reached"][number] for row in own if row["reached"][number] is not None]
+            cell = f"{len(there)} of {len(own)}"
             if there:
-                evaluations = statistics.median(one[0] for one in there if one)
-                seconds = [one[1] for one in there if one]
+                evaluations, seconds = zip(*there, strict=True)
                 times = f"{statistics.median(seconds):.1f} s ({min(seconds):.1f} to {max(seconds):.1f})"
-                cells.append(f"{len(there)} of {len(found)}: {evaluations:,.0f}, {times}")
-            else:
-                cells.append(f"0 of {len(found)}")
-        least = statistics.median(residual for _, residual in found)
-        lines.append(f"| {name} | {' | '.join(cells)} | {least:.1e} |")
-    return "\n".join(lines)
+                cell += f": {times}, {statistics.median(evaluations):,.0f} evaluations"
+            cells.append(cell)
+        lines.append([name, *cells, f"{statistics.median(row['least'] for row in own):.1e}"])
+    headings = ["optimizer", *(f"{target:g}" for target in TARGETS), "least reached (median)"]
+    return markdown(headings, lines)
 
 
 def problem(seed: int) -> tuple[bnrank.MLP, bnrank.Task, float]:
@@ -365,20 +376,24 @@ def main() -> None:
     parser = argparse.ArgumentParser("python -m benchmarks.to_minima", description=__doc__)
     parser.add_argument("--seeds", type=int, nargs=2, default=(400, 405), metavar=("FIRST", "END"))
     parser.add_argument("--budget", type=int, default=BUDGET, help="evaluations of each optimizer")
+    parser.add_argument("--out", type=Path, help="folder to whose minima_optimizers.jsonl a row is appended per run")
     given = parser.parse_args()
     missing = missing_packages()
     for name, package in missing.items():
         print(f"{name}: skipped, {package} is not installed")
-    results: dict[str, list[tuple[Reached, float]]] = {}
+    append = writer(given.out, "minima_optimizers", "benchmarks.to_minima")
+    rows: list[dict[str, Any]] = []
     for seed in range(*given.seeds):
         start, task, ridge = problem(seed)
-        results.setdefault("bnrank, default and finish", []).append(ours(start, task, ridge))
-        for name in OPTIMIZERS:
-            if name not in missing:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")
-                    results.setdefault(name, []).append(peer(name, start, task, ridge, given.budget))
-        print(f"after seed {seed}\n{table(results)}\n", flush=True)
+        found = {OURS: ours(start, task, ridge)}
+        for name in (name for name in OPTIMIZERS if name not in missing):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                found[name] = peer(name, start, task, ridge, given.budget)
+        for name, one in found.items():
+            rows.append(kept(seed, name, one))
+            append(rows[-1])
+        print(f"after seed {seed}\n{shown(rows)}\n", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Measurements on the way to minima: deeper networks of the same function, and counting of evaluations."""
 
 import contextlib
+import json
 import sys
 from pathlib import Path
 
@@ -13,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import itertools
 
 from benchmarks import continuation, to_minima
+from benchmarks.pages import rewritten, store
 
 import bnrank
 from bnrank.measures import stationarity
@@ -99,6 +101,37 @@ def test_optimizers_stop_at_their_budget_and_count_every_evaluation(name):
 def test_the_first_look_at_a_target_counts_and_the_best_try():
     tries = [[(100, 1.0, 0.5), (200, 2.0, 0.05), (300, 3.0, 1e-4)], [(150, 0.5, 0.09), (400, 4.0, 0.2)]]
     assert to_minima.reached(tries) == {0.1: (150, 0.5), 1e-3: (300, 3.0), 1e-8: None}
+
+
+def test_rows_become_a_table_of_medians_over_the_problems_in_which_a_target_was_reached():
+    ends = [
+        (5, "L-BFGS (PyTorch)", ({0.1: (300, 3.0), 1e-3: None, 1e-8: None}, 2e-3)),
+        (5, to_minima.OURS, ({0.1: (100, 1.0), 1e-3: (110, 1.1), 1e-8: (120, 1.2)}, 1e-10)),
+        (6, to_minima.OURS, ({0.1: (200, 2.0), 1e-3: (1310, 2.1), 1e-8: None}, 3e-7)),
+    ]
+    rows = [json.loads(json.dumps(to_minima.kept(*end))) for end in ends]
+    assert rows[0] == {"seed": 5, "optimizer": "L-BFGS (PyTorch)", "reached": [[300, 3.0], None, None], "least": 2e-3}
+    assert to_minima.shown(rows).splitlines()[2:] == [
+        "| bnrank, default and finish | 2 of 2: 1.5 s (1.0 to 2.0), 150 evaluations "
+        "| 2 of 2: 1.6 s (1.1 to 2.1), 710 evaluations | 1 of 2: 1.2 s (1.2 to 1.2), 120 evaluations | 1.5e-07 |",
+        "| L-BFGS (PyTorch) | 1 of 1: 3.0 s (3.0 to 3.0), 300 evaluations | 0 of 1 | 0 of 1 | 2.0e-03 |",
+    ]
+
+
+def test_optimizers_compared_on_one_problem_are_stored(tmp_path, monkeypatch, capsys):
+    small = bnrank.MLP([3, 3, 3]).double(), TASK, 5e-3
+    monkeypatch.setattr(to_minima, "problem", lambda seed: small)
+    one = "L-BFGS-B (SciPy)"
+    monkeypatch.setattr(to_minima, "OPTIMIZERS", {one: to_minima.OPTIMIZERS[one]})
+    argv = ["to_minima", "--seeds", "7", "8", "--budget", "150", "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", argv)
+    to_minima.main()
+    store(tmp_path, tmp_path / "results")
+    text = rewritten("<!-- results: optimizers minima_optimizers -->\n<!-- end of results -->", tmp_path / "results")
+    table = capsys.readouterr().out.partition("after seed 7\n")[2].strip()
+    assert table.count("| 1 of 1: ") >= 3  # bnrank reaches every target
+    assert table in text
+    assert "`python -m benchmarks.to_minima --seeds 7 8 --budget 150`, " in text
 
 
 def test_finishing_counts_forward_passes_and_leaves_the_class_as_it_was(minimum):
