@@ -6,6 +6,9 @@ EXTRAS := dev,formulas,docs
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
+# Tests start hundreds of processes, which read compiled modules even where the environment has none written.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test test-lowest lint types layers doctest doctest-discovery doctest-others unit unit-rooms unit-others docs docs-fast fuzz figures benchmarks wheel clean
 
 demo: $(READY)

@@ -17,6 +17,7 @@ LONG = (
     "check_positive_only_tag_during_fit",
 )  # fits of 50 rows and more
 QUICK = {"steps": 60, "ridges": [0.03, 0.01], "depth": 4, "n_networks": 1}  # for these
+SHORTEST = QUICK | {"steps": 10, "ridges": [0.03]}  # for others, which check the interface
 
 
 EXPECTED = {
@@ -32,7 +33,7 @@ def checks(*estimators):
         failing = EXPECTED.get(type(estimator).__name__, {})
         for instance, check in estimator_checks_generator(estimator, mark="skip"):
             name = check.func.__name__
-            instance = instance.set_params(**QUICK) if name in LONG else instance
+            instance = instance.set_params(**(QUICK if name in LONG else SHORTEST))
             marks = [pytest.mark.slow] if name in LONG else []
             marks += [pytest.mark.xfail(reason=failing[name], strict=True)] if name in failing else []
             yield pytest.param(instance, check, marks=marks, id=f"{type(estimator).__name__}-{name}")

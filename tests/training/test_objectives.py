@@ -122,9 +122,50 @@ def test_module_gradient_is_that_of_autograd(name, loss, n):
     net = modules()[name]
     task = random_task(n, 8, 2, loss)
     rows = random_rows(net, 3)
-    check_against_autograd(ModuleObjective, net, task, rows)
     batch = torch.randint(n, (3, n // 2), generator=torch.Generator().manual_seed(1))
-    check_against_autograd(ModuleObjective, net, task, rows, batch)
+    for members in (1, 3):
+        check_against_autograd(ModuleObjective, net, task, rows[:members])
+        check_against_autograd(ModuleObjective, net, task, rows[:members], batch[:members])
+
+
+class Squared(torch.autograd.Function):
+    """x^2, without a rule for `vmap`."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x**2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return 2 * ctx.saved_tensors[0] * gradient
+
+
+class Applied(nn.Linear):
+    """A linear layer, and a function of what it returns."""
+
+    def __init__(self, function):
+        super().__init__(8, 2)
+        self.function = function
+
+    def forward(self, x):
+        return self.function(super().forward(x))
+
+
+@pytest.mark.parametrize("members", [1, 2])
+@pytest.mark.parametrize("function", [nn.functional.dropout, Squared.apply])
+def test_what_cannot_be_vectorized_is_refused_alone_too(members, function):
+    net = Applied(function)
+    with pytest.raises(ValueError, match="net: Applied cannot be differentiated for all members at once"):
+        evaluated(ModuleObjective, net, random_task(30, 8, 2), random_rows(net, members), Workers(1))
+
+
+@pytest.mark.parametrize("members", [1, 2])
+def test_parameters_without_effect_have_no_gradient(members):
+    net = Applied(torch.zeros_like)
+    with torch.no_grad():
+        objective = evaluated(ModuleObjective, net, random_task(30, 8, 2), random_rows(net, members), Workers(1))
+    assert not objective.gradient.any()
 
 
 def test_module_and_mlp_agree():

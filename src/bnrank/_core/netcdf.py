@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import math
-import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bnrank._core.shared import Shared
 from bnrank._core.sources import FREE, MAX_EXPANSION, DamagedError
 
 if TYPE_CHECKING:
@@ -21,17 +17,15 @@ if TYPE_CHECKING:
 
 def dump(dataset: xr.Dataset) -> bytes:
     """Return a dataset as the bytes of a NetCDF file."""
-    with _without_locks:
-        return bytes(dataset.to_netcdf(engine="h5netcdf"))  # in memory: HDF5 crashes when the disk is full
+    import h5netcdf
+    from xarray.backends import H5NetCDFStore
 
+    from bnrank._core.hdf5 import MemoryFile
 
-def _local() -> AbstractContextManager[object]:
-    """Let xarray take no lock of the scheduler in a worker of Dask, which fails: nobody else writes to the memory."""
-    dask = sys.modules.get("dask")
-    return contextlib.nullcontext() if dask is None else dask.config.set(scheduler="threads")
-
-
-_without_locks = Shared(_local)
+    buffer = io.BytesIO()  # in memory: HDF5 crashes when the disk is full
+    with MemoryFile(buffer) as file, h5netcdf.File(file, "w") as root:
+        dataset.compute().dump_to_store(H5NetCDFStore(root))
+    return buffer.getvalue()
 
 
 def parse(data: bytes, path: Path, name: str = "out") -> xr.Dataset:

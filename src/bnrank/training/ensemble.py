@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
+import sys
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 
 import torch
-from threadpoolctl import threadpool_limits
+from threadpoolctl import ThreadpoolController
 from torch import Tensor, nn
 
 from bnrank._core import linalg
@@ -180,17 +181,21 @@ class BatchOrder:
 class _OneThread:
     """One thread for the BLAS of NumPy and SciPy, a setting of the process.
 
-    PyTorch's number of threads is a setting of the calling thread, which new threads inherit.
+    PyTorch's number of threads is a setting of the calling thread, which new threads inherit. Libraries are loaded with
+    modules: they are looked up again, in milliseconds, only after an import.
     """
 
     def __init__(self) -> None:
         self.shared = Shared(lambda: self)
         self.pytorch = 1  # PyTorch's number of threads when the first `Workers` began
         self.local = threading.local()  # .depth: how many `Workers` of this thread are at work
+        self.modules = 0  # how many were imported when the libraries were looked up
 
     def __enter__(self) -> None:
         self.pytorch = torch.get_num_threads()
-        self.limits = threadpool_limits(limits=1, user_api="blas")
+        if self.modules != len(sys.modules):
+            self.modules, self.libraries = len(sys.modules), ThreadpoolController()
+        self.limits = self.libraries.limit(limits=1, user_api="blas")
 
     def __exit__(self, *error: object) -> None:
         self.limits.restore_original_limits()

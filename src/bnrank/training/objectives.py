@@ -239,6 +239,7 @@ class ModuleObjective(Objective):
         data = 2 if weights is None else 3
         self._shared = vmap(grad_and_value(self._member_cost), in_dims=(0, *[None] * data))
         self._own = vmap(grad_and_value(self._member_cost), in_dims=(0, *[0] * data))
+        self._known = False  # whether the network can be vectorized, which refuses random ones
 
     def evaluate(self, batch: Tensor | None = None) -> Tensor:
         """Compute cost and gradient at ``theta``; see `Objective`."""
@@ -249,7 +250,11 @@ class ModuleObjective(Objective):
                 rows, function = (part, self._shared) if batch is None else (batch[:, part], self._own)
                 data = [values[rows] for values in (self.x, self.y, self.weights) if values is not None]
                 try:
-                    gradient, cost = function(self.theta, *data)
+                    if self.members > 1 or not self._known:
+                        gradient, cost = function(self.theta, *data)
+                        self._known = True
+                    if self.members == 1:
+                        gradient, cost = self._alone(*(data if batch is None else [values[0] for values in data]))
                 except torch.OutOfMemoryError:
                     raise
                 except (RuntimeError, NotImplementedError) as error:
@@ -263,6 +268,14 @@ class ModuleObjective(Objective):
                     self.gradient.add_(gradient, alpha=share)
                     self.cost.add_(cost.double(), alpha=share)
         return self.cost
+
+    def _alone(self, *data: Tensor) -> tuple[Tensor, Tensor]:
+        """Return gradient and cost of the only member, with a first dimension for it."""
+        with torch.enable_grad():
+            row = self.theta[0].detach().requires_grad_()
+            cost = self._member_cost(row, *data)
+            gradient = torch.autograd.grad(cost, row)[0] if cost.requires_grad else torch.zeros_like(row)
+        return gradient.unsqueeze(0), cost.detach().unsqueeze(0)
 
     def _member_cost(self, row: Tensor, x: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
         parameters = dict(zip(self.names, split(row, self.shapes), strict=True))

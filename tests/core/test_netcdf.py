@@ -1,0 +1,40 @@
+"""Datasets as the bytes of NetCDF files."""
+
+import io
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from bnrank._core import netcdf
+
+
+@pytest.fixture
+def dataset():
+    values = np.random.default_rng(0).standard_normal((3, 4, 2))
+    return xr.Dataset(
+        {"loss": (("member", "step"), values[..., 0]), "values": (("member", "step", "index"), values), "scalar": 1.5},
+        coords={
+            "member": [0, 1, 2],
+            "step": [0, 10, 20, 40],
+            "seed": ("member", [5, 6, 7]),
+            "status": ("member", ["finished", "a", "größer"]),
+        },
+        attrs={"settings": "{}", "depth": 2, "skipped": []},
+    )
+
+
+def test_the_bytes_are_those_that_xarray_writes(dataset):
+    assert netcdf.dump(dataset) == bytes(dataset.to_netcdf(engine="h5netcdf"))
+    assert netcdf.dump(dataset) == netcdf.dump(dataset)
+
+
+def test_it_comes_back(dataset, tmp_path):
+    xr.testing.assert_identical(
+        netcdf.parse(netcdf.dump(dataset), tmp_path), xr.load_dataset(io.BytesIO(netcdf.dump(dataset)))
+    )
+
+
+def test_chunks_of_dask_are_computed(dataset):
+    pytest.importorskip("dask")
+    assert netcdf.dump(dataset.chunk({"step": 2})) == netcdf.dump(dataset)
