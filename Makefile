@@ -15,8 +15,8 @@ demo: $(READY)
 	$(BIN)/bnrank demo --out demo
 
 # The longest first, two at a time with a thread each: on two cores half the time, on one no more of it.
-test: lint types layers docs-fast
-	$(MAKE) -j2 unit-others unit-rooms doctest-discovery doctest-others
+test: lint layers
+	$(MAKE) -j2 unit-others unit-rooms docs-fast types doctest-discovery doctest-others
 
 # The same tests with the lowest supported version of every dependency (gplearn needs a later scikit-learn).
 test-lowest:

@@ -16,6 +16,7 @@ from bnrank.measures.balance import between
 from bnrank.networks.chain import read_chain
 from bnrank.networks.functional import copied, unwrap
 from bnrank.networks.mlp import MLP, from_layers
+from bnrank.training.ensemble import Workers
 
 Array = NDArray[Any]  # float64
 Mask = NDArray[np.bool_]
@@ -259,18 +260,22 @@ def _log_ratio(above: Array, below: Array) -> Array:
 
 
 def _minimize(chain: Arrays) -> tuple[_State, int, int]:
-    """Return the balanced state, and the numbers of Newton steps and sweeps."""
+    """Return the balanced state, and the numbers of Newton steps and sweeps.
+
+    The systems have one unknown per neuron of a layer: more than one thread of LAPACK slows them down.
+    """
     state = best = _State(chain, [(np.ones(n), np.zeros(n, int)) for n in map(len, chain.weights[:-1])])
     steps = sweeps = idle = 0
-    while best.imbalance > EXACT and idle < (3 if best.imbalance < 1e-10 else PATIENCE):
-        after = state.moved(_newton(state))
-        if after.log_norm < state.log_norm or after.imbalance < state.imbalance / 2:
-            steps += 1
-        else:
-            after, sweeps = state.moved(_sweep(state)), sweeps + 1
-        state = after
-        idle = idle + 1 if state.imbalance > best.imbalance / 2 else 0
-        best = min(best, state, key=lambda s: s.imbalance)
+    with Workers(1):
+        while best.imbalance > EXACT and idle < (3 if best.imbalance < 1e-10 else PATIENCE):
+            after = state.moved(_newton(state))
+            if after.log_norm < state.log_norm or after.imbalance < state.imbalance / 2:
+                steps += 1
+            else:
+                after, sweeps = state.moved(_sweep(state)), sweeps + 1
+            state = after
+            idle = idle + 1 if state.imbalance > best.imbalance / 2 else 0
+            best = min(best, state, key=lambda s: s.imbalance)
     return best, steps, sweeps
 
 
@@ -286,19 +291,13 @@ def _newton(state: _State) -> list[Array]:
             matrix -= from_below @ ratios[-1]
             right = gap + from_below @ offsets[-1]
         to_above = (weights[l + 1].T / outgoing[l][:, None]) ** 2
-        solution = _solved(matrix, np.c_[to_above, right])
+        solution = np.linalg.solve(matrix, np.c_[to_above, right])
         ratios.append(solution[:, :-1])
         offsets.append(solution[:, -1])
     step = offsets[-1:]  # d_L = 0
     for ratio, offset in zip(ratios[-2::-1], offsets[-2::-1], strict=True):
         step.append(offset + ratio @ step[-1])
     return step[::-1]
-
-
-def _solved(matrix: Array, right: Array) -> Array:
-    if len(matrix) < 64:
-        return np.linalg.solve(matrix, right)
-    return torch.linalg.solve(torch.from_numpy(matrix), torch.from_numpy(right)).numpy()  # with MKL, twice as fast
 
 
 def _sweep(state: _State) -> list[Array]:
