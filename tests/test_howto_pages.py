@@ -16,6 +16,7 @@ import xarray as xr
 import bnrank
 from bnrank import cli
 from bnrank.theory import STATEMENTS
+from bnrank.theory.registry import TOPICS
 from pages import DOCS, blocks_of, run_page, shell, text_of
 from theory_entries import (
     HEADING,
@@ -96,10 +97,22 @@ def test_the_statement_is_contributed_as_the_theory_asks():
     )
     assert own == code
     formula = code[0].replace("|", r"\|")
-    assert added(found["docs/verdicts.md"]) == f"| T51 | Frobenius bound | `{formula}` | {code[1]} |"
-    assert "T51" in ids_in(added(found["src/bnrank/theory/statements/representation.py"]).partition("\n")[0])
-    assert "T1 to T51" in added(found["docs/theory/notation.md"])
+    assert added(found["docs/verdicts.md"]) == f"| T99 | Frobenius bound | `{formula}` | {code[1]} |"
+    assert "T99" in ids_in(added(found["src/bnrank/theory/statements/representation.py"]).partition("\n")[0])
+    assert "T1 to T99" in added(found["docs/theory/notation.md"])
     assert len(found) + len({"CHANGELOG.md"}) == 7  # "change seven files"
+
+
+def test_the_table_of_topics_has_every_topic_with_its_tests_and_pages():
+    row = re.compile(r"^\| `(\w+)`(?: \(tests: `(\w+\.py)`\))? \| [^|]+ \| (.*\.md`) \|$", re.M)
+    rows = row.findall(text_of("how-to/add-a-statement.md"))
+    assert sorted(topic for topic, _, _ in rows) == sorted(topic.__name__.rpartition(".")[2] for topic in TOPICS)
+    for topic, tests, pages in rows:
+        assert (ROOT / "tests" / "theory" / (tests or f"test_statements_{topic}.py")).is_file()
+        found = re.findall(r"`(\w+\.md)`", pages)
+        assert found, topic
+        for page in found:
+            assert (DOCS / "theory" / page).is_file(), page
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """What is measured of a network for the statements."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -75,6 +76,9 @@ def test_altered_facts_are_taken_and_the_rest_is_measured_anew():
     assert (both.rank, both.parameter_norm) == (1, 0.0)
     with pytest.raises(ValueError, match="got parameter_nrm"):
         facts.altered(parameter_nrm=0.0)
+    with pytest.raises(ValueError, match=r"got x, expected measurements \(others need new Facts\): ") as error:
+        facts.altered(x=X)
+    assert not re.search(r"\b_", str(error.value))
 
 
 def test_what_is_missing_is_not_applicable():

@@ -131,10 +131,14 @@ class Facts:
         return targets.to(self.function.device)
 
     def altered(self, **values: Any) -> Facts:
-        """Return a copy with some values replaced, e.g. ``altered(parameter_norm=0.0)``; the rest is recomputed."""
+        """Return a copy with some measurements replaced, e.g. ``altered(parameter_norm=0.0)``; the rest is recomputed.
+
+        What is given to :class:`Facts`, such as ``x`` and ``y``, is not replaced: make new facts.
+        """
         measured = {name for name in dir(type(self)) if isinstance(getattr(type(self), name), cached_property)}
+        public = ", ".join(sorted(name for name in measured if not name.startswith("_")))
         for name in values:
-            validation.expect(name in measured, "altered", name, f"some of {', '.join(sorted(measured))}")
+            validation.expect(name in measured, "altered", name, f"measurements (others need new Facts): {public}")
         other = copy.copy(self)
         other._taken = self._taken | values
         kept = {name: value for name, value in vars(other).items() if name not in measured}
