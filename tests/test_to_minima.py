@@ -140,10 +140,3 @@ def test_finishing_counts_forward_passes_and_leaves_the_class_as_it_was(minimum)
         bnrank.measures.stationarity(minimum.network, TASK, 5e-3, births=False)
     assert count[0] >= 1
     assert to_minima.second_order.Evaluation.__init__ is before
-
-
-def test_the_table_says_how_many_reached_a_target():
-    never = {0.1: (100, 1.0), 1e-3: None, 1e-8: None}
-    both = {0.1: (300, 3.0), 1e-3: (400, 4.0), 1e-8: None}
-    text = to_minima.table({"some": [(never, 1e-2), (both, 1e-4)]})
-    assert "| some | 2 of 2: 200, 2.0 s (1.0 to 3.0) | 1 of 2: 400, 4.0 s (4.0 to 4.0) | 0 of 2 | 5.0e-03 |" in text

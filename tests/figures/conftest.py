@@ -3,10 +3,17 @@
 import sys
 
 import pytest
+from matplotlib.figure import Figure
 from rich.console import Console
 
 from bnrank import cli, figures
 from bnrank.figures.harness import store
+
+
+@pytest.fixture(autouse=True)
+def without_layout(monkeypatch):
+    """Save pictures without arranging their axes, which takes longer than drawing them."""
+    monkeypatch.setattr(Figure, "get_layout_engine", lambda self: None)
 
 
 @pytest.fixture

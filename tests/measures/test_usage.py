@@ -81,7 +81,7 @@ def test_exact_low_rank_is_kept_with_fewer_samples_than_dimensions():
     assert usage.centered_dimension(x)[1] == 10
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30, deadline=None, derandomize=True)
 @given(st.integers(2, 30), st.integers(1, 30), st.integers(0, 10**6), st.sampled_from([1e-30, 1.0, 1e30]))
 def test_bounds_scale_and_order(n, d, seed, scale):
     x = np.random.default_rng(seed).normal(size=(n, d)) * np.arange(1, d + 1) ** -0.5
