@@ -24,9 +24,12 @@ def dataset():
     )
 
 
-def test_the_bytes_are_those_that_xarray_writes(dataset):
-    assert netcdf.dump(dataset) == bytes(dataset.to_netcdf(engine="h5netcdf"))
-    assert netcdf.dump(dataset) == netcdf.dump(dataset)
+def test_a_file_is_the_one_that_xarray_writes(dataset):
+    ours, theirs = netcdf.dump(dataset), bytes(dataset.to_netcdf(engine="h5netcdf"))
+    differing = [i for i in range(len(theirs)) if ours[i] != theirs[i]]
+    assert len(ours) == len(theirs)
+    assert len(differing) <= 8 * len(dataset.variables)  # old versions of HDF5 write the time of day
+    xr.testing.assert_identical(xr.load_dataset(io.BytesIO(ours)), xr.load_dataset(io.BytesIO(theirs)))
 
 
 def test_it_comes_back(dataset, tmp_path):
