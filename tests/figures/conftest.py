@@ -3,7 +3,7 @@
 import sys
 
 import pytest
-from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from rich.console import Console
 
 from bnrank import cli, figures
@@ -13,7 +13,7 @@ from bnrank.figures.harness import store
 @pytest.fixture(autouse=True)
 def without_layout(monkeypatch):
     """Save pictures without arranging their axes, which takes longer than drawing them."""
-    monkeypatch.setattr(Figure, "get_layout_engine", lambda self: None)
+    monkeypatch.setattr(ConstrainedLayoutEngine, "execute", lambda self, fig: None)
 
 
 @pytest.fixture
