@@ -1,5 +1,6 @@
 """The comparison benchmarks: measuring cell by cell, intervals, and the subject of counts."""
 
+import argparse
 import json
 import sys
 import types
@@ -75,16 +76,32 @@ def test_a_finished_run_names_its_selection(tmp_path, monkeypatch):
         assert (name, quick, chosen({"seed": 100, "case": "a b"}), chosen({"seed": 105, "case": "a b"})) == (
             ("counting", True, True, False)
         )
-        (out / "counting.jsonl").write_text('{"cell": {}}\n')
+        (out / "counting.jsonl").write_text(json.dumps(line) + "\n")
         return "1 of 9 cells measured (quick)."
 
+    line = {"cell": {"seed": 104, "tuned": False, "case": "c"}}
     words = ["counting", "--quick", "--only", "a b", "c", "--seeds", "100", "105", "--out", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", ["against", *words])
     monkeypatch.setattr(trials, "run", run)
     against.main()
     ((about, lines),) = stored.runs(tmp_path, "counting")
     assert about["command"] == "python -m benchmarks.against counting --quick --only 'a b' c --seeds 100 105"
-    assert (about["machine"], lines) == (machine(), [{"cell": {}}])
+    assert (about["machine"], lines) == (machine(), [line])
+
+
+@pytest.mark.parametrize(
+    ("only", "seeds", "words"),
+    [
+        (["BERT"], None, "--quick --only BERT"),
+        (None, (0, 4), "--quick --seeds 0 4"),
+        (None, (3, 4), "--quick"),
+        (["BERT", "ViT"], (0, 3), "--quick"),
+    ],
+)
+def test_a_selection_is_named_only_if_all_stored_cells_are_of_it(only, seeds, words):
+    arguments = argparse.Namespace(quick=True, only=only, seeds=seeds)
+    cells = [{"seed": seed, "tuned": False, "case": "BERT"} for seed in (1, 3)]
+    assert " ".join(against.selection(arguments, cells)) == words
 
 
 class Losing(Executor):

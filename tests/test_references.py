@@ -47,3 +47,4 @@ def test_a_source_lists_the_statements_and_figures_that_it_has(key):
     for page, listed in (("docs/references.md", paper), ("docs/how-to/cite.md", row)):
         missing = sorted(own - set(ids_in(listed)))
         assert not missing, f"add to {key} in {page}: {', '.join(missing)}"
+    assert set(ids_in(paper)) == set(ids_in(row))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,9 +34,14 @@ def chosen(only: Sequence[str] | None, seeds: Sequence[int] | None, cell: dict[s
     return named and (seeds is None or seeds[0] <= cell["seed"] < seeds[1])
 
 
-def selection(arguments: argparse.Namespace) -> list[str]:
-    """Return the words of a command that select cells: of a quick run, of some cases, of some seeds."""
+def selection(arguments: argparse.Namespace, cells: Iterable[dict[str, Any]]) -> list[str]:
+    """Return the words of a command that select cells: of a quick run, of some cases, of some seeds.
+
+    Cases and seeds are left out where cells of other calls are stored, too.
+    """
     words = ["--quick"] if arguments.quick else []
+    if not all(chosen(arguments.only, arguments.seeds, cell) for cell in cells):
+        return words
     if arguments.only is not None:
         words += ["--only", *map(shlex.quote, arguments.only)]
     return words if arguments.seeds is None else [*words, "--seeds", *map(str, arguments.seeds)]
@@ -64,7 +69,9 @@ def main() -> None:
         for name in arguments.subjects or SUBJECTS:
             places = arguments.out, arguments.quick, arguments.minutes
             text = trials.run(name, *places, executor=executor, chosen=partial(chosen, arguments.only, arguments.seeds))
-            text = f"# bnrank against others: {' '.join([name, *selection(arguments)])}\n\n{machine()}. {text}\n"
+            cells = [line["cell"] for line in trials.stored(arguments.out / f"{name}.jsonl").values()]
+            words = [name, *selection(arguments, cells)]
+            text = f"# bnrank against others: {' '.join(words)}\n\n{machine()}. {text}\n"
             (arguments.out / f"{name}.md").write_text(text, encoding="utf-8")
             print(text)
 

@@ -87,7 +87,7 @@ def test_the_model_predicts_the_loss_where_several_kinks_leave_their_creases(pro
     assert error(*problem, 1e6) < 2e-5
 
 
-def test_without_rounds_for_the_slopes_the_model_is_wrong_at_any_length(monkeypatch):
+def test_without_rounds_for_the_slopes_the_model_of_some_problem_is_wrong_for_short_steps(monkeypatch):
     monkeypatch.setattr(pieces, "SLOPES", 0)
     assert max(error(*problem, 1e6) for problem in PROBLEMS) > 1e-3
 

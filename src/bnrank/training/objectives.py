@@ -258,7 +258,8 @@ class ModuleObjective(Objective):
                 except torch.OutOfMemoryError:
                     raise
                 except (RuntimeError, NotImplementedError) as error:
-                    what = f"{type(self.net).__name__} cannot be differentiated for all members at once (torch.vmap)"
+                    at_once = "" if self.members == 1 and self._known else " for all members at once (torch.vmap)"
+                    what = f"{type(self.net).__name__} cannot be differentiated{at_once}"
                     raise ValueError(f"net: {what}: {error}") from error
                 share = (part.stop - part.start) / n
                 if first == 0:
@@ -271,8 +272,8 @@ class ModuleObjective(Objective):
 
     def _alone(self, *data: Tensor) -> tuple[Tensor, Tensor]:
         """Return gradient and cost of the only member, with a first dimension for it."""
-        with torch.enable_grad():
-            row = self.theta[0].detach().requires_grad_()
+        with torch.inference_mode(False), torch.enable_grad():
+            row = self.theta[0].clone().detach().requires_grad_()
             cost = self._member_cost(row, *data)
             gradient = torch.autograd.grad(cost, row)[0] if cost.requires_grad else torch.zeros_like(row)
         return gradient.unsqueeze(0), cost.detach().unsqueeze(0)
