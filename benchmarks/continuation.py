@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,7 @@ def expansions(found: Sequence[Minimum], ridge: float) -> dict[str, cost.Expansi
 
 def shown(rows: Sequence[dict[str, Any]]) -> str:
     """Return the table of the expansions of stored branches, a row per seed, and how many points are stationary."""
+    rows = [row for row in rows if "id" not in row]
     lines, every = [], sorted({row["depth"] for row in rows})
     for seed in dict.fromkeys(row["seed"] for row in rows):
         some = range_of_one_rank([Minimum.of(row) for row in rows if row["seed"] == seed])
@@ -155,15 +157,34 @@ def shown(rows: Sequence[dict[str, Any]]) -> str:
     return f"{markdown(headings, lines)}\n\n{said}"
 
 
-def statements(found: Minimum, task: bnrank.Task, ridge: float) -> list[str]:
-    """Return rows of a Markdown table: what the statements about minima say at this depth."""
+def statements(found: Minimum, task: bnrank.Task, ridge: float) -> list[dict[str, Any]]:
+    """Return rows to store: what the statements about minima say at this depth; sides are None where there are none."""
     rows = []
-    for verdict in bnrank.check(found.net, task.x, task.y, ridge, only=STATEMENTS).verdicts:
-        numbers = [
-            "" if math.isnan(value) else f"{value:.4g}" for value in (verdict.left, verdict.right, verdict.slack)
-        ]
-        rows.append(f"| {verdict.id} | {verdict.name} | {found.depth} | {verdict.label} | {' | '.join(numbers)} |")
+    for one in bnrank.check(found.net, task.x, task.y, ridge, only=STATEMENTS).verdicts:
+        sides = {name: None if math.isnan(side) else side for name, side in (("left", one.left), ("right", one.right))}
+        rows.append({"depth": found.depth, "id": one.id, "name": one.name, "label": one.label, **sides})
     return rows
+
+
+def judged(rows: Sequence[dict[str, Any]]) -> str:
+    """Return a table of what the statements say of stored minima, a row per statement, and which do not apply."""
+    rows = [row for row in rows if "id" in row]
+    depths, lines, others = sorted({row["depth"] for row in rows}), [], []
+    for of, name in dict.fromkeys((row["id"], row["name"]) for row in rows):
+        own = sorted((row for row in rows if (row["id"], row["name"]) == (of, name)), key=itemgetter("depth"))
+        if any(row["left"] is None for row in own):
+            others.append(f"{of} ({name}): {own[0]['label']}")
+            continue
+        cells = [f"{row['left']:.4g} of {row['right']:.4g}" for row in own]
+        lines.append([of, name, *cells, own[-1]["label"]])
+    headings = [
+        "id",
+        "statement",
+        *(f"left of right, depth {depth}" for depth in depths),
+        f"verdict, depth {depths[-1]}",
+    ]
+    seeds = ", ".join(str(seed) for seed in dict.fromkeys(row["seed"] for row in rows))
+    return f"{markdown(headings, lines)}\n\nSeed {seeds}. Not in the table: {'; '.join(others) or 'none'}."
 
 
 def draw(branches: dict[int, list[Minimum]], ridge: float, path: Path) -> None:
@@ -225,5 +246,11 @@ def main(
                 )
     if picture is not None:
         draw(branches, RIDGE, picture)
-    for one in (branches[seeds[0]][0], branches[seeds[0]][-1]):
-        print("\n".join(statements(one, task, RIDGE)), flush=True)
+    said = [
+        {"seed": seeds[0], **row}
+        for one in (branches[seeds[0]][0], branches[seeds[0]][-1])
+        for row in statements(one, task, RIDGE)
+    ]
+    for row in said:
+        append(row)
+    print(judged(said), flush=True)

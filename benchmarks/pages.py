@@ -163,6 +163,7 @@ TABLES: dict[str, Table] = {
     "landscape": _of_rows(landscape.shown),
     "expansion": _of_rows(continuation.shown),
     "optimizers": _of_rows(to_minima.shown),
+    "statements": _of_rows(continuation.judged),
 }
 
 

@@ -126,6 +126,23 @@ def test_stored_ends_are_told_apart_as_the_ends_are():
     assert landscape.shown(rows).endswith("3 different points of 4 seeds, with relative gradients of at most 1e-12.")
 
 
+def test_statements_of_a_stored_branch_become_a_table(tmp_path):
+    task = bnrank.tasks.low_rank_map(n=25, d_in=3, d_out=3, latent=2, rank=1, width=10, seed=0)
+    verdicts = bnrank.check(bnrank.MLP([3, 4, 4, 3]).double(), task.x, task.y, 1e-2, only=continuation.STATEMENTS)
+    found = [
+        continuation.Minimum(L, 1, 1, 0, "", (3,), (1,), bnrank.MLP([3, 4, 4, 3], seed=L).double()) for L in (8, 4)
+    ]
+    rows = [{"seed": 6, **row} for one in found for row in continuation.statements(one, task, 1e-2)]
+    text = continuation.judged(json.loads(json.dumps(rows)))
+    assert "| id | statement | left of right, depth 4 | left of right, depth 8 | verdict, depth 8 |" in text
+    by_depth = {row["depth"]: row for row in rows if row["name"] == "trace of the kernel, layer by layer"}
+    sides = " | ".join(f"{by_depth[L]['left']:.4g} of {by_depth[L]['right']:.4g}" for L in (4, 8))
+    assert f"| T24 | trace of the kernel, layer by layer | {sides} | {by_depth[8]['label']} |" in text
+    for one in verdicts.verdicts:
+        assert f"| {one.name} |" in text or f"({one.name})" in text
+    assert text.splitlines()[-1].startswith("Seed 6. Not in the table: T")
+
+
 def test_stored_branches_have_the_expansion_of_exact_norms():
     def row(seed, depth, rank=2):
         norm, loss = 2 * depth + 4 + 7 / depth, continuation.RIDGE * (2 * depth + 5 + 3 / depth)
@@ -133,7 +150,8 @@ def test_stored_branches_have_the_expansion_of_exact_norms():
         return {"seed": seed, **json.loads(json.dumps(one.row()))}
 
     rows = [row(seed, depth, 3 if seed == 7 and depth == 8 else 2) for seed in (6, 7) for depth in (8, 10, 12, 14, 16)]
-    lines = continuation.shown([*rows, row(8, 16)]).splitlines()
+    said = {"seed": 6, "depth": 8, "id": "T14", "name": "balance", "label": "holds", "left": 1.0, "right": 1.0}
+    lines = continuation.shown([*rows, row(8, 16), said]).splitlines()
     exact = "2.000 [2.000, 2.000] | 4.0 | 7.0 | 2.000 [2.000, 2.000] | 5.0 | 3.0 |"
     assert lines[2:4] == [f"| 6 | {exact}", f"| 7 (depths 10 to 16) | {exact}"]
     assert lines[4] == f"| 8 (depths 16 to 16) |{' – |' * 6}"
