@@ -173,7 +173,7 @@ def test_fractions_and_texts():
         ({"estimator": 3}, "estimator: got 3"),
         ({"groups": "text"}, "groups: "),
         ({"groups": np.arange(19), "X": np.arange(40.0).reshape(20, 2), "y": FAR}, "groups: got shape"),
-        ({"X": pd.DataFrame(np.ones((20, 2)), columns=["a", "a"])}, "unique column names"),
+        ({"X": pd.DataFrame(np.ones((20, 2)), columns=["a", "a"])}, "unique column names|different names"),
     ],
 )
 def test_bad_input_is_named(change, message):
