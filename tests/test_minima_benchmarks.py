@@ -126,7 +126,7 @@ def test_stored_ends_are_told_apart_as_the_ends_are():
     assert landscape.shown(rows).endswith("3 different points of 4 seeds, with relative gradients of at most 1e-12.")
 
 
-def test_statements_of_a_stored_branch_become_a_table(tmp_path):
+def test_statements_of_a_stored_branch_become_a_table():
     task = bnrank.tasks.low_rank_map(n=25, d_in=3, d_out=3, latent=2, rank=1, width=10, seed=0)
     verdicts = bnrank.check(bnrank.MLP([3, 4, 4, 3]).double(), task.x, task.y, 1e-2, only=continuation.STATEMENTS)
     found = [
