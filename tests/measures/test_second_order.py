@@ -100,3 +100,14 @@ def test_sizes_that_differ_are_refused():
     _, task, _ = problem()
     with pytest.raises(ValueError, match=r"task: got 3 inputs and 2 outputs, expected 4 inputs and 2 outputs"):
         Problem.of(bnrank.MLP([4, 5, 2]), task, 0.1)
+
+
+def test_second_derivatives_are_taken_where_they_make_the_cost_convex():
+    net, _, p = problem()
+    layers = p.layers(net)
+    at = Evaluation(p, layers, np.full(len(layers) - 1, 0.1))
+    every, convex, none = (at.hessian(bends) for bends in ("all", "convex", "none"))
+    assert np.linalg.eigvalsh(convex - every)[0] > -1e-12
+    assert np.linalg.eigvalsh(convex - none)[0] > -1e-12
+    assert np.abs(convex - every).max() > 1e-6
+    assert np.abs(convex - none).max() > 1e-6

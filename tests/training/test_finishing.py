@@ -9,7 +9,7 @@ import torch
 
 import bnrank
 from bnrank.measures.second_order import Evaluation, Problem
-from bnrank.training.finishing import corners, creases, newton, orbits, quasi, search, shrinking, steps, tangents
+from bnrank.training.finishing import creases, frames, orbits, pieces, quasi, search, shrinking, tangents
 from bnrank.training.finishing.kinks import Kinks, at_zero, of_smoothed
 
 
@@ -250,18 +250,6 @@ def test_rotations_leave_the_function_of_linear_neurons():
     assert np.abs(outputs(p, straight) - outputs(p, layers)).max() > 1e-3
 
 
-def test_newton_reaches_a_stationary_point_of_the_smoothed_loss():
-    p, layers = problem()
-    smooth = np.full(2, 0.05)
-    layers = quasi.descend(p, layers, smooth, 200, lambda: False)
-    found, relative, _, steps = newton.descend(p, layers, smooth, 1e-10, 100)
-    assert relative <= 1e-10
-    assert steps < 100
-    at = Evaluation(p, found, smooth)
-    assert at.relative_gradient == relative
-    assert at.loss <= Evaluation(p, layers, smooth).loss
-
-
 def test_coordinates_of_l_bfgs_are_exact_changes_of_variables():
     p, layers = problem()
     at = Evaluation(p, layers, np.full(2, 0.05))
@@ -278,19 +266,13 @@ def test_tangents_agree_with_the_pseudoinverse():
     rows = generator.normal(size=(5, 9))
     rows[3] = rows[0] - 2 * rows[1]  # dependent
     sizes, gradient = generator.uniform(0.5, 2, 5), generator.normal(size=9)
-    step_by_step = tangents.Tangents(rows[:2]).extended(rows[2]).extended(rows[3]).extended(rows[4])
-    for found in (tangents.Tangents(rows), step_by_step):
-        assert len(found.chosen) == 4
-        np.testing.assert_allclose(found.basis @ found.basis.T, np.linalg.pinv(rows) @ rows, atol=1e-12)
-        values = rows @ generator.normal(size=9)
-        np.testing.assert_allclose(found.onto(values), np.linalg.pinv(rows) @ values, atol=1e-12)
-        expected = sizes * (np.linalg.pinv(rows.T * sizes) @ gradient)  # of least ||m / sizes||
-        np.testing.assert_allclose(found.multipliers(gradient, sizes), expected, atol=1e-12)
-        one = int(found.chosen[0])
-        away = np.linalg.pinv(rows[found.chosen])[:, 0]
-        rates = found.rates(np.ones(5))
-        assert rates[one] == pytest.approx(1 / np.linalg.norm(away))
-        assert (rates == 0).sum() == 1
+    found = tangents.Tangents(rows)
+    assert len(found.chosen) == 4
+    np.testing.assert_allclose(found.basis @ found.basis.T, np.linalg.pinv(rows) @ rows, atol=1e-12)
+    values = rows @ generator.normal(size=9)
+    np.testing.assert_allclose(found.onto(values), np.linalg.pinv(rows) @ values, atol=1e-12)
+    expected = sizes * (np.linalg.pinv(rows.T * sizes) @ gradient)  # of least ||m / sizes||
+    np.testing.assert_allclose(found.multipliers(gradient, sizes), expected, atol=1e-12)
 
 
 def test_smaller_smoothing_is_followed_by_the_kinks():
@@ -298,8 +280,8 @@ def test_smaller_smoothing_is_followed_by_the_kinks():
     layers = quasi.descend(p, layers, np.full(2, 3e-2), 300, lambda: False)
     for eps in (1e-2, 3e-3, 1e-3, 3e-4):
         smooth = np.full(2, eps)
-        layers, relative, _, _ = newton.descend(p, shrinking.tidy(layers), smooth, 1e-5, 100)
-    assert relative <= 1e-5
+        layers, _ = frames.descend(p, shrinking.tidy(layers), smooth, 1e-5)
+    assert Evaluation(p, layers, smooth).relative_gradient <= 1e-5
     assert len(of_smoothed(p, layers, smooth)) > 3
     left = Evaluation(p, layers, 0.1 * smooth).relative_gradient
     followed = Evaluation(p, creases.nearer(p, layers, smooth, 0.1), 0.1 * smooth).relative_gradient
@@ -313,9 +295,7 @@ def test_neurons_with_one_preactivation_on_several_samples_are_held_and_released
     p = Problem.of(bnrank.MLP([1, 1, 1, 1], dtype=torch.float64), task, 1e-3)
     layers = [np.array([[1.0, 0.0]]), np.array([[1.0, 1e-9]]), np.array([[1.0, 0.0]])]
     kinks = Kinks(*(np.array(v) for v in ([1], [0], [1])), np.array([0.5]))
-    corner = corners.search(p, layers, kinks, 1e-9, 0)
-    assert sorted(corner.kinks.samples[corner.kinks.layers == 1]) == [0, 1, 2]
-    done = corners.search(p, layers, kinks, 1e-9, 100)
+    done = pieces.search(p, layers, kinks, 1e-9, 100)
     assert done.reason == "stationary"
     assert done.residual <= 1e-9
     held = done.kinks.samples[done.kinks.layers == 1]
@@ -353,7 +333,6 @@ def test_systems_without_unknowns_are_not_given_to_scipy(rows, monkeypatch):
     monkeypatch.setattr(tangents.scipy.linalg, "solve_triangular", old)
     found, number = tangents.Tangents(rows), len(rows)
     assert not found.onto(np.ones(number)).any()
-    assert not found.rates(np.ones(number)).any()
     assert not found.multipliers(np.ones(3), np.ones(number)).any()
 
 
@@ -369,40 +348,8 @@ def test_kinks_of_the_first_layer_are_factored_neuron_by_neuron():
     blocks = [(np.flatnonzero(np.isin(order, which)), columns) for which, columns in parts]
     found, gradient, sizes = tangents.Tangents(rows, blocks), generator.normal(size=12), generator.uniform(0.5, 2, 9)
     assert len(found.chosen) == 7
-    assert found.blocked == 5
     np.testing.assert_allclose(found.basis @ found.basis.T, np.linalg.pinv(rows) @ rows, atol=1e-12)
     values = rows @ generator.normal(size=12)
     np.testing.assert_allclose(found.onto(values), np.linalg.pinv(rows) @ values, atol=1e-12)
     expected = sizes * (np.linalg.pinv(rows.T * sizes) @ gradient)
     np.testing.assert_allclose(found.multipliers(gradient, sizes), expected, atol=1e-10)
-    (columns, free), _ = found.free
-    np.testing.assert_allclose(rows[:, columns][blocks[0][0]] @ free, 0, atol=1e-12)
-
-
-@pytest.mark.parametrize("many", [1, 100], ids=["blocks", "whole"])
-def test_steps_solve_the_equations_of_newton_along_kinks(many, monkeypatch):
-    monkeypatch.setattr(tangents, "MANY", many)
-    p, layers = problem()
-    held = Kinks(*(np.array(v) for v in ([0, 0, 0, 1], [2, 2, 4, 3], [4, 6, 6, 7])), np.full(4, 0.5))
-    theta, shapes = np.concatenate([w.ravel() for w in layers]), [w.shape for w in layers]
-    crease = creases.Crease(p, theta, shapes, held)
-    found = steps.Steps(crease, 50.0)  # large enough for a positive definite matrix
-    assert found.damping == 50.0
-    rows, matrix, gradient = crease.at.preactivation_gradients(*held.places), crease.at.hessian(), crease.at.gradient
-    row = crease.at.preactivation_gradients(*(np.array([v]) for v in (1, 1, 2)))[0]
-    for one, held_rows in ((found, rows), (found.extended(crease.tangents.extended(row)), np.vstack([rows, row]))):
-        count = len(held_rows)
-        full = np.block([[matrix + 50.0 * np.eye(len(theta)), held_rows.T], [held_rows, np.zeros((count, count))]])
-        expected = np.linalg.solve(full, np.concatenate([-gradient, np.zeros(count)]))[: len(theta)]
-        np.testing.assert_allclose(one(gradient), expected, atol=1e-10)
-
-
-def test_large_networks_follow_the_smoothing_without_hessians(monkeypatch):
-    net, task, ridge = small(1, 0.2)
-    monkeypatch.setattr(search, "LARGE", 0)
-    for module in (corners, creases, tangents):
-        monkeypatch.setattr(module, "MANY", 1)
-    monkeypatch.setattr(search.Search, "sharpened", None)
-    done = bnrank.finish(net, task, ridge, births=False, progress=False)
-    assert done.stationarity.residual <= 1e-8
-    assert done.loss <= done.loss_before

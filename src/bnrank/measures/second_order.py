@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
 import torch
@@ -246,30 +247,31 @@ class Evaluation:
         total = float(np.linalg.norm(self.cost_gradient) + np.linalg.norm(penalty))
         return float(np.linalg.norm(self.cost_gradient + penalty)) / total if total > 0 else 0.0
 
-    def curvatures(self, *, gauss_newton: bool = False) -> list[Array]:
+    def curvatures(self, bends: Literal["all", "convex", "none"] = "all") -> list[Array]:
         """Return the Hessians of C with respect to z_l of every sample, l = 1..L, each (N, n_l, n_l).
 
-        With ``gauss_newton``, without the second derivative of the activation.
+        ``bends`` says which terms with the second derivative of the activation are taken: all, those that make C
+        convex, or none (Gauss-Newton).
         """
         found = [self.problem.curvature(self.z[-1])]
         for number in range(len(self.layers) - 1, 0, -1):
             width = len(self.layers[number - 1])
             w, d = self.layers[number][:, :width], self.first[number - 1]
             inner = np.matmul(w.T, np.matmul(found[-1], w)) * d[:, :, None] * d[:, None, :]
-            if len(self.smooth) and not gauss_newton:
-                diagonal = np.arange(width)
-                inner[:, diagonal, diagonal] += self.second[number - 1] * self.below[number - 1]
+            if len(self.smooth) and bends != "none":
+                diagonal, bent = np.arange(width), self.second[number - 1] * self.below[number - 1]
+                inner[:, diagonal, diagonal] += bent if bends == "all" else np.maximum(bent, 0)
             found.append(inner)
         return found[::-1]
 
-    def hessian(self) -> Array:
-        """Return the Hessian of C + lambda ||theta||^2, (P, P).
+    def hessian(self, bends: Literal["all", "convex", "none"] = "all") -> Array:
+        """Return the Hessian of C + lambda ||theta||^2, (P, P), with second derivatives as in :meth:`curvatures`.
 
         With H_l the Hessian of C with respect to z_l and G_ml = dz_m/dz_l, the entry of W_m[k, p] and W_l[j, q] for
         m >= l is the sum over samples of
         (H_m G_ml)[k, j] a_{m-1}[p] a_{l-1}[q] + delta_m[k] (da_{m-1}/dz_l)[p, j] a_{l-1}[q], the second term for m > l.
         """
-        layers, n, curvatures = self.layers, len(self.problem.x), self.curvatures()
+        layers, n, curvatures = self.layers, len(self.problem.x), self.curvatures(bends)
         starts = np.concatenate([[0], np.cumsum([layer.size for layer in layers])])
         result = np.empty((starts[-1], starts[-1]))
         for low in range(len(layers)):

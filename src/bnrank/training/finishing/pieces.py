@@ -13,16 +13,15 @@ stay at 0; the others are released.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import scipy.linalg
 
 from bnrank.measures.second_order import Array, Evaluation, Problem, Shapes, join, split
 from bnrank.training.finishing import bounded, orbits
-from bnrank.training.finishing.corners import Corner
 from bnrank.training.finishing.creases import SETTLED, Crease, retracted, with_slopes
 from bnrank.training.finishing.kinks import Kinks
-from bnrank.training.finishing.newton import curving
 
 STIFF = 1e-6  # kinks whose slopes are this far inside their range are expected to remain: H is stiffened there
 INSIDE = 1e-9  # slopes this far inside their range hold a kink
@@ -36,6 +35,28 @@ SHARES = (1.0, 0.5, 0.25)  # of a step that are tried with one factor
 TRIES, FACTORS = 12, 60  # dampings that are tried, and the number of larger ones to make a factor exist
 GROWTH = 8.0  # of the damping after a step that failed
 POOR, GOOD = 0.1, 0.9  # ratios of the actual to the predicted decrease: a step fails, and the damping is much reduced
+
+
+@dataclass(frozen=True)
+class Corner:
+    """Where the search ended.
+
+    Attributes
+    ----------
+    layers : list of ndarray
+        The layers.
+    kinks : Kinks
+        The kinks with their slopes.
+    residual : float
+        Relative norm of the gradient with these slopes.
+    reason : str
+        Why the search ended.
+    """
+
+    layers: list[Array]
+    kinks: Kinks
+    residual: float
+    reason: str
 
 
 def search(
@@ -62,7 +83,7 @@ def search(
             reason = "stationary"
             break
         model, found = Model(crease.at, kinks), None
-        damping, reason = max(damping, curving(crease.at)), "no further decrease"
+        damping, reason = max(damping, orbits.curving(crease.at)), "no further decrease"
         for _ in range(TRIES):
             if out_of_time():
                 reason = "out of time"
@@ -83,7 +104,7 @@ def search(
         elif ratio < 0.2:
             damping *= 4
     at = Evaluation(problem, split(theta, shapes), (), kinks.places, kinks.slopes)
-    return Corner(split(theta, shapes), kinks, at.relative_gradient, 0.0, reason)
+    return Corner(split(theta, shapes), kinks, at.relative_gradient, reason)
 
 
 class Model:

@@ -24,7 +24,7 @@ class Coordinates:
     def __init__(self, at: Evaluation) -> None:
         self.shapes, self.factors = [layer.shape for layer in at.layers], []
         shares = np.bincount(at.problem.rows, weights=at.problem.weights, minlength=len(at.problem.x))
-        for a, curvature in zip(at.inputs, at.curvatures(gauss_newton=True), strict=True):
+        for a, curvature in zip(at.inputs, at.curvatures("none"), strict=True):
             p, right = np.linalg.eigh((a * shares[:, None]).T @ a)
             q, left = np.linalg.eigh(curvature.sum(0))
             scale = np.sqrt(np.maximum(q, 0)[:, None] * np.maximum(p, 0) + 2 * at.problem.ridge)

@@ -6,7 +6,6 @@ import copy
 import itertools
 import time
 from collections.abc import Collection, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,33 +14,26 @@ from bnrank.measures import subgradients
 from bnrank.measures.critical_points import BIRTH_RTOL, Birth, of_layers
 from bnrank.measures.second_order import Array, Evaluation, Problem
 from bnrank.measures.subgradients import KINK_RTOL
-from bnrank.training.finishing import corners, creases, newton, pieces, quasi, shrinking
+from bnrank.training.finishing import creases, frames, pieces, quasi, shrinking
 from bnrank.training.finishing.kinks import Kinks, at_zero, of_smoothed
 from bnrank.training.finishing.stages import Stages, State
 
-SMOOTHING = (1e-2, 3e-3, 1e-3, 1e-4, 1e-5, 1e-6)  # eps in units of the root mean square preactivation of the layer
+# eps in units of the root mean square preactivation of the layer
+SMOOTHING = (1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 1e-5, 1e-6)
 SHRINKING = 1e-3  # down to this eps, weak neurons are removed and parallel ones merged
-TRIED = 1e-4  # from this eps on, the kinks are identified and the search along them is tried
+PREDICTED = 3e-4  # from this eps on, preactivations at kinks are reduced with it
+TRIED = 1e-5  # from this eps on, the kinks are identified and the search with them is tried
 SMALLEST = 1e-100  # least root mean square preactivation that is assumed
-LOOSE = 1e-3  # relative gradient at which the smoothing is reduced
+FIRST, LOOSE = 1e-3, 1e-5  # relative gradients at which the network is not reduced further, and eps is
 EVERY, ROUNDS = 300, 40  # iterations of L-BFGS between reductions of the network, and the number of rounds
 GAIN = 1e-4  # relative decrease of the loss per round below which the smoothing is reduced
-FOLLOWED = (5e-3, 3e-3, 2e-3, 1e-3, 3e-4, 1e-4)  # eps at which L-BFGS follows the minimum
-ITERATIONS, MORE = 300, 1000  # of L-BFGS at each eps, and the number for large networks
-LARGE = 3000  # parameters above which a network is large: a step of Newton's method takes seconds
 PIECES = 300  # steps of the search with all kinks together
-PREDICTED = 3e-4  # from this eps on, preactivations at kinks are reduced with it
-DENSE = 12_000  # largest number of parameters for Newton's method
-STEPS, PASSES = 10, 30  # Newton steps between reductions, and the number of such passes at one eps
-CORNER_STEPS, BIRTH_STEPS = 300, 120  # Newton steps along kinks, also right after a neuron was added
-FIRST_STEPS = 3000  # the same after L-BFGS, where there is the farthest to go
-MANY = 150  # kinks above which the search along them waits for the smallest eps, where few of them are wrong
+DENSE = 12_000  # largest number of parameters for exact Hessians
 DEAD = 1e-6  # relative weight of neurons that are removed, and distance of parallel ones, when kinks are known
 NEAR = 1e-5  # preactivations that count as 0 after neurons were removed
-RESTARTS = (1e-4, 3e-3)  # eps from which a search along kinks that ended early is repeated
+RESTARTS = (1e-4, 3e-3)  # eps from which a search that ended early is repeated
 PROGRESS = 1e-12  # least relative decrease of the loss by a new neuron
 BIRTHS = 60  # largest number of neurons added
-ENDED = ("residual", "excess", "reason")  # how a search along kinks ended
 OUT_OF_TIME = "out of time"
 NO_SIZE = "no size that was tried does"
 
@@ -172,123 +164,74 @@ class Search:
                 if shrink:
                     layers = shrinking.tidy(layers)
                 same = [len(layer) for layer in layers] == sizes
-                if self.late() or at.relative_gradient <= LOOSE or (same and at.loss > last * (1 - GAIN)):
+                if self.late() or at.relative_gradient <= FIRST or (same and at.loss > last * (1 - GAIN)):
                     break
                 last = at.loss
             self.note(layers=layers, round=ROUNDS)
             if _count(layers) > DENSE:
                 return layers, f"more than {DENSE} live parameters are left, too many for exact Hessians"
-            return self.followed(layers, shrink=shrink)
+            return self.followed(layers, SMOOTHING[0], shrink=shrink)
 
-    def followed(self, layers: list[Array], *, shrink: bool) -> tuple[list[Array], str]:
-        """Return a stationary point reached by L-BFGS while the smoothing is reduced, and a search along the kinks."""
-        problem, levels = self.problem, (SMOOTHING[0], *FOLLOWED)
-        with self.stages.stage("followed") as known:
-            layers = known.get("layers", layers)
-            begin = min(known.get("number", 1), len(levels))
-            smooth = self.smoothing(layers, levels[begin - 1])
-            for number in range(begin, len(levels)):
-                self.note(layers=layers, number=number)
-                eps = levels[number]
-                if eps <= PREDICTED:
-                    layers = creases.nearer(problem, layers, smooth, eps / levels[number - 1])
-                smooth = self.smoothing(layers, eps)
-                iterations = MORE if _count(layers) > LARGE else ITERATIONS
-                layers = quasi.descend(problem, layers, smooth, iterations, self.late)
-                self.tell(40, f"finishing: loss {self.loss(layers):.8g}, smoothing {eps:g}")
-                if shrink and not self.late():
-                    layers = shrinking.tidy(layers) if eps >= SHRINKING else shrinking.tidy(layers, DEAD, DEAD)
-            if self.late():
-                return layers, OUT_OF_TIME
-            self.note(layers=layers, number=len(levels))
-            corner = self.cornered(layers, of_smoothed(problem, layers, smooth), FIRST_STEPS)
-        lower = self.loss(corner.layers) <= self.loss(layers)
-        if lower and corner.reason == "stationary":
-            return corner.layers, corner.reason
-        if self.late():
-            return (corner.layers if lower else layers), OUT_OF_TIME
-        return self.sharpened(corner.layers if lower else layers, TRIED, shrink=shrink)
-
-    def sharpened(self, layers: list[Array], largest: float, *, shrink: bool) -> tuple[list[Array], str]:
-        """Return a stationary point reached by Newton's method while the smoothing is reduced."""
+    def followed(self, layers: list[Array], largest: float, *, shrink: bool) -> tuple[list[Array], str]:
+        """Return a stationary point reached by reducing the smoothing, and by a search with the kinks that are left."""
         problem, levels = self.problem, [eps for eps in SMOOTHING if eps <= largest]
-        with self.stages.stage("sharpened") as known:
-            at: State = {"layers": layers, "best": layers, "stationary": [], "reason": "not started", "damping": 0.0}
-            at |= {"smooth": self.smoothing(layers, largest), "number": 0, "lowered": False} | known
+        with self.stages.stage("followed") as known:
+            at: State = {"layers": layers, "damping": 0.0, "number": 0, "lowered": False}
+            at |= {"stationary": [], "reason": OUT_OF_TIME} | known
             for number in range(at["number"], len(levels)):
                 eps = levels[number]
+                at["number"] = number
                 if not at["lowered"]:
-                    self.note(**at | {"number": number})
+                    self.note(**at)
                     self.lowered(at, eps, levels[number - 1] if number else largest, shrink=shrink)
-                    if eps > TRIED:
-                        at["best"] = at["layers"]
-                        continue
-                    if self.loss(at["layers"]) < self.loss(at["best"]):
-                        at["best"] = at["layers"]
-                    if self.late():
-                        break
-                kinks = of_smoothed(problem, at["layers"], at["smooth"])
-                if len(kinks) > MANY and eps > SMOOTHING[-1]:
-                    at["lowered"] = False
+                    at["lowered"] = eps <= TRIED
+                if self.late():
+                    break
+                if not at["lowered"]:
                     continue
-                self.note(**at | {"number": number, "lowered": True})
-                at["lowered"] = False
-                corner = self.cornered(at["layers"], kinks)
+                self.note(**at)
+                at["lowered"], layers = False, at["layers"]
+                corner = self.cornered(layers, of_smoothed(problem, layers, self.smoothing(layers, eps)))
+                at["reason"] = corner.reason
                 if corner.reason == "stationary":
-                    if self.loss(corner.layers) <= self.loss(at["best"]):
+                    if self.loss(corner.layers) <= self.loss(layers):
                         return corner.layers, corner.reason
                     # The smoothed point has a lower loss: some of its kinks are none. A smaller eps tells them apart.
                     if not at["stationary"] or self.loss(corner.layers) < self.loss(at["stationary"]):
                         at["stationary"] = corner.layers
-                elif self.loss(corner.layers) < self.loss(at["best"]):
-                    at["best"], at["reason"] = corner.layers, corner.reason
-            best, reason = at["best"], at["reason"]
-            if not self.late():
-                self.note(**at | {"number": len(levels)})
-                corner = self.cornered(best, at_zero(problem, best, KINK_RTOL))
-                best, reason = corner.layers, corner.reason
-            if reason != "stationary" and at["stationary"]:
+                elif self.loss(corner.layers) < self.loss(layers):
+                    at["layers"] = corner.layers
+                if self.late():
+                    break
+            if at["stationary"]:
                 return at["stationary"], "stationary"
-            return best, OUT_OF_TIME if self.late() else reason
+            return at["layers"], OUT_OF_TIME if self.late() else at["reason"]
 
     def lowered(self, at: State, eps: float, before: float, *, shrink: bool) -> None:
-        """Minimize the loss with a smoothing by Newton's method, from the layers of the state and to these."""
-        problem, last = self.problem, np.inf
-        with self.stages.stage("lowered") as known:
-            if known:
-                at |= known
-            elif eps < TRIED:
-                at["layers"] = creases.nearer(problem, at["layers"], at["smooth"], eps / before)
-            layers, damping, smooth = at["layers"], at["damping"], at["smooth"]
-            for _ in range(PASSES):
-                self.note(layers=layers, damping=damping)
-                smooth = self.smoothing(layers, eps)
-                layers, _, damping, steps = newton.descend(problem, layers, smooth, LOOSE, STEPS, damping, self.late)
-                loss, sizes = Evaluation(problem, layers, smooth).loss, [len(layer) for layer in layers]
-                self.tell(50, f"finishing: loss {loss:.8g}, smoothing {eps:g}")
-                if shrink:
-                    layers = shrinking.tidy(layers) if eps >= SHRINKING else shrinking.tidy(layers, DEAD, DEAD)
-                    if [len(layer) for layer in layers] != sizes:
-                        last = np.inf
-                        continue
-                slow = eps <= TRIED and loss > last * (1 - 1e-7)
-                if steps < STEPS or slow or self.late():
-                    break
-                last = loss
-            at |= {"layers": layers, "damping": damping, "smooth": smooth}
+        """Minimize the loss with the smoothing eps, which was larger before, from the layers of the state."""
+        layers = at["layers"]
+        if eps < before and eps <= PREDICTED:
+            layers = creases.nearer(self.problem, layers, self.smoothing(layers, before), eps / before)
+        smooth = self.smoothing(layers, eps)
+        layers, at["damping"] = frames.descend(self.problem, layers, smooth, LOOSE, at["damping"], self.late)
+        loss = Evaluation(self.problem, layers, smooth).loss
+        self.tell(40, f"finishing: loss {loss:.8g}, smoothing {eps:g}")
+        if shrink and not self.late():
+            layers = shrinking.tidy(layers) if eps >= SHRINKING else shrinking.tidy(layers, DEAD, DEAD)
+        at["layers"] = layers
 
-    def cornered(self, layers: Sequence[Array], kinks: Kinks, steps: int = CORNER_STEPS) -> corners.Corner:
-        """Return where the search along kinks ends, without neurons that died on the way."""
+    def cornered(self, layers: Sequence[Array], kinks: Kinks) -> pieces.Corner:
+        """Return where the search with kinks ends, without neurons that died on the way."""
         with self.stages.stage("corner") as known:
             if known:
-                corner = corners.Corner(known["layers"], _kinks(known), *(known[name] for name in ENDED))
+                corner = pieces.Corner(known["layers"], _kinks(known), known["residual"], known["reason"])
             else:
-                corner = self.along("along", layers, kinks, steps)
+                corner = self.along("along", layers, kinks)
             less = shrinking.tidy(corner.layers, DEAD, DEAD)
             if [len(layer) for layer in less] != [len(layer) for layer in corner.layers]:
-                ended = {name: getattr(corner, name) for name in ENDED}
+                ended = {"residual": corner.residual, "reason": corner.reason}
                 self.note(layers=corner.layers, **_arrays(corner.kinks), **ended)
-                without = self.along("without", less, at_zero(self.problem, less, NEAR), steps)
+                without = self.along("without", less, at_zero(self.problem, less, NEAR))
                 no_worse = self.loss(without.layers) <= self.loss(corner.layers) * (1 + PROGRESS)
                 if no_worse and (without.reason == "stationary" or corner.reason != "stationary"):
                     corner = without
@@ -296,23 +239,16 @@ class Search:
         self.tell(80, f"finishing: loss {loss:.8g}, {len(corner.kinks)} kinks, {corner.reason}")
         return corner
 
-    def along(self, name: str, layers: Sequence[Array], kinks: Kinks, steps: int) -> corners.Corner:
-        """Return where a search along kinks ends."""
+    def along(self, name: str, layers: Sequence[Array], kinks: Kinks) -> pieces.Corner:
+        """Return where a search with kinks ends."""
 
-        def note(layers: list[Array], kinks: Kinks, *, single: bool) -> None:
-            self.note(layers=layers, single=single, **_arrays(kinks))
+        def note(layers: list[Array], kinks: Kinks) -> None:
+            self.note(layers=layers, **_arrays(kinks))
 
         with self.stages.stage(name) as known:
             if known:
                 layers, kinks = known["layers"], _kinks(known)
-            if not known.get("single", False):
-                at_once = partial(note, single=False)
-                corner = pieces.search(self.problem, layers, kinks, self.rtol / 10, PIECES, self.late, at_once)
-                if corner.reason == "stationary" or self.late():
-                    return corner
-                layers, kinks = corner.layers, corner.kinks
-            one_by_one = partial(note, single=True)
-            return corners.search(self.problem, layers, kinks, self.rtol / 10, steps, self.late, one_by_one)
+            return pieces.search(self.problem, layers, kinks, self.rtol / 3, PIECES, self.late, note)
 
     def birth(self, layers: list[Array], without: Collection[int]) -> Birth | None:
         """Return the new neuron, not in some layers, that lowers the loss most for its norm, or None if none does."""
@@ -347,13 +283,13 @@ class Search:
             if known:
                 found, reason = known["layers"], known["reason"]
             else:
-                corner = self.cornered(best, kinks, BIRTH_STEPS)
+                corner = self.cornered(best, kinks)
                 found, reason = corner.layers, corner.reason
             for number in range(known.get("number", 0), len(RESTARTS)):
                 if reason == "stationary" or self.late():
                     break
                 self.note(layers=found, reason=reason, number=number)
-                tried, ended = self.sharpened(found, RESTARTS[number], shrink=True)
+                tried, ended = self.followed(found, RESTARTS[number], shrink=True)
                 lower = self.loss(tried) < self.loss(found)
                 if lower or (ended == "stationary" and self.loss(tried) < self.loss(layers)):
                     found, reason = tried, ended

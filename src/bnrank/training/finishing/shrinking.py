@@ -85,7 +85,7 @@ def thinned(problem: Problem, layers: Sequence[Array], smooth: Array, change: fl
         at = Evaluation(problem, layers, smooth)
         low, width = layers[number], len(layers[number])
         outgoing, a = layers[number + 1][:, :width], at.inputs[number + 1][:, :width]
-        curvature = at.curvatures(gauss_newton=True)[number + 1]
+        curvature = at.curvatures("none")[number + 1]
         bent = np.matmul(curvature, outgoing)  # (N, n_{l+1}, n_l)
         hessian = np.einsum("ik,ak,iaj,ij->kj", a, outgoing, bent, a, optimize=True)
         cost = problem.ridge * ((low * low).sum(1) + (outgoing * outgoing).sum(0))
