@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 
 import bnrank
@@ -25,6 +26,7 @@ from bnrank.figures.f04_norm_and_depth.figure import Settings as Depths
 from bnrank.figures.harness.training import mlp
 
 FIGURE, EXPANSION = (8, 12, 16, 20), range(8, 25, 2)  # depths
+MIDDLE = 0.05  # least singular value of the middle weight that is shown
 LOWERS = 1 + 1e-6  # a new neuron of a larger effect lowers the loss to first order; 1 up to rounding is usual
 
 Row = dict[str, Any]
@@ -67,9 +69,17 @@ def finish_figures(
     """Print and append what the networks of a figure end at."""
     for label, net, task, ridge in figures(name, depths):
         done, numbers = finish(net, task, ridge, max_minutes, births)
-        append({"network": label, "depth": len(done.network.weights), **numbers})
+        middle = {"middle_before": middle_values(net), "middle": middle_values(done.network)}
+        append({"network": label, "depth": len(done.network.weights), **middle, **numbers})
         before = f"{label}: loss {done.loss_before:.8f} before, {numbers['processor']:.0f} s of processor"
         print(f"{before}, {done.seconds:.0f} s, {done.reason}\n{done.stationarity}", flush=True)
+
+
+def middle_values(net: nn.Module) -> list[float]:
+    """Return the singular values above 0.05 of the weight in the middle, without its bias."""
+    weights = [p for p in net.parameters() if p.ndim == 2]
+    values = torch.linalg.svdvals(weights[len(weights) // 2].detach().double())
+    return [round(float(value), 4) for value in values if value > MIDDLE]
 
 
 def finish_problems(seeds: Sequence[int], max_minutes: float, append: Callable[[Row], None]) -> None:
@@ -110,15 +120,18 @@ def problems(rows: Sequence[Row]) -> str:
 
 
 def depths(rows: Sequence[Row]) -> str:
-    """Return a table of the finished networks of a figure, a row per depth."""
+    """Return a table of the finished networks of figures, a row per network."""
     lines = [
         [
-            *(row["depth"], f"{row['before']:.6f}", f"{row['loss']:.6f}", f"{row['residual']:.0e}", row["kinks"]),
+            *(row["network"], f"{row['before']:.6f}", f"{row['loss']:.6f}", f"{row['residual']:.0e}", row["kinks"]),
+            *(", ".join(f"{value:.3g}" for value in row[name]) for name in ("middle_before", "middle")),
             *(f"{row['processor']:.0f} s", f"{row['seconds']:.0f} s"),
         ]
         for row in rows
     ]
-    return markdown(["depth", "loss before", "loss", "relative gradient", "kinks", "processor", "time"], lines)
+    middle = ["middle singular values before", "after"]
+    headings = ["network", "loss before", "loss", "relative gradient", "kinks", *middle, "processor", "time"]
+    return markdown(headings, lines)
 
 
 def main() -> None:

@@ -74,6 +74,7 @@ SUBJECTS = {
     "films": _against(films),
     "minima": SEEDS,
     "minima_landscape": SEEDS,
+    "minima_F1": Subject(itemgetter("depth"), list, itemgetter("depth")),
     "minima_F4": Subject(itemgetter("depth"), list, itemgetter("depth")),
     "minima_expansion": Subject(itemgetter("seed"), list, itemgetter("seed", "depth")),
     "minima_optimizers": SEEDS,

@@ -9,7 +9,18 @@ import torch
 
 import bnrank
 from bnrank.measures.second_order import Evaluation, Problem
-from bnrank.training.finishing import creases, frames, orbits, pieces, quasi, search, shrinking, tangents
+from bnrank.training.finishing import (
+    corners,
+    creases,
+    frames,
+    orbits,
+    pieces,
+    quasi,
+    search,
+    shrinking,
+    steps,
+    tangents,
+)
 from bnrank.training.finishing.kinks import Kinks, at_zero, of_smoothed
 
 
@@ -266,13 +277,19 @@ def test_tangents_agree_with_the_pseudoinverse():
     rows = generator.normal(size=(5, 9))
     rows[3] = rows[0] - 2 * rows[1]  # dependent
     sizes, gradient = generator.uniform(0.5, 2, 5), generator.normal(size=9)
-    found = tangents.Tangents(rows)
-    assert len(found.chosen) == 4
-    np.testing.assert_allclose(found.basis @ found.basis.T, np.linalg.pinv(rows) @ rows, atol=1e-12)
-    values = rows @ generator.normal(size=9)
-    np.testing.assert_allclose(found.onto(values), np.linalg.pinv(rows) @ values, atol=1e-12)
-    expected = sizes * (np.linalg.pinv(rows.T * sizes) @ gradient)  # of least ||m / sizes||
-    np.testing.assert_allclose(found.multipliers(gradient, sizes), expected, atol=1e-12)
+    step_by_step = tangents.Tangents(rows[:2]).extended(rows[2]).extended(rows[3]).extended(rows[4])
+    for found in (tangents.Tangents(rows), step_by_step):
+        assert len(found.chosen) == 4
+        np.testing.assert_allclose(found.basis @ found.basis.T, np.linalg.pinv(rows) @ rows, atol=1e-12)
+        values = rows @ generator.normal(size=9)
+        np.testing.assert_allclose(found.onto(values), np.linalg.pinv(rows) @ values, atol=1e-12)
+        expected = sizes * (np.linalg.pinv(rows.T * sizes) @ gradient)  # of least ||m / sizes||
+        np.testing.assert_allclose(found.multipliers(gradient, sizes), expected, atol=1e-12)
+        one = int(found.chosen[0])
+        away = np.linalg.pinv(rows[found.chosen])[:, 0]
+        rates = found.rates(np.ones(5))
+        assert rates[one] == pytest.approx(1 / np.linalg.norm(away))
+        assert (rates == 0).sum() == 1
 
 
 def test_smaller_smoothing_is_followed_by_the_kinks():
@@ -295,7 +312,9 @@ def test_neurons_with_one_preactivation_on_several_samples_are_held_and_released
     p = Problem.of(bnrank.MLP([1, 1, 1, 1], dtype=torch.float64), task, 1e-3)
     layers = [np.array([[1.0, 0.0]]), np.array([[1.0, 1e-9]]), np.array([[1.0, 0.0]])]
     kinks = Kinks(*(np.array(v) for v in ([1], [0], [1])), np.array([0.5]))
-    done = pieces.search(p, layers, kinks, 1e-9, 100)
+    corner = corners.search(p, layers, kinks, 1e-9, 0)
+    assert sorted(corner.kinks.samples[corner.kinks.layers == 1]) == [0, 1, 2]
+    done = corners.search(p, layers, kinks, 1e-9, 100)
     assert done.reason == "stationary"
     assert done.residual <= 1e-9
     held = done.kinks.samples[done.kinks.layers == 1]
@@ -333,6 +352,7 @@ def test_systems_without_unknowns_are_not_given_to_scipy(rows, monkeypatch):
     monkeypatch.setattr(tangents.scipy.linalg, "solve_triangular", old)
     found, number = tangents.Tangents(rows), len(rows)
     assert not found.onto(np.ones(number)).any()
+    assert not found.rates(np.ones(number)).any()
     assert not found.multipliers(np.ones(3), np.ones(number)).any()
 
 
@@ -348,8 +368,120 @@ def test_kinks_of_the_first_layer_are_factored_neuron_by_neuron():
     blocks = [(np.flatnonzero(np.isin(order, which)), columns) for which, columns in parts]
     found, gradient, sizes = tangents.Tangents(rows, blocks), generator.normal(size=12), generator.uniform(0.5, 2, 9)
     assert len(found.chosen) == 7
+    assert found.blocked == 5
     np.testing.assert_allclose(found.basis @ found.basis.T, np.linalg.pinv(rows) @ rows, atol=1e-12)
     values = rows @ generator.normal(size=12)
     np.testing.assert_allclose(found.onto(values), np.linalg.pinv(rows) @ values, atol=1e-12)
     expected = sizes * (np.linalg.pinv(rows.T * sizes) @ gradient)
     np.testing.assert_allclose(found.multipliers(gradient, sizes), expected, atol=1e-10)
+    (columns, free), _ = found.free
+    np.testing.assert_allclose(rows[:, columns][blocks[0][0]] @ free, 0, atol=1e-12)
+
+
+@pytest.mark.parametrize("many", [1, 100], ids=["blocks", "whole"])
+def test_steps_solve_the_equations_of_newton_along_kinks(many, monkeypatch):
+    monkeypatch.setattr(tangents, "MANY", many)
+    p, layers = problem()
+    held = Kinks(*(np.array(v) for v in ([0, 0, 0, 1], [2, 2, 4, 3], [4, 6, 6, 7])), np.full(4, 0.5))
+    theta, shapes = np.concatenate([w.ravel() for w in layers]), [w.shape for w in layers]
+    crease = creases.Crease(p, theta, shapes, held)
+    found = steps.Steps(crease, 50.0)  # large enough for a positive definite matrix
+    assert found.damping == 50.0
+    rows, matrix, gradient = crease.at.preactivation_gradients(*held.places), crease.at.hessian(), crease.at.gradient
+    row = crease.at.preactivation_gradients(*(np.array([v]) for v in (1, 1, 2)))[0]
+    for one, held_rows in ((found, rows), (found.extended(crease.tangents.extended(row)), np.vstack([rows, row]))):
+        count = len(held_rows)
+        full = np.block([[matrix + 50.0 * np.eye(len(theta)), held_rows.T], [held_rows, np.zeros((count, count))]])
+        expected = np.linalg.solve(full, np.concatenate([-gradient, np.zeros(count)]))[: len(theta)]
+        np.testing.assert_allclose(one(gradient), expected, atol=1e-10)
+
+
+def test_large_networks_have_few_factors_and_tangents_in_blocks(monkeypatch):
+    net, task, ridge = small(1, 0.2)
+    monkeypatch.setattr(frames, "LARGE", 0)
+    for module in (corners, creases, tangents):
+        monkeypatch.setattr(module, "MANY", 1)
+    level = []
+
+    def counted(*args, of=frames.descend):
+        level.append(0)
+        return of(*args)
+
+    class Inverse(frames.Inverse):
+        def __init__(self, *args):
+            level[-1] += 1
+            super().__init__(*args)
+
+    monkeypatch.setattr(search.frames, "descend", counted)
+    monkeypatch.setattr(frames, "Inverse", Inverse)
+    done = bnrank.finish(net, task, ridge, births=False, progress=False)
+    assert done.stationarity.residual <= 1e-8
+    assert done.loss <= done.loss_before
+    assert max(level) <= frames.FEW
+
+
+def ended(monkeypatch, corner, singly):
+    """Return what the search ends at with given ends of the searches with kinks, by smoothing, and their levels."""
+    p, layers = problem()
+    found, levels = search.Search(p, 1e-8, None, 0, False, [6, 6], lambda *_: None), []
+    monkeypatch.setattr(found, "lowered", lambda at, eps, *_, **__: levels.append(eps))
+    monkeypatch.setattr(found, "cornered", lambda *_: corner(layers, levels[-1]))
+    monkeypatch.setattr(found, "singly", lambda best: singly(layers, best))
+    return layers, found.followed(layers, 1e-2, shrink=False), levels
+
+
+def scaled(layers, factor):
+    return [factor * layer for layer in layers]
+
+
+def test_a_stationary_point_above_the_smoothed_path_is_the_last_choice(monkeypatch):
+    def corner(layers, eps):
+        return pieces.Corner(scaled(layers, 3.0 if eps == search.TRIED else 4.0), None, 0.0, "stationary")
+
+    layers, (found, reason), levels = ended(monkeypatch, corner, None)
+    assert levels == list(search.SMOOTHING)
+    assert reason == "stationary"
+    assert np.array_equal(found[0], 3.0 * layers[0])
+    p, _ = problem()
+    assert Evaluation(p, found).loss > Evaluation(p, layers).loss
+
+
+def test_the_lowest_point_is_kept_for_the_search_with_one_kink_at_a_time(monkeypatch):
+    p, layers = problem()
+    lower = [0.99 * layer for layer in layers]
+    assert Evaluation(p, lower).loss < Evaluation(p, layers).loss
+
+    def corner(layers, eps):
+        return pieces.Corner(scaled(layers, 0.99 if eps == search.TRIED else 3.0), None, 1.0, "no further decrease")
+
+    def singly(layers, best):
+        assert np.array_equal(best[0], 0.99 * layers[0])
+        return pieces.Corner(best, None, 0.0, "stationary")
+
+    _, (found, reason), levels = ended(monkeypatch, corner, singly)
+    assert levels == list(search.SMOOTHING)
+    assert reason == "stationary"
+    assert np.array_equal(found[0], lower[0])
+
+
+def test_a_point_whose_loss_no_step_lowers_is_stationary_if_its_gradient_is_zero(monkeypatch):
+    p, layers = problem()
+    zero = [np.zeros_like(layer) for layer in layers]
+    zero[-1][:, -1] = np.asarray(p.y).mean(0) / (1 + p.ridge)  # only the biases of the outputs
+    places = np.array([0, 0, 1]), np.array([0, 1, 0]), np.array([3, 4, 5])
+    kinks = Kinks(*places, np.full(3, 0.5))
+    monkeypatch.setattr(pieces.Model, "moved", lambda self: None)
+    monkeypatch.setattr(creases.Crease, "forces", np.full(3, -1.0))
+    monkeypatch.setattr(creases.Crease, "sizes", np.full(3, 1.0))
+    corner = pieces.search(p, zero, kinks, 1e-9, 5)
+    assert corner.residual <= 1e-9
+    assert corner.reason == "stationary"
+
+
+def test_samples_that_share_a_preactivation_in_a_bottleneck_are_no_obstacle():
+    """Width one in the middle, and zero there on several samples: their kinks in later layers are held together."""
+    ridge = 0.04 / 8
+    task = bnrank.tasks.low_rank_map(n=30, d_in=3, d_out=3, latent=2, rank=2, width=10, seed=0)
+    run = bnrank.train(bnrank.MLP([3, *[6] * 7, 3]), task, ridge=ridge, steps=1000, seed=0, progress=False)
+    done = bnrank.finish(run.network(0), task, ridge, births=False, progress=False)
+    assert done.stationarity.residual <= 1e-8, done

@@ -84,6 +84,8 @@ def test_long_turns_are_shortened_with_their_step():
     share = less[0] / step[0]
     assert 0 < share < 1
     np.testing.assert_allclose(less, share * step)
+    for layer, other in zip(point.moved(0.99 * less, alike)[0].bodies, new.bodies, strict=True):
+        np.testing.assert_allclose(layer, other, atol=0.02 * np.abs(other).max())
     generators = [old.T @ turn for old, turn in zip(point.turns, new.turns, strict=True)]
     angles = [np.abs(np.angle(np.linalg.eigvals(turn))).max() for turn in generators]
     assert max(angles) <= orbits.LARGEST

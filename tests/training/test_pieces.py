@@ -10,7 +10,7 @@ from scipy import optimize
 import bnrank
 from bnrank.measures import subgradients
 from bnrank.measures.second_order import Evaluation, Problem, join
-from bnrank.training.finishing import bounded, creases, pieces, quasi
+from bnrank.training.finishing import bounded, corners, creases, pieces, quasi
 from bnrank.training.finishing.kinks import of_smoothed
 
 
@@ -114,6 +114,14 @@ def test_it_ends_at_a_stationary_point_below_its_start(seed, slope, bias):
     losses = [Evaluation(problem, layers).loss for layers in [*seen, corner.layers]]
     assert (np.diff(losses) <= 1e-14).all()
     assert losses[-1] < Evaluation(problem, layers).loss
+
+
+def test_it_ends_where_the_search_with_one_kink_at_a_time_does():
+    problem, layers, kinks = smoothed(0)
+    ends = [search.search(problem, layers, kinks, 1e-9, 300) for search in (pieces, corners)]
+    assert [end.reason for end in ends] == ["stationary"] * 2
+    losses = [Evaluation(problem, end.layers).loss for end in ends]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
 
 
 def test_it_stops_when_the_time_is_over():

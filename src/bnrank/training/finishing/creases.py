@@ -71,6 +71,18 @@ class Crease:
             self.problem, self.theta, self.shapes, self.kinks.with_slopes(slopes), self.__dict__.get("tangents")
         )
 
+    @cached_property
+    def along(self) -> float:
+        """The norm of the gradient along the crease."""
+        gradient, basis = self.at.gradient, self.tangents.basis
+        return float(np.linalg.norm(gradient - basis @ (basis.T @ gradient)))
+
+    @property
+    def residual(self) -> float:
+        """The norm of the gradient along the crease, relative to the gradients of C and of the penalty."""
+        sizes = float(np.linalg.norm(self.at.cost_gradient) + np.linalg.norm(self.at.penalty_gradient))
+        return self.along / sizes if sizes > 0 else 0.0
+
 
 def retracted(crease: Crease, theta: Array, rounds: int = 8, renewals: int = 4, bound: float = np.inf) -> Array:
     """Return theta moved onto the crease by steps of least norm, with tangents that are renewed after some rounds.

@@ -89,7 +89,8 @@ def finish(
 
     1. Neurons whose work others of their layer can do are removed (optimal brain surgeon), while L-BFGS minimizes the
        loss with a smoothed activation.
-    2. L-BFGS follows the minimum as the smoothing is reduced, until kinks can be identified.
+    2. L-BFGS, preconditioned with a Hessian, follows the minimum as the smoothing is reduced, until kinks can be
+       identified. Its coordinates turn with neurons that can be rotated among each other.
     3. Newton's method with the exact Hessian minimizes a model of the loss that is quadratic between kinks. The
        derivatives of the activation at kinks, between its slope and 1, are those that hold preactivations at 0.
     4. In layers with dead neurons, a neuron that would lower the loss is added, and 2. and 3. are repeated.

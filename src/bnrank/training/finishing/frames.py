@@ -29,7 +29,7 @@ GAIN = 1e-13  # relative decrease of the loss with one factor below which the se
 
 
 class Framed:
-    """Layers Q_l B_l Q_{l-1}^T, and their smoothed loss."""
+    """Layers Q_l B_l Q_{l-1}^T, with the B_l in ``bodies`` and the Q_l in ``turns``, and their smoothed loss."""
 
     def __init__(self, problem: Problem, bodies: Sequence[Array], turns: Sequence[Array], smooth: Array) -> None:
         self.problem, self.bodies, self.turns, self.smooth = problem, bodies, turns, smooth
@@ -101,18 +101,26 @@ def descend(
     rtol: float,
     damping: float = 0.0,
     out_of_time: Callable[[], bool] = lambda: False,
+    note: Callable[[list[Array], float], None] = lambda layers, damping: None,
 ) -> tuple[list[Array], float]:
-    """Return layers of a lower smoothed loss, of relative gradient rtol if that is reached, and the next damping."""
+    """Return layers of a lower smoothed loss, of relative gradient rtol if that is reached, and the next damping.
+
+    ``note`` is called with both before every factor of the Hessian.
+    """
     layers = list(layers)
     large = sum(layer.size for layer in layers) > LARGE
     for _ in range(FEW if large else FACTORS):
         point = Framed.of(problem, layers, smooth)
+        if point.at.relative_gradient <= rtol or out_of_time():
+            break
+        note(layers, damping)
         alike, begin = orbits.groups(point.at.first), point.at.loss
         inverse = Inverse(point.at, max(damping, 2 * LEAST * problem.ridge))
-        damping = inverse.damping / GROWTH
         if inverse.factor is None:
             break
+        damping = inverse.damping / GROWTH
         pairs: list[tuple[Array, Array]] = []
+        found: tuple[Framed, Array] | None = None
         for _ in range(MANY if large else STEPS):
             if point.at.relative_gradient <= rtol or out_of_time():
                 return point.at.layers, damping
@@ -125,6 +133,9 @@ def descend(
                 pairs = [*pairs, (step, change)][-MEMORY:]
             point = new
         layers = point.at.layers
+        if found is None and not pairs:
+            damping = inverse.damping * GROWTH
+            continue
         if begin - point.at.loss < GAIN * abs(begin):
             break
     return layers, damping

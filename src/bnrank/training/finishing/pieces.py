@@ -95,7 +95,7 @@ def search(
         del model  # before the next: each has two matrices of the size of the Hessian
         if found is None:
             if crease.at.relative_gradient <= rtol and reason != "out of time":
-                reason = "stationary"  # leaving the ridges lowers the loss by no more than rounding
+                reason = "stationary"  # no lower point was found on either side of the ridges
             break
         theta, kinks, share, ratio = found
         reason = "out of iterations"

@@ -14,7 +14,7 @@ from bnrank.measures import subgradients
 from bnrank.measures.critical_points import BIRTH_RTOL, Birth, of_layers
 from bnrank.measures.second_order import Array, Evaluation, Problem
 from bnrank.measures.subgradients import KINK_RTOL
-from bnrank.training.finishing import creases, frames, pieces, quasi, shrinking
+from bnrank.training.finishing import corners, creases, frames, pieces, quasi, shrinking
 from bnrank.training.finishing.kinks import Kinks, at_zero, of_smoothed
 from bnrank.training.finishing.stages import Stages, State
 
@@ -24,10 +24,12 @@ SHRINKING = 1e-3  # down to this eps, weak neurons are removed and parallel ones
 PREDICTED = 3e-4  # from this eps on, preactivations at kinks are reduced with it
 TRIED = 1e-5  # from this eps on, the kinks are identified and the search with them is tried
 SMALLEST = 1e-100  # least root mean square preactivation that is assumed
-FIRST, LOOSE = 1e-3, 1e-5  # relative gradients at which the network is not reduced further, and eps is
+FIRST = 1e-3  # relative gradient at which neurons are no longer removed at the first eps
+LOOSE = 1e-5  # relative gradient at which eps is reduced
 EVERY, ROUNDS = 300, 40  # iterations of L-BFGS between reductions of the network, and the number of rounds
 GAIN = 1e-4  # relative decrease of the loss per round below which the smoothing is reduced
 PIECES = 300  # steps of the search with all kinks together
+SINGLY = 3000  # steps of the search with one kink at a time, from where that ended
 DENSE = 12_000  # largest number of parameters for exact Hessians
 DEAD = 1e-6  # relative weight of neurons that are removed, and distance of parallel ones, when kinks are known
 NEAR = 1e-5  # preactivations that count as 0 after neurons were removed
@@ -176,49 +178,63 @@ class Search:
         """Return a stationary point reached by reducing the smoothing, and by a search with the kinks that are left."""
         problem, levels = self.problem, [eps for eps in SMOOTHING if eps <= largest]
         with self.stages.stage("followed") as known:
-            at: State = {"layers": layers, "damping": 0.0, "number": 0, "lowered": False}
-            at |= {"stationary": [], "reason": OUT_OF_TIME} | known
+            at: State = {"layers": layers, "damping": 0.0, "number": 0, "begun": False, "lowered": False}
+            at |= {"best": [], "stationary": []} | known
             for number in range(at["number"], len(levels)):
                 eps = levels[number]
                 at["number"] = number
                 if not at["lowered"]:
-                    self.note(**at)
                     self.lowered(at, eps, levels[number - 1] if number else largest, shrink=shrink)
-                    at["lowered"] = eps <= TRIED
                 if self.late():
                     break
-                if not at["lowered"]:
+                if eps > TRIED:
                     continue
+                at["lowered"] = True
+                self.keep(at, "best", at["layers"])
                 self.note(**at)
-                at["lowered"], layers = False, at["layers"]
+                layers = at["layers"]
                 corner = self.cornered(layers, of_smoothed(problem, layers, self.smoothing(layers, eps)))
-                at["reason"] = corner.reason
+                at["lowered"] = False
                 if corner.reason == "stationary":
                     if self.loss(corner.layers) <= self.loss(layers):
                         return corner.layers, corner.reason
                     # The smoothed point has a lower loss: some of its kinks are none. A smaller eps tells them apart.
-                    if not at["stationary"] or self.loss(corner.layers) < self.loss(at["stationary"]):
-                        at["stationary"] = corner.layers
-                elif self.loss(corner.layers) < self.loss(layers):
-                    at["layers"] = corner.layers
+                    self.keep(at, "stationary", corner.layers)
+                else:
+                    self.keep(at, "best", corner.layers)
+                    at["layers"] = at["best"]
                 if self.late():
                     break
             if at["stationary"]:
                 return at["stationary"], "stationary"
-            return at["layers"], OUT_OF_TIME if self.late() else at["reason"]
+            if self.late():
+                return at["best"] or at["layers"], OUT_OF_TIME
+            self.note(**at | {"number": len(levels)})
+            corner = self.singly(at["best"])
+            return corner.layers, OUT_OF_TIME if self.late() else corner.reason
+
+    def keep(self, at: State, name: str, layers: list[Array]) -> None:
+        """Keep layers in a state if their loss is lower than that of those kept before."""
+        if not at[name] or self.loss(layers) < self.loss(at[name]):
+            at[name] = layers
 
     def lowered(self, at: State, eps: float, before: float, *, shrink: bool) -> None:
         """Minimize the loss with the smoothing eps, which was larger before, from the layers of the state."""
-        layers = at["layers"]
-        if eps < before and eps <= PREDICTED:
+        layers, predict = at["layers"], eps < before and eps <= PREDICTED and not at["begun"]
+        self.note(**at)
+        if predict:
             layers = creases.nearer(self.problem, layers, self.smoothing(layers, before), eps / before)
-        smooth = self.smoothing(layers, eps)
-        layers, at["damping"] = frames.descend(self.problem, layers, smooth, LOOSE, at["damping"], self.late)
+        smooth = at["smooth"] if at["begun"] else self.smoothing(layers, eps)
+
+        def note(layers: list[Array], damping: float) -> None:
+            self.note(**at | {"layers": layers, "damping": damping, "begun": True, "smooth": smooth})
+
+        layers, damping = frames.descend(self.problem, layers, smooth, LOOSE, at["damping"], self.late, note)
         loss = Evaluation(self.problem, layers, smooth).loss
         self.tell(40, f"finishing: loss {loss:.8g}, smoothing {eps:g}")
         if shrink and not self.late():
             layers = shrinking.tidy(layers) if eps >= SHRINKING else shrinking.tidy(layers, DEAD, DEAD)
-        at["layers"] = layers
+        at |= {"layers": layers, "damping": damping, "begun": False}
 
     def cornered(self, layers: Sequence[Array], kinks: Kinks) -> pieces.Corner:
         """Return where the search with kinks ends, without neurons that died on the way."""
@@ -249,6 +265,20 @@ class Search:
             if known:
                 layers, kinks = known["layers"], _kinks(known)
             return pieces.search(self.problem, layers, kinks, self.rtol / 3, PIECES, self.late, note)
+
+    def singly(self, layers: list[Array]) -> pieces.Corner:
+        """Return where the search with one kink at a time ends."""
+
+        def note(layers: list[Array], kinks: Kinks) -> None:
+            self.note(layers=layers, **_arrays(kinks))
+
+        with self.stages.stage("singly") as known:
+            kinks = at_zero(self.problem, layers, KINK_RTOL)
+            if known:
+                layers, kinks = known["layers"], _kinks(known)
+            corner = corners.search(self.problem, layers, kinks, self.rtol / 10, SINGLY, self.late, note)
+        self.tell(90, f"finishing: loss {self.loss(corner.layers):.8g}, {len(corner.kinks)} kinks, {corner.reason}")
+        return corner
 
     def birth(self, layers: list[Array], without: Collection[int]) -> Birth | None:
         """Return the new neuron, not in some layers, that lowers the loss most for its norm, or None if none does."""
