@@ -420,11 +420,19 @@ def test_large_networks_have_few_factors_and_tangents_in_blocks(monkeypatch):
     assert max(level) <= frames.FEW
 
 
+PATH = 0.9  # the smoothed path, in units of the layers at the start
+
+
 def ended(monkeypatch, corner, singly):
     """Return what the search ends at with given ends of the searches with kinks, by smoothing, and their levels."""
     p, layers = problem()
     found, levels = search.Search(p, 1e-8, None, 0, False, [6, 6], lambda *_: None), []
-    monkeypatch.setattr(found, "lowered", lambda at, eps, *_, **__: levels.append(eps))
+
+    def lowered(at, eps, *_, **__):
+        levels.append(eps)
+        at["layers"] = scaled(layers, PATH)
+
+    monkeypatch.setattr(found, "lowered", lowered)
     monkeypatch.setattr(found, "cornered", lambda *_: corner(layers, levels[-1]))
     monkeypatch.setattr(found, "singly", lambda best: singly(layers, best))
     return layers, found.followed(layers, 1e-2, shrink=False), levels
@@ -434,34 +442,49 @@ def scaled(layers, factor):
     return [factor * layer for layer in layers]
 
 
+def loss_at(factor):
+    p, layers = problem()
+    return Evaluation(p, scaled(layers, factor)).loss
+
+
 def test_a_stationary_point_above_the_smoothed_path_is_the_last_choice(monkeypatch):
+    assert loss_at(PATH) < loss_at(0.93) < loss_at(0.96) < loss_at(1)
+
     def corner(layers, eps):
-        return pieces.Corner(scaled(layers, 3.0 if eps == search.TRIED else 4.0), None, 0.0, "stationary")
+        return pieces.Corner(scaled(layers, 0.93 if eps == search.TRIED else 0.96), None, 0.0, "stationary")
 
     layers, (found, reason), levels = ended(monkeypatch, corner, None)
     assert levels == list(search.SMOOTHING)
     assert reason == "stationary"
-    assert np.array_equal(found[0], 3.0 * layers[0])
-    p, _ = problem()
-    assert Evaluation(p, found).loss > Evaluation(p, layers).loss
+    assert np.array_equal(found[0], 0.93 * layers[0])
+
+
+def test_a_stationary_point_above_the_start_is_no_choice(monkeypatch):
+    def corner(layers, eps):
+        return pieces.Corner(scaled(layers, 3.0), None, 0.0, "stationary")
+
+    def singly(layers, best):
+        return pieces.Corner(scaled(layers, 2.0), None, 1.0, "no further decrease")
+
+    layers, (found, reason), _ = ended(monkeypatch, corner, singly)
+    assert reason == "no further decrease"
+    assert np.array_equal(found[0], PATH * layers[0])
 
 
 def test_the_lowest_point_is_kept_for_the_search_with_one_kink_at_a_time(monkeypatch):
-    p, layers = problem()
-    lower = [0.99 * layer for layer in layers]
-    assert Evaluation(p, lower).loss < Evaluation(p, layers).loss
+    assert loss_at(0.8) < loss_at(PATH)
 
     def corner(layers, eps):
-        return pieces.Corner(scaled(layers, 0.99 if eps == search.TRIED else 3.0), None, 1.0, "no further decrease")
+        return pieces.Corner(scaled(layers, 0.8 if eps == search.TRIED else 3.0), None, 1.0, "no further decrease")
 
     def singly(layers, best):
-        assert np.array_equal(best[0], 0.99 * layers[0])
+        assert np.array_equal(best[0], 0.8 * layers[0])
         return pieces.Corner(best, None, 0.0, "stationary")
 
-    _, (found, reason), levels = ended(monkeypatch, corner, singly)
+    layers, (found, reason), levels = ended(monkeypatch, corner, singly)
     assert levels == list(search.SMOOTHING)
     assert reason == "stationary"
-    assert np.array_equal(found[0], lower[0])
+    assert np.array_equal(found[0], 0.8 * layers[0])
 
 
 def test_a_point_whose_loss_no_step_lowers_is_stationary_if_its_gradient_is_zero(monkeypatch):

@@ -88,8 +88,10 @@ class Search:
             best, reason = self.bred(best, reason, failed)
         if failed:
             reason += f"; {next(iter(failed.values()))}"
-        if self.late():
-            reason = "stationary; out of time for new neurons" if reason.startswith("stationary") else OUT_OF_TIME
+        if self.late() and not reason.startswith("stationary"):
+            reason = OUT_OF_TIME
+        elif self.late() and self.births:
+            reason = "stationary; out of time for new neurons"
         if arrived is not None and not self.born:
             best = start
         return best, reason
@@ -117,8 +119,14 @@ class Search:
 
         ``failed`` are the layers whose new neuron did not lead to a stationary point, and why.
         """
+
+        def note() -> None:
+            why = {str(layer): text for layer, text in failed.items()}
+            self.note(layers=best, reason=reason, born=self.born, failed=why)
+
+        note()
         while reason == "stationary" and self.births and self.born < BIRTHS and not self.late():
-            self.note(layers=best, reason=reason, born=self.born, failed={str(k): why for k, why in failed.items()})
+            note()
             birth = self.birth(best, failed)
             if birth is None:
                 break
@@ -177,6 +185,7 @@ class Search:
     def followed(self, layers: list[Array], largest: float, *, shrink: bool) -> tuple[list[Array], str]:
         """Return a stationary point reached by reducing the smoothing, and by a search with the kinks that are left."""
         problem, levels = self.problem, [eps for eps in SMOOTHING if eps <= largest]
+        before = self.loss(layers)
         with self.stages.stage("followed") as known:
             at: State = {"layers": layers, "damping": 0.0, "number": 0, "begun": False, "lowered": False}
             at |= {"best": [], "stationary": []} | known
@@ -199,7 +208,8 @@ class Search:
                     if self.loss(corner.layers) <= self.loss(layers):
                         return corner.layers, corner.reason
                     # The smoothed point has a lower loss: some of its kinks are none. A smaller eps tells them apart.
-                    self.keep(at, "stationary", corner.layers)
+                    if self.loss(corner.layers) <= before:
+                        self.keep(at, "stationary", corner.layers)
                 else:
                     self.keep(at, "best", corner.layers)
                     at["layers"] = at["best"]
@@ -211,7 +221,9 @@ class Search:
                 return at["best"] or at["layers"], OUT_OF_TIME
             self.note(**at | {"number": len(levels)})
             corner = self.singly(at["best"])
-            return corner.layers, OUT_OF_TIME if self.late() else corner.reason
+            if corner.reason == "stationary" or self.loss(corner.layers) < self.loss(at["best"]):
+                return corner.layers, corner.reason
+            return at["best"], corner.reason
 
     def keep(self, at: State, name: str, layers: list[Array]) -> None:
         """Keep layers in a state if their loss is lower than that of those kept before."""
