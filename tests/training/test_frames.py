@@ -116,5 +116,32 @@ def test_it_reaches_a_stationary_point_of_the_smoothed_loss(seed):
 
 def test_it_stops_when_the_time_is_over():
     p, layers = problem()
-    found, _ = frames.descend(p, layers, np.full(2, 0.05), 1e-9, out_of_time=lambda: True)
+    noted = []
+    found, _ = frames.descend(p, layers, np.full(2, 0.05), 1e-9, 0.0, lambda: True, lambda *at: noted.append(at))
+    assert not noted  # no Hessian
+    assert all(np.array_equal(a, b) for a, b in zip(found, layers, strict=True))
+
+
+def test_large_networks_have_few_factors_and_many_steps_with_each(monkeypatch):
+    p, layers = problem()
+    monkeypatch.setattr(frames, "FEW", 2)
+    monkeypatch.setattr(frames, "MANY", 3)
+    numbers = []
+    for large in (0, 10**6):
+        monkeypatch.setattr(frames, "LARGE", large)
+        noted = []
+        frames.descend(p, layers, np.full(2, 0.05), 1e-9, note=lambda *at, noted=noted: noted.append(at))
+        numbers.append(len(noted))
+    assert numbers[0] == 2
+    assert numbers[1] > 2
+
+
+def test_the_damping_grows_where_no_step_lowers_the_loss(monkeypatch):
+    p, layers = problem()
+    monkeypatch.setattr(frames, "_stepped", lambda *_: None)
+    noted = []
+    found, _ = frames.descend(p, layers, np.full(2, 0.05), 1e-9, note=lambda _, damping: noted.append(damping))
+    assert 8 < len(noted) < frames.FACTORS  # until it is too large
+    assert noted[1] > 0
+    np.testing.assert_allclose(np.diff(np.log10(noted[1:])), 1, atol=1e-9)
     assert all(np.array_equal(a, b) for a, b in zip(found, layers, strict=True))

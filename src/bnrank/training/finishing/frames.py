@@ -23,7 +23,7 @@ FACTORS, STEPS = 40, 20  # factors of the Hessian, and steps with one of them
 FEW, MANY = 4, 80  # the same for large networks
 LEAST = 1e-3  # least damping, in units of 2 lambda
 GROWTH = 10.0  # of the damping until there is a factor, and its decrease from one factor to the next
-DAMPINGS = 60  # that are tried for a factor
+MOST = 1e10  # largest damping, in units of the largest curvature
 HALVINGS, SHARE = 15, 0.4  # shorter steps that are tried, each this share of the one before
 GAIN = 1e-13  # relative decrease of the loss with one factor below which the search ends
 
@@ -75,7 +75,7 @@ class Inverse:
         hessian = at.hessian("convex")
         diagonal = np.diag(hessian).copy()
         self.scale, self.factor = float(np.abs(diagonal).max()), None
-        for _ in range(DAMPINGS if np.isfinite(self.scale) and self.scale > 0 else 0):
+        while np.isfinite(self.scale) and damping <= MOST * self.scale:
             hessian[np.diag_indices(len(hessian))] = diagonal + damping
             try:
                 scaled = (hessian / self.scale).astype(np.float32)
@@ -133,7 +133,7 @@ def descend(
                 pairs = [*pairs, (step, change)][-MEMORY:]
             point = new
         layers = point.at.layers
-        if found is None and not pairs:
+        if found is None and not pairs and inverse.damping < MOST * inverse.scale:
             damping = inverse.damping * GROWTH
             continue
         if begin - point.at.loss < GAIN * abs(begin):
