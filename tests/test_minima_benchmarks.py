@@ -100,8 +100,12 @@ def test_finished_problems_are_stored_run_by_run_and_seed_by_seed(stored, tmp_pa
 def test_finished_networks_of_a_figure_become_a_table(stored, tmp_path):
     text = stored("depths", "minima_F4", "--figure F4 --no-births --depths 2")
     numbers = json.loads((tmp_path / "run" / "minima_F4.jsonl").read_text("utf-8").splitlines()[1])
-    start = f"| 2 | {numbers['before']:.6f} | {numbers['loss']:.6f} | {numbers['residual']:.0e} | {numbers['kinks']} | "
-    assert start + f"{numbers['processor']:.0f} s | {numbers['seconds']:.0f} s |" in text
+    losses = f"{numbers['before']:.6f} | {numbers['loss']:.6f} | {numbers['residual']:.0e}"
+    start = f"| {numbers['network']} | {losses} | {numbers['kinks']} | "
+    middle = [", ".join(f"{value:.3g}" for value in numbers[name]) for name in ("middle_before", "middle")]
+    assert middle[1]
+    times = f"{numbers['processor']:.0f} s | {numbers['seconds']:.0f} s |"
+    assert start + f"{middle[0]} | {middle[1]} | {times}" in text
     assert "`python -m benchmarks.minima --figure F4 --no-births --depths 2`, 20" in text
 
 
