@@ -10,6 +10,7 @@ from bnrank.discovery.compression import Timing, compress, parameters, stages
 from bnrank.discovery.compression.judging import Judge
 from bnrank.discovery.compression.parts import cost, counts
 from bnrank.discovery.storage import rebuild
+from bnrank.networks.completion import Completion
 from helpers import normal
 
 QUICK = {"timing": Timing(repeats=2, batch_size=16)}
@@ -111,7 +112,7 @@ def test_the_bound_holds_near_the_samples(planted):
 def test_the_result_is_plain_and_loads_through_state_dict(planted, tmp_path):
     _, x, found = planted
     assert type(found.network) is nn.Sequential
-    assert {type(part) for part in found.network} <= {nn.Linear, nn.ReLU}
+    assert {type(part) for part in found.network} <= {nn.Linear, nn.ReLU, Completion}
     again = rebuild(found.plan[""], found.network.state_dict()).double()
     again.load_state_dict(found.network.state_dict())
     assert torch.equal(again(x), found.network(x))
@@ -142,7 +143,7 @@ def test_the_same_seed_gives_the_same_bits_and_the_module_stays_as_it_was():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_precision_is_kept(dtype):
-    found = compress(bottlenecked(width=16, depth=5).to(dtype), normal(60, 8).float(), tol=0.01, **QUICK)
+    found = compress(bottlenecked(width=16, depth=5).to(dtype), normal(400, 8).float(), tol=0.01, **QUICK)
     assert {p.dtype for p in found.network.parameters()} == {dtype}
     assert found.certificate.met
 
@@ -222,7 +223,7 @@ def test_shared_parameters_stay():
 
 
 def test_tuning_lowers_the_change_and_needs_no_more_parameters():
-    task = bnrank.tasks.low_rank_map(n=150, d_in=8, d_out=8, latent=4, rank=2, width=20)
+    task = bnrank.tasks.low_rank_map(n=600, d_in=8, d_out=8, latent=4, rank=2, width=20)
     run = bnrank.train(bnrank.MLP([8, 20, 20, 20, 20, 8]), task, ridge=3e-3, steps=300, seed=0, progress=False)
     plain = compress(run.network(0), task.x, tol=0.03, **QUICK)
     found = compress(run.network(0), task.x, tol=0.03, tune=60, **QUICK)

@@ -7,7 +7,8 @@ from torch import nn
 from bnrank.discovery.compression.fits import dense, equivariant_fit, fit, pair, pointwise_pair
 from bnrank.discovery.compression.judging import Judge
 from bnrank.discovery.compression.lowrank import Factoring
-from bnrank.discovery.compression.parts import channel_rows, cost, counts
+from bnrank.discovery.compression.parts import channel_rows, cost, counts, parameters
+from bnrank.networks.completion import Completion
 from helpers import normal
 
 
@@ -127,8 +128,9 @@ LAYERS = [
 ]
 
 
+@pytest.mark.parametrize("completing", [False, True])
 @pytest.mark.parametrize(("net", "shape"), LAYERS)
-def test_a_layer_is_cut_to_the_rank_of_least_cost_and_squared_change(net, shape):
+def test_a_layer_is_cut_to_the_rank_of_least_cost_and_squared_change(net, shape, completing):
     """Against all ranks built one by one; their changes are those to first order, in the metric of the output."""
     parts, x = tuple(part.double() for part in net), normal(80, *shape)
     with torch.no_grad():
@@ -137,7 +139,7 @@ def test_a_layer_is_cut_to_the_rank_of_least_cost_and_squared_change(net, shape)
         parts[-1].weight.copy_(normal(*parts[-1].weight.shape, seed=2))
         outputs = net(x)
     flat = lambda value: value.flatten(1)  # noqa: E731
-    judge = Judge((x, flat, outputs), (x[:3], flat, outputs[:3]), outputs)
+    judge = Judge((x, flat, outputs), (x[:3], flat, outputs[:3]), outputs, completing)
     whole, metric = counts(parts, x), judge.metrics(parts)[0]
     rows = channel_rows(parts[0], parts[0](x)).detach()
     fitted = fit(rows, rows, metric, 1e-10)
@@ -145,7 +147,10 @@ def test_a_layer_is_cut_to_the_rank_of_least_cost_and_squared_change(net, shape)
     for threshold in torch.logspace(-2, 1, 61).tolist():
         sums = {None: cost(parts, x, whole)}
         for k in range(1, len(fitted.reading) + 1):
-            price = cost((*pointwise_pair(parts[0], fitted, k), *parts[1:]), x, whole)
+            made = pointwise_pair(parts[0], fitted, k, completing)
+            if isinstance(made[1], Completion) and sum(map(parameters, made)) > 0.97 * parameters(parts[0]):
+                continue
+            price = cost((*made, *parts[1:]), x, whole)
             sums[k] = price + float(fitted.tails[k] / judge.scale / threshold) ** 2
         best = min(sums, key=sums.get)
         _, ranks = factoring.at(threshold)

@@ -183,7 +183,7 @@ def test_plain_factoring_is_activation_aware_svd_by_the_book():
     assert not skipped
     factoring = Factoring(judge, net, names, (parameters(net), 1, 3))
     for cut in (0.05, 0.2, 0.5):
-        choice, _ = factoring.at(cut, plain=True)
+        choice, _ = factoring.at(cut, "plain")
         _, oracle = activation_aware_svd(net, x, None, cut)
         for name, expected in oracle.items():
             given = normal(5, *({"0": (3, 6), "2": (12, 6), "5": (64,)}[name]), seed=4)
@@ -347,7 +347,7 @@ def test_a_change_is_measured_on_the_choice_that_is_given():
         outputs = net(x)
     judge = Judge((x, flat, outputs), (x[:9], flat, outputs[:9]), outputs)
     factoring = Factoring(judge, net, places(net, x)[0], (1, 1, 1))
-    plain, _ = factoring.at(0.05, plain=True)
+    plain, _ = factoring.at(0.05, "plain")
     ours, _ = factoring.at(3.0)
     for choice in (ours, plain):
         with swapped(net, choice):

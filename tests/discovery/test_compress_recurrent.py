@@ -74,7 +74,7 @@ def test_plain_factors_of_the_hidden_matrix_are_those_of_all_steps():
     flat = lambda value: value.flatten(1)  # noqa: E731
     judge = Judge((x, flat, outputs), (x[:9], flat, outputs[:9]), outputs)
     factoring = Factoring(judge, net, places(net, x)[0], (1, 1, 1))
-    choice, ranks = factoring.at(0.3, plain=True)
+    choice, ranks = factoring.at(0.3, "plain")
     rank = dict(ranks)["body.hidden.0"]
     assert rank == int((left > 0.3).sum())
     first, second = choice["body.hidden.0"]

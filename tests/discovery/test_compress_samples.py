@@ -81,8 +81,8 @@ def judges(monkeypatch):
     made = []
 
     class Recorded(Judge):
-        def __init__(self, fitted, selected, given):
-            super().__init__(fitted, selected, given)
+        def __init__(self, fitted, selected, given, completing=True):
+            super().__init__(fitted, selected, given, completing)
             made.append((fitted, selected, given))
 
     monkeypatch.setattr(reduction, "Judge", Recorded)

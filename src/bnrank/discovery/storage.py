@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from bnrank._core import validation
 from bnrank.discovery.columns import index_of
 from bnrank.networks.attention import FactoredAttention
+from bnrank.networks.completion import Completion
 from bnrank.networks.files import blueprint, build
 from bnrank.networks.gated import FactoredRecurrent
 from bnrank.networks.mlp import MLP
@@ -27,7 +28,7 @@ _UNITWISE = (
 _NAMES = f"Linear Flatten Unflatten {_UNITWISE} Softmax LogSoftmax PReLU LayerNorm GroupNorm".split()
 _NAMES += [f"{name}{d}d" for name in _DIMENSIONED.split() for d in (1, 2, 3)]
 _LAYERS: dict[str, Any] = {name: getattr(nn, name) for name in _NAMES} | {
-    kind.__name__: kind for kind in (FactoredAttention, FactoredRecurrent)
+    kind.__name__: kind for kind in (Completion, FactoredAttention, FactoredRecurrent)
 }
 ACTIVATIONS = tuple(_LAYERS[name] for name in _UNITWISE.split())
 """Elementwise activations without parameters."""

@@ -1,10 +1,12 @@
 """Multi-head attention with separate projections, each of which may be a product of two matrices."""
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
+
+from bnrank.networks.completion import Completion
 
 
 class FactoredAttention(nn.Module):
@@ -19,7 +21,8 @@ class FactoredAttention(nn.Module):
     embed_dim, num_heads : int
         As in ``nn.MultiheadAttention``.
     ranks : tuple of int
-        Of the projections q, k, v and out; 0 for a single Linear.
+        Of the projections q, k, v and out; 0 for a single Linear, negative where the second layer is a
+        :class:`~bnrank.networks.completion.Completion`.
     biases : tuple of bool
         Whether the projections q, k, v and out have biases.
     kdim, vdim : int, optional
@@ -89,9 +92,8 @@ class FactoredAttention(nn.Module):
     def refreshed(self) -> "FactoredAttention":
         """Set ``ranks`` and ``biases`` to those of the present projections; return the module itself."""
         parts: list[Any] = [self.q, self.k, self.v, self.out]
-        firsts: list[Any] = [part[0] if isinstance(part, nn.Sequential) else None for part in parts]
         lasts: list[Any] = [part[-1] if isinstance(part, nn.Sequential) else part for part in parts]
-        self.ranks = tuple(0 if first is None else len(first.weight) for first in firsts)
+        self.ranks = tuple(map(rank_of, parts))
         self.biases = tuple(last.bias is not None for last in lasts)
         return self
 
@@ -147,10 +149,20 @@ class FactoredAttention(nn.Module):
 
 
 def projection(size: int, out: int, rank: int, bias: bool) -> nn.Module:
-    """Return a Linear or, where a rank is given, two."""
+    """Return a Linear; two where a rank is given; a Linear and a :class:`Completion` for a negative one."""
     if not rank:
         return nn.Linear(size, out, bias)
+    if rank < 0:
+        return nn.Sequential(nn.Linear(size, -rank), Completion(-rank, out))
     return nn.Sequential(nn.Linear(size, rank, bias=False), nn.Linear(rank, out, bias))
+
+
+def rank_of(made: Any) -> int:
+    """Return the rank of a projection, as :func:`projection` takes it."""
+    if not isinstance(made, nn.Sequential):
+        return 0
+    rank = len(cast(Any, made[0]).weight)
+    return -rank if isinstance(made[1], Completion) else rank
 
 
 def _set(found: FactoredAttention, name: str, weight: Tensor, bias: Tensor | None) -> None:

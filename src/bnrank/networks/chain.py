@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from bnrank._core import validation
+from bnrank.networks.completion import Completion
 from bnrank.networks.functional import check_finite, hooked, is_plain_mlp, unwrap
 from bnrank.networks.mlp import MLP, from_layers
 from bnrank.networks.stack import activation
@@ -230,12 +231,12 @@ def _layers(net: nn.Module) -> tuple[list[nn.Linear], list[float | None]]:
     slopes: list[float | None] = []
     slope: float | None = None  # of the activation since the last linear layer
     for name, part in parts_of(net, through_hooks=True):
-        if type(part) is nn.Linear:
+        if type(part) is nn.Linear or (type(part) is Completion and not part.dimensions):
             if layers:
                 slopes.append(slope)
             elif slope is not None:
                 raise TypeError("net: got an activation before the first Linear, expected a Linear first")
-            layers.append(part)
+            layers.append(part.dense() if isinstance(part, Completion) else part)
             slope = None
         elif type(part) in (nn.ReLU, nn.LeakyReLU):
             if slope is not None:

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from bnrank.networks.attention import projection
+from bnrank.networks.attention import projection, rank_of
+from bnrank.networks.completion import Completion
 
 KINDS = {"LSTM": 4, "LSTMCell": 4, "GRU": 3, "GRUCell": 3}  # gates
 State = Tensor | tuple[Tensor, Tensor]
@@ -28,7 +29,8 @@ class FactoredRecurrent(nn.Module):
     input_size, hidden_size : int
         As in torch.
     ranks : tuple of int, optional
-        Of W_ih and W_hh, for each layer and direction in torch's order; 0 for a single Linear. Default: all 0.
+        Of W_ih and W_hh, for each layer and direction in torch's order; 0 for a single Linear, negative where the
+        second layer is a :class:`~bnrank.networks.completion.Completion`. Default: all 0.
     biases : tuple of bool, optional
         Whether these have biases. Default: all.
     num_layers, bidirectional, batch_first, dropout
@@ -98,9 +100,7 @@ class FactoredRecurrent(nn.Module):
     def refreshed(self) -> "FactoredRecurrent":
         """Set ``ranks``, ``biases`` and ``input_size`` to those of the layers, run fused; return the module."""
         layers: list[Any] = [layer for pair in zip(self.input, self.hidden, strict=True) for layer in pair]
-        self.ranks = tuple(
-            len(cast(Any, layer[0]).weight) if isinstance(layer, nn.Sequential) else 0 for layer in layers
-        )
+        self.ranks = tuple(map(rank_of, layers))
         lasts = [layer[-1] if isinstance(layer, nn.Sequential) else layer for layer in layers]
         self.biases = tuple(last.bias is not None for last in lasts)
         reading: Any = layers[0][0] if isinstance(layers[0], nn.Sequential) else layers[0]
@@ -110,7 +110,9 @@ class FactoredRecurrent(nn.Module):
     def multiply_adds(self) -> int:
         """Return the multiply-adds of one step, as they run when fused."""
         dense = len(self.hidden) * KINDS[self.kind] * self.hidden_size**2
-        return dense + sum(p.numel() for p in self.input.parameters() if p.ndim == 2)
+        dense += sum(p.numel() for p in self.input.parameters() if p.ndim == 2)
+        completing = (part for part in self.input.modules() if isinstance(part, Completion))
+        return dense + sum(part.in_features**2 for part in completing)  # which are multiplied out
 
     def forward(self, input: Tensor, hx: State | None = None) -> Any:
         """Return what the torch module returns."""
@@ -182,13 +184,20 @@ class FactoredRecurrent(nn.Module):
     def _fused(self, i: int, value: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
         first, hidden = (cast(Any, layers[i]) for layers in (self.input, self.hidden))
         if isinstance(first, nn.Sequential):
-            value, first = F.linear(value, cast(Tensor, first[0].weight)), first[1]
+            value = F.linear(value, cast(Tensor, first[0].weight), first[0].bias)
+            first, bias = _combined(first[1], None)
         elif value.shape[-1] != first.in_features:  # torch's kernels read beyond it
             raise ValueError(f"input: got {value.shape[-1]} features, expected {first.in_features}")
-        weight = hidden.weight if isinstance(hidden, nn.Linear) else hidden[1].weight @ hidden[0].weight
-        back = hidden if isinstance(hidden, nn.Linear) else hidden[1]
-        biases = [layer.bias if layer.bias is not None else weight.new_zeros(len(weight)) for layer in (first, back)]
-        weights = [first.weight, weight, *biases]
+        else:
+            first, bias = first.weight, first.bias
+        if isinstance(hidden, nn.Sequential):
+            known: Any = hidden[0]
+            weight, back = _combined(hidden[1], known.bias)
+            weight = weight @ known.weight
+        else:
+            weight, back = hidden.weight, hidden.bias
+        biases = [weight.new_zeros(len(weight)) if one is None else one for one in (bias, back)]
+        weights = [first, weight, *biases]
         start = [one[None].contiguous() for one in state]
         settings = (weights, True, 1, 0.0, self.training, False, True)
         if self.kind.startswith("LSTM"):
@@ -196,3 +205,10 @@ class FactoredRecurrent(nn.Module):
             return out, (h[0], c[0])
         out, h = torch.gru(value, start[0], *settings)
         return out, (h[0],)
+
+
+def _combined(second: Any, known: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Return the matrix of the second of two layers, and their bias, ``known`` that of the first."""
+    if isinstance(second, Completion):
+        return second.weight, second.completed(known)
+    return second.weight, second.bias

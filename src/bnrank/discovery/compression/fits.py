@@ -6,14 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import scipy.linalg
 import torch
 from torch import Tensor, nn
 
 from bnrank._core import linalg
 from bnrank.discovery.compression.parts import CONVOLUTIONS, Parts, pads_of, reach_of
+from bnrank.networks.completion import Completion
 from bnrank.networks.mlp import linear
 
 RIDGES = 10.0 ** torch.arange(-12, 1, 2, dtype=torch.float64)  # relative to the squared largest singular value
+COMPLETED = (
+    0.1  # times the sum of inputs and outputs: ranks from which on the second of two factors completes the first
+)
 SMALL = 1e-10  # eigenvalues of a Gram matrix below, relative to the largest, are not regressed on
 ROUNDING = 1e-10  # singular values below, relative to the largest, are not regressed on
 
@@ -207,13 +212,44 @@ def pair(first: nn.Module, shape: tuple[int, ...], shape_out: tuple[int, ...], f
     return (*before, *layers, *after)
 
 
-def pointwise_pair(first: Any, fitted: AffineFit, k: int) -> Parts:
-    """Return a Linear or convolution with k outputs and a pointwise one that computes all outputs from them."""
+def factor_weights(ranks: Tensor, inputs: int, units: int, completing: bool) -> Tensor:
+    """Return how many weights the two layers of :func:`pointwise_pair` have, for each rank.
+
+    Examples
+    --------
+    >>> factor_weights(torch.tensor([1, 20, 40]), 100, 50, True).tolist()
+    [150, 2600, 4400]
+    """
+    dense = ranks * (inputs + units)
+    few = ranks < COMPLETED * (inputs + units)
+    return torch.where(few, dense, dense - ranks.square()) if completing else dense
+
+
+def pointwise_pair(first: Any, fitted: AffineFit, k: int, completing: bool = False) -> Parts:
+    """Return a Linear or convolution with k outputs, and a pointwise layer that computes all outputs from them.
+
+    If ``completing``, the second one is a :class:`~bnrank.networks.completion.Completion` where k is at least
+    ``COMPLETED`` times the sum of inputs and outputs: the first layer then computes k of the outputs themselves. They
+    are chosen by QR decomposition with column pivoting of an orthonormal basis of the values, so that the others are
+    combinations of them with small coefficients.
+    """
     a, b, c = fitted.at(k)
-    weight, bias = first.weight.detach(), first.bias
-    shift = a.new_zeros(k) if bias is None else a @ bias.detach()
-    pointwise = first if isinstance(first, nn.Linear) else type(first)(1, 1, 1)
-    return with_weight(first, a @ weight.flatten(1), None), with_weight(pointwise, b, c + b @ shift)
+    weight, m = first.weight.detach().flatten(1), len(b)
+    c = c if first.bias is None else c + b @ (a @ first.bias.detach())
+    if not completing or k < COMPLETED * (m + weight.shape[1]) or k >= m:
+        pointwise = first if isinstance(first, nn.Linear) else type(first)(1, 1, 1)
+        return with_weight(first, a @ weight, None), with_weight(pointwise, b, c)
+    basis = torch.linalg.qr(b).Q.cpu()
+    places = torch.from_numpy(scipy.linalg.qr(basis.T.numpy(), mode="r", pivoting=True)[1]).long()
+    known, others = basis[places[:k]], basis[places[k:]]
+    combining = torch.linalg.solve(known.T, others.T).T.to(b)
+    places = places.to(b.device)
+    biases = c[places]
+    with torch.device("meta"):  # draws nothing
+        second = Completion(k, m, dimensions=0 if isinstance(first, nn.Linear) else len(first.kernel_size))
+    second.others = with_weight(second.others, combining, biases[k:] - combining @ biases[:k])
+    second.order = places.argsort()
+    return with_weight(first, b[places[:k]] @ a @ weight, biases[:k]), second
 
 
 def with_weight(layer: Any, weight: Tensor, bias: Tensor | None) -> Any:

@@ -251,9 +251,14 @@ class Judge:
         the module's, and the module's original output.
     given : Tensor
         The module's output on the given samples of both, (N, outputs), without interpolated points.
+    completing : bool
+        Whether the second of two factors may be a :class:`~bnrank.networks.completion.Completion`, see
+        :func:`~bnrank.discovery.compression.fits.factors`. Dense factors are better where entries become zero
+        afterwards.
     """
 
-    def __init__(self, fitted: Samples, selected: Samples, given: Tensor) -> None:
+    def __init__(self, fitted: Samples, selected: Samples, given: Tensor, completing: bool = True) -> None:
+        self.completing = completing
         self.x, self.rest, self.f = fitted
         self._selected = selected
         self._metrics: tuple[Sequence[nn.Module], dict[int, Tensor]] | None = None  # of the latest parts

@@ -9,14 +9,17 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from bnrank.discovery.compression.fits import AffineFit, gram_fit, pointwise_pair
+from bnrank.discovery.compression.fits import AffineFit, factor_weights, gram_fit, pointwise_pair
 from bnrank.discovery.compression.judging import Judge, check_gradient
 from bnrank.discovery.compression.parts import Counts, Parts, channel_rows, cheapest, is_linear, share
 from bnrank.networks import Skipped
+from bnrank.networks.completion import Completion
 
 MAX_ROWS = 8192  # (samples and positions) of one fit
 MAX_VALUES = 2**20  # of the stored outputs of one layer
 ROWS = 2  # rows per unit of a layer, from which on its rank on the samples tells about others
+WORTH = 0.03  # share of a layer's weights that a completion has to save
+RULES = ("cost", "parameters", "plain")
 DRAWS = 8  # random directions of the output per sample, where there are more outputs
 UNSEEN = (
     "no gradient of the output reaches it (torch.no_grad, detach, or an output that does not depend on it): "
@@ -85,9 +88,9 @@ def _put(net: nn.Module, name: str, part: nn.Module) -> None:
 class _Refit(nn.Module):
     """A layer that is replaced when it runs, by factors fitted from its present output to its original one."""
 
-    def __init__(self, name: str, layer: nn.Module, factoring: "Factoring", scale: float) -> None:
+    def __init__(self, name: str, layer: nn.Module, factoring: "Factoring", scale: float, rule: str) -> None:
         super().__init__()
-        self.name, self.factoring, self.scale = name, factoring, scale
+        self.name, self.factoring, self.scale, self.rule = name, factoring, scale, rule
         self.layer = layer
         self.choice: tuple[Parts, int] | None = None
         self.called = False
@@ -95,7 +98,7 @@ class _Refit(nn.Module):
     def forward(self, input: Tensor) -> Tensor:
         value, out = input, self.layer(input)
         if not self.called or self.name not in self.factoring.repeated:
-            self.choice = self.factoring.chosen(self.name, self.layer, out, self.scale)
+            self.choice = self.factoring.chosen(self.name, self.layer, out, self.scale, self.rule)
         self.called = True
         if self.choice is None:
             return out
@@ -109,9 +112,10 @@ class Factoring:
 
     A layer a -> W a + b whose values on the samples lie near c + B t, t in R^k, becomes a -> A W a and t -> c' + B t,
     with t chosen in the metric of the output. For a convolution, t has k channels and the second layer is a pointwise
-    (one-tap) convolution. With ``plain=True`` the metric is the identity, every layer loses the same fraction of the
-    variance of its output, and nothing is refitted: this is the truncated singular value decomposition of W C^{1/2}, C
-    the covariance of the layer's inputs (activation-aware SVD).
+    (one-tap) convolution. By the rule "cost", the price of a rank is its share of parameters, multiply-adds and layers,
+    by the rule "parameters" that of parameters alone. By the rule "plain" the metric is the identity, every layer loses
+    the same fraction of the variance of its output, and nothing is refitted: this is the truncated singular value
+    decomposition of W C^{1/2}, C the covariance of the layer's inputs (activation-aware SVD).
 
     Parameters
     ----------
@@ -120,7 +124,7 @@ class Factoring:
     net : torch.nn.Module
         In float64 and eval mode, with parameters that require gradients.
     names : sequence of str
-        Its layers that may be factored, see :func:`places`.
+        Its layers that may be factored, see :func:`places`. Those of a completion are left out.
     whole : tuple of int
         The reference of relative costs.
     chunk_size : int, optional
@@ -130,7 +134,8 @@ class Factoring:
     def __init__(
         self, judge: Judge, net: nn.Module, names: Sequence[str], whole: Counts, chunk_size: int | None = None
     ) -> None:
-        self.judge, self.net, self.names, self.whole = judge, net, list(names), whole
+        self.judge, self.net, self.whole = judge, net, whole
+        self.names = [name for name in names if not isinstance(_owner(net, name), Completion)]
         self.rows: dict[str, Tensor] = {}
         """Original outputs of each layer, (rows, units)."""
         self.sizes: dict[str, int] = {}
@@ -142,28 +147,30 @@ class Factoring:
         self.metrics = self._measured(chunk_size)
         """Square root of the mean of J^T J over samples, J from the output of the layer to that of the module."""
 
-    def at(self, scale: float, plain: bool = False) -> tuple[Choice, list[tuple[str, int]]]:
+    def at(self, scale: float, rule: str = "cost") -> tuple[Choice, list[tuple[str, int]]]:
         """Return the replaced layers, and their names with their ranks.
 
         Parameters
         ----------
         scale : float
-            The relative change of the output that is worth the whole cost; if ``plain``, the square root of the
+            The relative change of the output that is worth the whole cost; by the rule "plain", the square root of the
             fraction of the variance that every layer loses.
+        rule : str
+            One of ``RULES``.
         """
         choice: Choice = {}
         ranks = []
-        if plain:
+        if rule == "plain":
             for name in self.names:
                 rows, layer = self.rows[name], cast(Any, self.net.get_submodule(name))
                 fitted = gram_fit(rows, rows)
                 k = min(int((fitted.tails > scale * fitted.tails[0]).sum()) or 1, len(fitted.reading))
                 out, taps = layer.weight.flatten(1).shape
                 if len(fitted.reading) and k * (out + taps) < out * taps:
-                    choice[name] = pointwise_pair(layer, fitted, k)
+                    choice[name] = pointwise_pair(layer, fitted, k, self.judge.completing)
                     ranks.append((name, k))
             return choice, ranks
-        stubs = {name: (_Refit(name, self.net.get_submodule(name), self, scale),) for name in self.names}
+        stubs = {name: (_Refit(name, self.net.get_submodule(name), self, scale, rule),) for name in self.names}
         with torch.no_grad(), swapped(self.net, stubs):
             self.latest = choice, self.net(self.judge.x.clone())
         for name, (stub,) in stubs.items():
@@ -190,7 +197,7 @@ class Factoring:
         """
         return [name for name in self.names if name in self.rows and _determined(self.rows[name])]
 
-    def chosen(self, name: str, layer: Any, out: Tensor, scale: float) -> tuple[Parts, int] | None:
+    def chosen(self, name: str, layer: Any, out: Tensor, scale: float, rule: str) -> tuple[Parts, int] | None:
         """Return the factors of a layer with present output ``out``, and the rank; None to keep the layer."""
         metric = self.metrics.get(name)
         if metric is None:
@@ -198,8 +205,9 @@ class Factoring:
         rows = channel_rows(layer, out)
         present = self.rows[name] if name in self.repeated else rows[:: step_of(*rows.shape)]
         fitted = gram_fit(present, self.rows[name], metric)
-        k = _rank(layer, fitted, self.sizes[name], scale * self.judge.scale, self.whole)
-        return None if k is None else (pointwise_pair(layer, fitted, k), k)
+        entries = 0 if rule == "parameters" else self.sizes[name]
+        k = _rank(layer, fitted, entries, scale * self.judge.scale, self.whole, self.judge.completing)
+        return None if k is None else (pointwise_pair(layer, fitted, k, self.judge.completing), k)
 
     def _measured(self, chunk_size: int | None) -> dict[str, Tensor]:
         """Collect outputs and their metrics, in blocks of samples where ``rest`` needs not follow all of them."""
@@ -263,6 +271,10 @@ def _gradients(
         yield from ((name, gradient) for name, gradient in zip(names, found, strict=True) if gradient is not None)
 
 
+def _owner(net: nn.Module, name: str) -> nn.Module:
+    return net.get_submodule(name.rpartition(".")[0])
+
+
 def _determined(rows: Tensor) -> bool:
     return len(rows) >= ROWS * rows.shape[1]
 
@@ -272,14 +284,21 @@ def step_of(rows: int, columns: int) -> int:
     return max(1, rows // max(4 * columns, min(MAX_ROWS, MAX_VALUES // max(columns, 1))))
 
 
-def _rank(part: Any, fitted: AffineFit, entries: int, scale: float, whole: Counts) -> int | None:
-    """Return the best rank of a layer with the given number of output entries; None to leave it unchanged."""
+def _rank(part: Any, fitted: AffineFit, entries: int, scale: float, whole: Counts, completing: bool) -> int | None:
+    """Return the best rank of a layer; None to leave it unchanged.
+
+    ``entries`` is the number of entries of its output, 0 where parameters are the only price.
+    """
     n, taps = len(part.weight), part.weight[0].numel()
     positions = entries / n
     bias = 0 if part.bias is None else n
     now = share((n * taps + bias, n * taps * positions, 1), whole)
-    each = share((taps + n, (taps + n) * positions, 0), whole)
     ranks = torch.arange(1, len(fitted.tails), dtype=torch.float64)
-    prices = torch.cat([torch.tensor([now], dtype=torch.float64), ranks * each + share((n, 0, 2), whole)])
+    weights = factor_weights(ranks, taps, n, completing)
+    completed = weights < ranks * (taps + n)
+    layers = torch.where(completed | (entries == 0), 1, 2)  # a completion counts as none
+    each = [share((w + n, w * positions, own), whole) for w, own in zip(weights.tolist(), layers.tolist(), strict=True)]
+    prices = torch.tensor([now, *each], dtype=torch.float64)
+    prices[1:][completed & (weights > (1 - WORTH) * n * taps)] = math.inf
     tails = torch.cat([fitted.tails.new_zeros(1), fitted.tails[1:]])
     return cheapest(prices.to(tails), tails, scale) or None

@@ -11,6 +11,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
 from bnrank.measures.convolution import conv_singular_values
 from bnrank.networks import Segment, Skipped, reasons
+from bnrank.networks.completion import Completion
 from bnrank.networks.functional import copied, hooked
 from bnrank.networks.gated import FactoredRecurrent
 from bnrank.networks.layers import derived
@@ -225,7 +226,10 @@ def multiply_adds(net: nn.Module, x: Tensor) -> int:
 
 
 def counts(parts: Sequence[nn.Module], x: Tensor) -> Counts:
-    """Return the numbers of parameters, multiply-adds per sample, and linear parts."""
+    """Return the numbers of parameters, multiply-adds per sample, and linear parts.
+
+    A completion counts as none: most of its units are copies.
+    """
     layers = sum(isinstance(part, LINEAR) for part in parts)
     net = nn.Sequential(*parts)
     return sum(map(parameters, parts)), multiply_adds(net, x), layers
@@ -300,8 +304,8 @@ def lipschitz(parts: Sequence[nn.Module], x: Tensor) -> float | None:
     value = x[:1]
     with torch.no_grad():
         for part in parts:
-            if type(part) is nn.Linear and not hooked(part):
-                weight = part.weight.detach().double()
+            if (type(part) is nn.Linear or _completes_vectors(part)) and not hooked(part):
+                weight = cast(Tensor, part.weight).detach().double()
                 product = weight if product is None else weight @ product
             else:
                 norm = _norm(part, value)
@@ -313,6 +317,10 @@ def lipschitz(parts: Sequence[nn.Module], x: Tensor) -> float | None:
     return total * _operator_norm(product)
 
 
+def _completes_vectors(part: nn.Module) -> bool:
+    return type(part) is Completion and not part.dimensions
+
+
 def _operator_norm(matrix: Tensor | None) -> float:
     return 1.0 if matrix is None else float(torch.linalg.matrix_norm(matrix, 2))
 
@@ -322,6 +330,8 @@ def _norm(part: Any, value: Tensor) -> float | None:
         return None
     if type(part) in _SLOPES:
         return _SLOPES[type(part)]
+    if type(part) is Completion:
+        return _operator_norm(part.weight.detach().double())
     if isinstance(part, nn.LeakyReLU):
         return max(1.0, abs(part.negative_slope))
     if isinstance(part, CONVOLUTIONS):

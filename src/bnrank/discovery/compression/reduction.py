@@ -32,6 +32,8 @@ class Search:
         Number of given (not interpolated) samples, which come last.
     tune : int
         Iterations.
+    completing : bool
+        As in :class:`~bnrank.discovery.compression.judging.Judge`.
     new : dict
         From names of segments to their replacements.
     steps, reasons, skipped : list
@@ -47,6 +49,7 @@ class Search:
     fitted: int
     real: int
     tune: int
+    completing: bool = True
     new: dict[str, Parts] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
@@ -96,7 +99,7 @@ class Search:
             (self.x[rows], _flat, self.reference[rows].flatten(1))
             for rows in (slice(0, self.fitted), slice(self.fitted, None))
         )
-        return Judge(first, second, self.reference[-self.real :])
+        return Judge(first, second, self.reference[-self.real :], self.completing)
 
     def _judge(self, work: nn.Module, segment: Segment) -> Judge:
         with torch.no_grad():
@@ -105,7 +108,7 @@ class Search:
             (given[rows], _rest(work, segment.name, self.x[rows]), self.reference[rows].flatten(1))
             for rows in (slice(0, self.fitted), slice(self.fitted, None))
         )
-        return Judge(first, second, self.reference[-self.real :])
+        return Judge(first, second, self.reference[-self.real :], self.completing)
 
 
 def _flat(value: Tensor) -> Tensor:

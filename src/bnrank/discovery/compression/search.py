@@ -198,7 +198,7 @@ def compress(
     enough = min(enough, WORK // max(multiply_adds(work, deciding), 1))
     deciding = judging.enriched(deciding, real - selecting, enough, seed)
     with for_kernels_of(work):
-        search = Search(deciding, function(deciding).detach(), len(deciding) - selecting, real, tune)
+        search = Search(deciding, function(deciding).detach(), len(deciding) - selecting, real, tune, not zeros)
     with for_kernels_of(work), budget.budget(max_minutes, progress, start) as time_left:
         most = MARGIN * tol * (max(BEFORE_ZEROS) if zeros else 1)
         outcomes = [_smallest(search, work, found, most)] if one else []
@@ -243,7 +243,7 @@ def _smallest(search: Search, work: nn.Module, found: list[Segment], tol: float)
     if not search.tune or len(found) < 2:
         search.cut(work, found, tol)
         return search
-    plain, other = Search(search.x, search.reference, search.fitted, search.real, 0), copied(work)
+    plain, other = replace(search, tune=0, new={}, steps=[], reasons=[], skipped=[], tried=set()), copied(work)
     plain.cut(other, found, tol)
     search.cut(work, found, tol)
     tuned_size, size = ((parameters(net), multiply_adds(net, search.x)) for net in (work, other))
@@ -270,7 +270,7 @@ def _whole(
     for share, tune in shares:
         if outcomes and budget.current().over:
             break
-        own = Search(search.x, search.reference, search.fitted, search.real, tune, tried=tried)
+        own = Search(search.x, search.reference, search.fitted, search.real, tune, search.completing, tried=tried)
         net = copied(work)
         if share:
             own.cut(net, several, share * tol)

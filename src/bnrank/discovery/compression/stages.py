@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from torch import nn
@@ -10,7 +11,7 @@ from torch import nn
 from bnrank.discovery.compression import budget
 from bnrank.discovery.compression.fits import AffineFit, equivariant_fit, fit, pair
 from bnrank.discovery.compression.judging import Judge
-from bnrank.discovery.compression.lowrank import Choice, Factoring
+from bnrank.discovery.compression.lowrank import RULES, Choice, Factoring
 from bnrank.discovery.compression.neurons import Ranking, balanced, narrowed, rankings, without_superfluous
 from bnrank.discovery.compression.parts import Counts, Parts, cost, counts, is_linear, parameters, share
 
@@ -19,6 +20,8 @@ U = TypeVar("U")
 
 TRIALS = 8  # scales of the change tried for a share of the tolerance
 NEARLY = 1.02  # times the fewest parameters: among outcomes with at most so many, the cheapest is selected
+CLOSE = 0.98  # of the limit: a change above needs no further trial
+LEAST = 0.1  # of the way between two scales
 START = 8.0  # the first scale, in multiples of the share of the tolerance
 COLLAPSE_SHARES = (0.3, 0.6, 0.85)  # shares of the tolerance for collapsing, as for narrowing below
 NARROW_SHARES = (0.6, 0.9)
@@ -292,18 +295,18 @@ def _narrowed_and_factored(
 
 
 def _factored(judge: Judge, cut: Cut, name: str, tol: float, whole: Counts) -> list[Cut]:
-    """Return a segment with layers factored by one exchange rate, and by activation-aware SVD."""
+    """Return a segment with layers factored by every rule."""
     numbers = {str(i): n for n, i in enumerate((i for i, p in enumerate(cut.parts) if is_linear(p)), 1)}
     factoring = Factoring(judge, nn.Sequential(*cut.parts), list(numbers), whole)
     found = []
-    for plain in (False, True):
-        two = most(lambda made: factoring.change(made[0]), lambda t, plain=plain: factoring.at(t, plain), tol)  # type: ignore[misc]
+    for rule in RULES:
+        two = most(lambda made: factoring.change(made[0]), partial(factoring.at, rule=rule), tol)
         if two is None or not two[0][1]:
             continue
         (choice, ranks), change = two
         parts = inlined(cut.parts, choice)
         step = Step("factor", name, ", ".join(f"layer {numbers[layer]} to rank {k}" for layer, k in ranks), change)
-        alone = plain and all(step.kind == "prune" for step in cut.steps)
+        alone = rule == "plain" and all(step.kind == "prune" for step in cut.steps)
         found.append(cut.then(step, parts, cost(parts, judge.x, whole), alone))
     return found
 
@@ -313,16 +316,25 @@ def inlined(parts: Parts, choice: Choice) -> Parts:
     return tuple(new for i, part in enumerate(parts) for new in choice.get(str(i), (part,)))
 
 
+def _between(low: float, limit: float, high: float) -> float:
+    """Return where to look for a limit between two changes, as a fraction of the way, on logarithmic scales."""
+    if not low > 0:
+        return 0.5
+    return min(max(math.log(limit / low) / math.log(high / low), LEAST), 1 - LEAST)
+
+
 def most(
     measure: Callable[[tuple[T, U]], float], make: Callable[[float], tuple[T, U]], limit: float
 ) -> tuple[tuple[T, U], float] | None:
     """Return the outcome at the largest scale that keeps the change within the limit, and the change, or None.
 
     Scales decrease by factors of 4 from START times the limit to the first that does, or increase to the first that
-    does not or changes nothing; then the interval between the last two is bisected. An outcome is a pair of which the
-    second entry describes the first.
+    does not or changes nothing. Between the last two the change is taken to be a power of the scale, until a change is
+    within 2 percent of the limit; after two outcomes on the same side of it, the interval is halved. An outcome is a
+    pair of which the second entry describes the first.
     """
     scale, below, above, best = START * limit, 0.0, math.inf, None
+    change_below, change_above, sides = 0.0, 0.0, [False]
     known: list[tuple[U, float]] = []
     for _ in range(TRIALS):
         if budget.current().over:
@@ -332,15 +344,17 @@ def most(
         again = next((one for what, one in known if what == made[1]), None)
         found = measure(made) if again is None else again
         known.append((made[1], found))
+        sides.append(found <= limit)
         if found <= limit:
             same = best is not None and best[0][1] == made[1]
-            best, below = (made, found), scale
-            if above == math.inf and same:
+            best, below, change_below = (made, found), scale, found
+            if (above == math.inf and same) or found > CLOSE * limit:
                 break
         else:
-            above = scale
+            above, change_above = scale, found
         if above == math.inf:
             scale *= 4
         else:
-            scale = math.sqrt(below * above) if below else scale / 4
+            guess = 0.5 if sides[-1] == sides[-2] else _between(change_below, limit, change_above)
+            scale = below * (above / below) ** guess if below else scale / 4
     return best

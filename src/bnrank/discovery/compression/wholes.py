@@ -1,7 +1,8 @@
 """Compression of modules of several segments: attention with separate projections, and all layers factored together."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -15,6 +16,7 @@ from bnrank.discovery.compression.stages import Step, inlined, most
 from bnrank.discovery.compression.widths import Narrowing, pairs
 from bnrank.networks import Skipped
 from bnrank.networks.attention import FactoredAttention
+from bnrank.networks.completion import Completion
 from bnrank.networks.functional import copied
 from bnrank.networks.gated import FactoredRecurrent
 
@@ -74,7 +76,7 @@ def layer_widths(net: nn.Module) -> tuple[tuple[str, int], ...]:
     like: Any = next((kind for kind in SPLIT if kind.accepts(net)), None)
     if like is not None:
         return layer_widths(like.like(net))
-    if isinstance(net, LINEAR):
+    if isinstance(net, (*LINEAR, Completion)):
         return (("", len(net.weight)),)
     return tuple(
         (".".join(filter(None, (own, name))), units)
@@ -147,7 +149,7 @@ def _tried(
         return outcomes, []
     factoring = Factoring(judge, net, names, whole, chunk_size)
     unseen, factoring = factoring.unseen(), _sure(factoring, tol)
-    outcomes += _outcomes(factoring, tol, tune, (False, True), outcomes[0])
+    outcomes += _outcomes(factoring, tol, tune, ("cost", "plain"), outcomes[0])
     if budget.current().over:
         return outcomes, unseen
     names = factoring.names
@@ -165,7 +167,7 @@ def _tried(
         outcomes.append(start)
         del factoring, narrowing, make  # their samples
         if not budget.current().over:
-            outcomes += _outcomes(Factoring(judge, slim, names, whole, chunk_size), tol, tune, (False,), start)
+            outcomes += _outcomes(Factoring(judge, slim, names, whole, chunk_size), tol, tune, ("cost",), start)
     return outcomes, unseen
 
 
@@ -183,13 +185,13 @@ def _sure(factoring: Factoring, tol: float) -> Factoring:
     return factoring
 
 
-def _outcomes(factoring: Factoring, tol: float, tune: int, rules: Sequence[bool], start: Factored) -> list[Factored]:
+def _outcomes(factoring: Factoring, tol: float, tune: int, rules: Sequence[str], start: Factored) -> list[Factored]:
     """Return the outcomes within the tolerance of factoring a module, which ``start`` led to."""
     net, outcomes = factoring.net, []
     smallest = start.size
-    for plain in rules:
+    for rule in rules:
         for factor in TUNED if tune else (1.0,):
-            found = most(lambda made: factoring.change(made[0]), _at(factoring, plain), factor * tol)
+            found = most(lambda made: factoring.change(made[0]), partial(factoring.at, rule=rule), factor * tol)
             if found is None or not found[0][1]:
                 continue
             (choice, ranks), change = found
@@ -204,10 +206,6 @@ def _outcomes(factoring: Factoring, tol: float, tune: int, rules: Sequence[bool]
                 smallest = min(smallest, size)
                 outcomes.append(Factored({**start.choice, **choice}, (*start.steps, *steps), change, size))
     return outcomes
-
-
-def _at(factoring: Factoring, plain: bool) -> Callable[[float], Any]:
-    return lambda scale: factoring.at(scale, plain)
 
 
 def _tuned(
