@@ -1,4 +1,4 @@
-"""Convolutions with long kernels by Fourier transforms against PyTorch's own."""
+"""Convolutions with long kernels or few positions against those of PyTorch."""
 
 import pytest
 import torch
@@ -14,7 +14,12 @@ CASES = {
     "stride and padding": (nn.Conv1d(2, 4, 96, stride=3, padding=11, bias=False), (5, 2, 201)),
     "first axis": (nn.Conv2d(3, 4, (40, 1)), (5, 3, 64, 2)),
     "second axis": (nn.Conv2d(3, 4, (1, 40), padding=(0, 7)), (5, 3, 2, 64)),
+}
+FEW = {
     "one place": (nn.Conv1d(3, 4, 64), (2, 3, 64)),
+    "stride as long as half of the kernel": (nn.Conv1d(1, 4, 64, stride=32), (5, 1, 320)),
+    "short": (nn.Conv1d(3, 4, 3, padding=1, bias=False), (5, 3, 4)),
+    "both axes": (nn.Conv2d(2, 3, (2, 3), stride=(1, 2), padding=(0, 1)), (4, 2, 4, 8)),
 }
 OTHERS = {
     "short": (nn.Conv1d(3, 4, 5), (5, 3, 70)),
@@ -26,12 +31,15 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_fourier_transforms_give_the_convolution_and_its_gradients(case, monkeypatch):
-    layer, shape = CASES[case]
+@pytest.mark.parametrize(
+    ("layer", "shape", "way"),
+    [*((*case, "_line") for case in CASES.values()), *((*case, "_few") for case in FEW.values())],
+    ids=[*CASES, *(f"few places, {case}" for case in FEW)],
+)
+def test_the_fast_ways_give_the_convolution_and_its_gradients(layer, shape, way, monkeypatch):
     layer, x = layer.double(), normal(*shape).requires_grad_(True)
-    calls, line = [], long_kernels._line
-    monkeypatch.setattr(long_kernels, "_line", lambda *given: calls.append(given) or line(*given))
+    calls, fast_way = [], getattr(long_kernels, way)
+    monkeypatch.setattr(long_kernels, way, lambda *given: calls.append(given) or fast_way(*given))
     found = []
     for fast in (False, True):
         if fast:
@@ -49,7 +57,8 @@ def test_fourier_transforms_give_the_convolution_and_its_gradients(case, monkeyp
 @pytest.mark.parametrize("case", OTHERS)
 def test_other_convolutions_are_left_as_they_are(case, monkeypatch):
     layer, shape = OTHERS[case]
-    monkeypatch.setattr(long_kernels, "_line", lambda *_: pytest.fail("by Fourier transforms"))
+    for way in ("_line", "_few"):
+        monkeypatch.setattr(long_kernels, way, lambda *_: pytest.fail("not by PyTorch"))
     x, layer = normal(*shape), layer.double()
     expected = layer(x)
     with LongKernels():
@@ -57,7 +66,8 @@ def test_other_convolutions_are_left_as_they_are(case, monkeypatch):
 
 
 def test_other_precisions_and_wrong_sizes_are_left_to_pytorch(monkeypatch):
-    monkeypatch.setattr(long_kernels, "_line", lambda *_: pytest.fail("by Fourier transforms"))
+    for way in ("_line", "_few"):
+        monkeypatch.setattr(long_kernels, way, lambda *_: pytest.fail("not by PyTorch"))
     layer = nn.Conv1d(3, 4, 33)
     with LongKernels():
         assert layer(torch.ones(2, 3, 40)).dtype == torch.float32

@@ -184,7 +184,8 @@ class FactoredRecurrent(nn.Module):
     def _fused(self, i: int, value: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
         first, hidden = (cast(Any, layers[i]) for layers in (self.input, self.hidden))
         if isinstance(first, nn.Sequential):
-            value = F.linear(value, cast(Tensor, first[0].weight), first[0].bias)
+            reading: Any = first[0]
+            value = F.linear(value, reading.weight, reading.bias)
             first, bias = _combined(first[1], None)
         elif value.shape[-1] != first.in_features:  # torch's kernels read beyond it
             raise ValueError(f"input: got {value.shape[-1]} features, expected {first.in_features}")

@@ -1,6 +1,7 @@
-"""Convolutions with long kernels in float64, by Fourier transforms: PyTorch has no fast ones of its own."""
+"""Convolutions in float64 for which PyTorch is slow: long kernels, by Fourier transforms, and few positions."""
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -12,11 +13,14 @@ from torch.overrides import TorchFunctionMode
 
 AXES = {torch.conv1d: 1, torch.conv2d: 2}
 NAMES = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+FEW = 16  # positions of the output, up to which a product of matrices over all samples is faster
 LONG = 32  # taps of a kernel by its stride, from which on Fourier transforms are faster
 
 
 class LongKernels(TorchFunctionMode):
     """Inside, float64 convolutions with long kernels along one axis are computed by Fourier transforms.
+
+    Those with at most ``FEW`` positions of the output are computed as one product of matrices.
 
     The results differ by rounding, relative to the largest values of a sample. For kernels of 64 taps it takes a tenth
     of the time. All other functions are left as they are.
@@ -57,16 +61,32 @@ def _fast(axes: int, given: Mapping[str, Any]) -> Tensor | None:
     stride, dilation = (_each(given.get(name, 1), axes) for name in ("stride", "dilation"))
     alone = all(taps[axis] == stride[axis] == 1 for axis in range(axes) if axis != long)
     plain = given.get("groups", 1) == 1 and set(dilation) == {1} and not isinstance(padding, str)
+    if x.dtype == torch.float64 and x.ndim == axes + 2 and plain:
+        sizes = [n + 2 * p - t for n, p, t in zip(x.shape[2:], _each(padding, axes), taps, strict=True)]
+        counts = [size // step + 1 for size, step in zip(sizes, stride, strict=True)]
+        if min(sizes) >= 0 and math.prod(counts) <= FEW and len(x) > 1:
+            return _few(_padded(x, _each(padding, axes)), weight, bias, stride)
     if x.dtype != torch.float64 or x.ndim != axes + 2 or taps[long] < LONG * stride[long] or not alone or not plain:
         return None
-    pads = _each(padding, axes)
-    x = F.pad(x, [p for pad in reversed(pads) for p in (pad, pad)]) if any(pads) else x
+    x = _padded(x, _each(padding, axes))
     if x.shape[2 + long] < taps[long]:  # an error of its own
         return None
     lines = x.movedim(2 + long, -1)
     out = _line(lines.movedim(1, -2).flatten(0, -3), weight.flatten(2), stride[long])
     out = out.unflatten(0, [len(x), *lines.shape[2:-1]]).movedim(-2, 1).movedim(-1, 2 + long)
     return out if bias is None else out + bias.reshape(-1, *[1] * axes)
+
+
+def _padded(x: Tensor, pads: list[int]) -> Tensor:
+    return F.pad(x, [p for pad in reversed(pads) for p in (pad, pad)]) if any(pads) else x
+
+
+def _few(x: Tensor, weight: Tensor, bias: Tensor | None, stride: list[int]) -> Tensor:
+    """Return a convolution as one product of matrices, over all samples and positions."""
+    axes = len(stride)
+    for axis, (taps, step) in enumerate(zip(weight.shape[2:], stride, strict=True), 2):
+        x = x.unfold(axis, taps, step)
+    return F.linear(x.movedim(1, axes + 1).flatten(axes + 1), weight.flatten(1), bias).movedim(-1, 1)
 
 
 def _line(x: Tensor, weight: Tensor, stride: int) -> Tensor:
