@@ -6,7 +6,7 @@ fewest parameters counts, and the network itself where none does. Which meet it 
 all methods alike; the peers have 32 strengths, bnrank has a few tolerances. Fine-tuning is the same for all: 200 steps
 of Adam to the outputs before, on the inputs that the methods have, at two step sizes of which the better on these
 counts. Peers are fine-tuned at every third strength, where bisection leads. bnrank's own fine-tuning (``tune=200``,
-L-BFGS) is a method besides. On heavy networks, of more than 10^7 multiply-adds, bnrank has three tolerances, a peer
+L-BFGS) is a method besides. On heavy networks, of more than 10^7 multiply-adds, a peer
 stops at the first strength that changes the outputs by more than half of their spread, and latency has fewer rounds.
 """
 
@@ -35,8 +35,9 @@ SEEDS, QUICK_SEEDS = 10, 2
 TARGETS = (0.01, 0.02, 0.05)  # of the change
 LOST = 0.002  # share of accuracy that may be lost, where there are classes
 TOLERANCES = (0.005, 0.0085, 0.01, 0.0118, 0.0135, 0.02, 0.0235, 0.027, 0.05, 0.059, 0.0675, 0.1)  # given to bnrank
-FEW = (0.011, 0.022, 0.055, 0.11, 0.25)  # without fine-tuning; compress reserves a seventh of the tolerance
+FEW = (0.011, 0.022, 0.055)  # without fine-tuning; compress reserves a seventh of the tolerance
 MORE = (0.2, 0.4)  # where there are classes: accuracy allows more
+FEW_MORE = (0.11, 0.2, 0.4)  # the same without fine-tuning
 ZEROS = (0.011, 0.022, 0.055)  # with single entries set to zero
 OWN_TUNING = (0.02,)
 STEPS = 200  # of fine-tuning
@@ -113,9 +114,9 @@ class Contest:
 
     def own(self) -> dict[str, Any]:
         """Compress by bnrank at several tolerances, and say which were kept on held-out samples."""
-        tolerances = TOLERANCES + (MORE if self.trained.labels is not None else ())
+        tolerances, more = (TOLERANCES, MORE) if self.tuning else (FEW, FEW_MORE)
         points, kept = [], {}
-        for tol in tolerances if self.tuning else ZEROS if self.heavy else FEW:
+        for tol in tolerances + (more if self.trained.labels is not None else ()):
             network = self.compressed(tol, 0)
             points.append(self.noted(network, tol, False))
             kept[str(tol)] = points[-1]["change"] <= tol

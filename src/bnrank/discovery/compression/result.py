@@ -31,8 +31,9 @@ class Compressed(Printed):
     Attributes
     ----------
     network : torch.nn.Module
-        A ``nn.Sequential`` of torch layers where the module was one segment; else a copy of the module with each
-        segment replaced by one. The module itself where nothing was changed.
+        A ``nn.Sequential`` of torch layers and :class:`~bnrank.networks.completion.Completion` where the module was one
+        segment; else a copy of the module with each segment replaced by one. The module itself where nothing was
+        changed.
     certificate : Certificate
         Changes, bound, parameters, multiply-adds and latency, before and after.
     steps : tuple of Step

@@ -64,7 +64,9 @@ def compress(
        convolutions on a torus it is fitted frequency by frequency (T28);
     3. neurons and channels that are, on the data, linear combinations of others are removed; their columns are added to
        those of the remaining ones;
-    4. layers of low rank on the data become two. Their ranks are chosen together, by one exchange rate between
+    4. layers of low rank k on the data become two. Where k is not small, the first computes k of the m units, and the
+       second, a :class:`~bnrank.networks.completion.Completion`, the others as linear combinations of these: k (n + m -
+       k) weights instead of n m, n the number of inputs. The ranks are chosen together, by one exchange rate between
        parameters and squared change; later layers are fitted to make up for the change of earlier ones.
        Activation-aware SVD (W C^{1/2} truncated, C the covariance of the layer's inputs, the same fraction of variance
        lost in every layer) is also tried.
