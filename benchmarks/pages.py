@@ -65,6 +65,7 @@ COMPRESSION = Subject(itemgetter("network"), compression_shown.condensed, compre
 SEEDS = Subject(itemgetter("seed"), list, itemgetter("seed"))
 SUBJECTS = {
     "compression_cut": COMPRESSION,
+    "compression_completions": COMPRESSION,
     "compression_zeros": COMPRESSION,
     "speed": Subject(itemgetter("subject"), list, _place_of_speed),
     "counting": _against(counting),

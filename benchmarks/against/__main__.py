@@ -23,6 +23,7 @@ SUBJECTS = (
     "films",
     "compression",
     "compression_cut",
+    "compression_completions",
     "compression_zeros",
     "prediction",
 )

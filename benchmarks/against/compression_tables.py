@@ -14,7 +14,6 @@ from benchmarks.against.trials import Interval, interval, markdown, wilson
 __all__ = ["gains", "tables"]
 
 OURS = "bnrank"
-ZEROS = "bnrank, zeros=True"
 HOW = {"cut": "as cut", "tuned": "fine-tuned"}
 SHOWN = "0.02"  # target of which multiply-adds and speed are shown
 DASH = "–"
@@ -84,7 +83,7 @@ def _summary(by_case: dict[str, list[Result]], of: str) -> str:
 
 def _compared(some: list[Result], target: str, how: str, of: str) -> list[str]:
     """Return ratio, seeds and best other of one case."""
-    own = OURS if any(r["method"] == OURS for r in some) else ZEROS
+    own = next(r["method"] for r in some if r["method"].startswith(OURS))
     ours = gains(some, own, target, how, of)
     others = {m: gains(some, m, target, how, of) for m in _methods_of(some) if not m.startswith(OURS)}
     ratios, best = [], Counter[str]()

@@ -1,7 +1,7 @@
 """Compression without fine-tuning where single entries may become zero, which are not counted: bnrank's ``zeros=True``.
 
 The measurement is that of ``compression``, without latencies, which zeros leave as they are; bnrank has three values of
-``tol``, the others 32 strengths.
+``tol``, and a smaller one where a target is missed, the others 32 strengths.
 """
 
 from __future__ import annotations

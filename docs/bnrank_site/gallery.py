@@ -163,7 +163,7 @@ def _compression(folder: Path) -> str:
         "Each dot is a seed: parameters that `compress` keeps, over those of the best of seven other methods at the "
         f"same change of the outputs. Below the line bnrank keeps fewer. {'; '.join(dict.fromkeys(about))}. "
         "[Comparison with other methods](../comparisons.md) has the tables.\n\n"
-        "```sh\npython -m benchmarks.against compression_cut compression_zeros\n```\n\n"
+        "```sh\npython -m benchmarks.against compression_cut compression_completions compression_zeros\n```\n\n"
         + _listings(folder, [AGAINST / f"compression_{name}.py" for name in ("cut", "zeros", "peers")])
     )
 

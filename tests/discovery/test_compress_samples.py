@@ -81,7 +81,7 @@ def judges(monkeypatch):
     made = []
 
     class Recorded(Judge):
-        def __init__(self, fitted, selected, given, completing=True):
+        def __init__(self, fitted, selected, given, completing=False):
             super().__init__(fitted, selected, given, completing)
             made.append((fitted, selected, given))
 

@@ -28,6 +28,9 @@ def compress_command(
         float, typer.Option(help="Largest change of the output, relative to its spread over the samples.")
     ] = 0.01,
     tune: Annotated[int, typer.Option(help="Fine-tuning steps (distillation).")] = 0,
+    completions: Annotated[
+        bool, typer.Option("--completions", help="Fewer parameters, but more time: units as combinations of others.")
+    ] = False,
     zeros: Annotated[bool, typer.Option("--zeros", help="Also set single entries to zero.")] = False,
     seed: Annotated[int, typer.Option(help="Random seed of the held-out split.")] = 0,
     max_minutes: Annotated[
@@ -57,7 +60,15 @@ def compress_command(
         say("no --weights: using the module as returned by the function")
     held_out = 0.2 if table.x_test is None else table.x_test
     found = bnrank.discovery.compress(
-        net, table.x, tol=tol, held_out=held_out, tune=tune, zeros=zeros, seed=seed, max_minutes=max_minutes
+        net,
+        table.x,
+        tol=tol,
+        held_out=held_out,
+        tune=tune,
+        completions=completions,
+        zeros=zeros,
+        seed=seed,
+        max_minutes=max_minutes,
     )
     say(str(found))
     title = f"{Path(model).name} on {table.name}"

@@ -253,11 +253,10 @@ class Judge:
         The module's output on the given samples of both, (N, outputs), without interpolated points.
     completing : bool
         Whether the second of two factors may be a :class:`~bnrank.networks.completion.Completion`, see
-        :func:`~bnrank.discovery.compression.fits.factors`. Dense factors are better where entries become zero
-        afterwards.
+        :func:`~bnrank.discovery.compression.fits.pointwise_pair`.
     """
 
-    def __init__(self, fitted: Samples, selected: Samples, given: Tensor, completing: bool = True) -> None:
+    def __init__(self, fitted: Samples, selected: Samples, given: Tensor, completing: bool = False) -> None:
         self.completing = completing
         self.x, self.rest, self.f = fitted
         self._selected = selected

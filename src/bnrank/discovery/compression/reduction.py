@@ -49,7 +49,7 @@ class Search:
     fitted: int
     real: int
     tune: int
-    completing: bool = True
+    completing: bool = False
     new: dict[str, Parts] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)

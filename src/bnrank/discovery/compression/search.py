@@ -45,6 +45,7 @@ def compress(
     tol: float = 0.01,
     held_out: float | Tensor | np.ndarray | pd.DataFrame | tuple[Any, Any] = 0.2,
     tune: int = 0,
+    completions: bool = False,
     zeros: bool = False,
     max_samples: int = 2000,
     timing: Timing = TIMING,
@@ -64,9 +65,7 @@ def compress(
        convolutions on a torus it is fitted frequency by frequency (T28);
     3. neurons and channels that are, on the data, linear combinations of others are removed; their columns are added to
        those of the remaining ones;
-    4. layers of low rank k on the data become two. Where k is not small, the first computes k of the m units, and the
-       second, a :class:`~bnrank.networks.completion.Completion`, the others as linear combinations of these: k (n + m -
-       k) weights instead of n m, n the number of inputs. The ranks are chosen together, by one exchange rate between
+    4. layers of low rank on the data become two. Their ranks are chosen together, by one exchange rate between
        parameters and squared change; later layers are fitted to make up for the change of earlier ones.
        Activation-aware SVD (W C^{1/2} truncated, C the covariance of the layer's inputs, the same fraction of variance
        lost in every layer) is also tried.
@@ -113,6 +112,11 @@ def compress(
         Iterations of L-BFGS that fit the remaining parameters to the original outputs; 0 for none. With tuning, cuts at
         1.4, 2 and 4 times the tolerance are also tried, and kept if tuning brings the change within the tolerance. The
         network never has more parameters or multiply-adds than without tuning.
+    completions : bool
+        Whether a layer of rank k, with n inputs and m units, may compute k of the units, k >= 0.1 (n + m), and the
+        others as linear combinations of these, by a :class:`~bnrank.networks.completion.Completion`. It has k (n + m -
+        k) weights, so that every rank saves some, but it takes the time of two layers: a network of narrow layers takes
+        up to twice as long. Not together with ``zeros``.
     zeros : bool
         Whether to set single entries of the layers to zero besides, with half of the tolerance for everything else,
         or all of it for the zeros, whichever leaves fewer entries; the others are fitted to make up for it. Layers keep
@@ -170,6 +174,8 @@ def compress(
     tol = validation.number(tol, "tol", 0.0, strict=True)
     validation.expect(tol < 1, "tol", f"{tol:g}", "0 < tol < 1, relative to the spread of the outputs")
     tune, zeros = validation.integer(tune, "tune", 0), validation.flag(zeros, "zeros")
+    completions = validation.flag(completions, "completions")
+    validation.expect(not (zeros and completions), "completions", "True, with zeros=True", "one of the two")
     limit = validation.integer(max_samples, "max_samples", judging.MIN_SAMPLES)
     timing = validation.kind(timing, "timing", Timing)
     seed = validation.seed(seed)
@@ -200,7 +206,7 @@ def compress(
     enough = min(enough, WORK // max(multiply_adds(work, deciding), 1))
     deciding = judging.enriched(deciding, real - selecting, enough, seed)
     with for_kernels_of(work):
-        search = Search(deciding, function(deciding).detach(), len(deciding) - selecting, real, tune, not zeros)
+        search = Search(deciding, function(deciding).detach(), len(deciding) - selecting, real, tune, completions)
     with for_kernels_of(work), budget.budget(max_minutes, progress, start) as time_left:
         most = MARGIN * tol * (max(BEFORE_ZEROS) if zeros else 1)
         outcomes = [_smallest(search, work, found, most)] if one else []
