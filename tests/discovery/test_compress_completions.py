@@ -9,6 +9,7 @@ from torch import nn
 import bnrank
 from bnrank.discovery.compression import Timing, compress, parameters
 from bnrank.networks.completion import Completion
+from bnrank.networks.gated import FactoredRecurrent
 from helpers import normal
 
 QUICK = {"timing": Timing(batch_size=8, repeats=1), "progress": False}
@@ -102,6 +103,28 @@ def test_a_network_with_completions_is_compressed_again_and_profiled():
         assert again.certificate.on_x.centered < 0.05
         assert again.certificate.parameters <= parameters(once)
     assert bnrank.profile(once, x).sizes["layer"] == len([p for p in once.modules() if isinstance(p, nn.Linear)])
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "LSTMCell", "GRUCell"])
+@pytest.mark.parametrize("ranks", [(-4, 0), (0, -5), (-4, -5), (3, -5)])
+def test_fused_and_unrolled_recurrent_modules_with_completions_agree(kind, ranks):
+    torch.manual_seed(0)
+    made = FactoredRecurrent(kind, 7, 6, ranks).double()
+    for part in made.modules():
+        if isinstance(part, Completion):
+            part.order = torch.randperm(part.out_features)
+    x = normal(5, 7) if kind.endswith("Cell") else normal(4, 5, 7)
+    fused = made(x)
+    made.unrolled = True
+    for a, b in zip(torch.utils._pytree.tree_leaves(fused), torch.utils._pytree.tree_leaves(made(x)), strict=True):
+        assert torch.allclose(a, b, atol=1e-12)
+
+
+def test_a_completed_attention_gets_zeros():
+    net, x = planted(CASES["attention"][0]), normal(300, 5, N)
+    once = compress(net, x, tol=1e-3, completions=True, **QUICK).network
+    again = compress(once, x, tol=0.1, zeros=True, **QUICK)
+    assert again.certificate.on_x.centered < 0.1
 
 
 def test_completions_and_zeros_exclude_each_other():

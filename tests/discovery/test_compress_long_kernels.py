@@ -16,10 +16,10 @@ CASES = {
     "second axis": (nn.Conv2d(3, 4, (1, 40), padding=(0, 7)), (5, 3, 2, 64)),
 }
 FEW = {
-    "one place": (nn.Conv1d(3, 4, 64), (2, 3, 64)),
-    "stride as long as half of the kernel": (nn.Conv1d(1, 4, 64, stride=32), (5, 1, 320)),
-    "short": (nn.Conv1d(3, 4, 3, padding=1, bias=False), (5, 3, 4)),
-    "both axes": (nn.Conv2d(2, 3, (2, 3), stride=(1, 2), padding=(0, 1)), (4, 2, 4, 8)),
+    "one place": (nn.Conv1d(16, 16, 64), (2, 16, 64)),
+    "stride as long as half of the kernel": (nn.Conv1d(1, 128, 64, stride=32), (5, 1, 256)),
+    "short": (nn.Conv1d(64, 64, 3, padding=1, bias=False), (5, 64, 4)),
+    "both axes": (nn.Conv2d(40, 50, (2, 3), stride=(1, 2), padding=(0, 1)), (4, 40, 3, 8)),
 }
 OTHERS = {
     "short": (nn.Conv1d(3, 4, 5), (5, 3, 70)),
@@ -49,6 +49,7 @@ def test_the_fast_ways_give_the_convolution_and_its_gradients(layer, shape, way,
             out = layer(x)
         found.append([out, *torch.autograd.grad(out.square().sum(), [x, *layer.parameters()])])
     assert len(calls) == 1
+    assert found[1][0].is_contiguous()
     for expected, got in zip(*found, strict=True):
         assert got.shape == expected.shape
         assert torch.allclose(got, expected, rtol=1e-12, atol=1e-12 * float(expected.detach().abs().max()))
@@ -111,3 +112,19 @@ def test_a_network_of_long_kernels_is_compressed_as_without_fourier_transforms(m
     assert found[0].certificate.parameters == found[1].certificate.parameters < found[0].certificate.parameters_before
     assert found[0].certificate.held_out.centered == pytest.approx(found[1].certificate.held_out.centered, rel=1e-6)
     assert [step.what for step in found[0].steps] == [step.what for step in found[1].steps]
+
+
+class Viewing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.head = nn.Conv1d(30, 100, 3), nn.Linear(800, 5)
+
+    def forward(self, x):
+        x = torch.relu(self.conv(x))
+        return self.head(x.view(x.size(0), -1))
+
+
+def test_a_network_that_views_the_output_of_a_convolution_is_compressed():
+    torch.manual_seed(0)
+    found = compress(Viewing(), torch.randn(60, 30, 10), tol=0.2, timing=Timing(batch_size=8, repeats=1))
+    assert found.changed

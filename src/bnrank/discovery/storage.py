@@ -123,7 +123,7 @@ def unpack(value: Any, tensors: Mapping[str, Tensor], records: Mapping[str, Any]
     if "network" in value or "layers" in value:
         prefix = f"{value['name']}/"
         own = {key.removeprefix(prefix): t for key, t in tensors.items() if key.startswith(prefix)}
-        precision = next((tensor.dtype for tensor in own.values()), torch.float32)
+        precision = next((tensor.dtype for tensor in own.values() if tensor.is_floating_point()), torch.float32)
         known = "network" in value
         net = build(value["network"], precision, own) if known else rebuild(value["layers"], own).to(precision)
         net.load_state_dict(own)

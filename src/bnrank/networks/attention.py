@@ -149,7 +149,10 @@ class FactoredAttention(nn.Module):
 
 
 def projection(size: int, out: int, rank: int, bias: bool) -> nn.Module:
-    """Return a Linear; two where a rank is given; a Linear and a :class:`Completion` for a negative one."""
+    """Return a Linear; two where a rank is given; a Linear and a :class:`Completion` for a negative one.
+
+    The last two have biases.
+    """
     if not rank:
         return nn.Linear(size, out, bias)
     if rank < 0:

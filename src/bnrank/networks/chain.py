@@ -142,8 +142,8 @@ def as_mlp(net: nn.Module, *, multiply_out: bool = False) -> MLP:
         A Sequential, possibly nested, may hold Linear, ReLU, LeakyReLU, Identity, Dropout and MLPs, and a Flatten in
         front. Between any two Linear there must be the same activation, or none.
     multiply_out : bool
-        Replace consecutive Linear, as in a factored layer, by their product where there are activations elsewhere. The
-        function is the same, the parameters and their norm are not.
+        Replace consecutive Linear and completions, as in a factored layer, by their product where there are activations
+        elsewhere. The function is the same, the parameters and their norm are not.
 
     Returns
     -------
@@ -166,13 +166,14 @@ def as_mlp(net: nn.Module, *, multiply_out: bool = False) -> MLP:
     [3, 4, 2]
     """
     net, multiply_out = unwrap(net), validation.flag(multiply_out, "multiply_out")
+    layers: list[nn.Linear | Completion]
     slopes: list[float | None]
     if is_plain_mlp(net):
         layers, slopes = [cast(nn.Linear, layer) for layer in net.layers], [net.slope]
     elif isinstance(net, MLP):
         raise TypeError("net: got an MLP that was changed, expected each layer a Linear with parameters of its own")
     else:
-        layers, slopes = _layers(net)
+        layers, slopes = _layers(net, multiply_out)
     validation.expect(not any(layer.weight.is_complex() for layer in layers), "net", "complex weights", "real ones")
     pairs = [_pair(layer) for layer in layers]
     if len(set(slopes)) > 1 and multiply_out:
@@ -225,25 +226,25 @@ def read_chain(net: nn.Module, name: str = "net", *, multiply_out: bool = False)
     return Chain(weights, biases, mlp.slope, dtype, weights[0].device)
 
 
-def _layers(net: nn.Module) -> tuple[list[nn.Linear], list[float | None]]:
+def _layers(net: nn.Module, multiply_out: bool) -> tuple[list[nn.Linear | Completion], list[float | None]]:
     """Return the linear layers and the slopes between them, None where there is no activation."""
-    layers: list[nn.Linear] = []
+    layers: list[nn.Linear | Completion] = []
     slopes: list[float | None] = []
     slope: float | None = None  # of the activation since the last linear layer
     for name, part in parts_of(net, through_hooks=True):
-        if type(part) is nn.Linear or (type(part) is Completion and not part.dimensions):
+        if type(part) is nn.Linear or (multiply_out and type(part) is Completion and not part.dimensions):
             if layers:
                 slopes.append(slope)
             elif slope is not None:
                 raise TypeError("net: got an activation before the first Linear, expected a Linear first")
-            layers.append(part.dense() if isinstance(part, Completion) else part)
+            layers.append(part)
             slope = None
         elif type(part) in (nn.ReLU, nn.LeakyReLU):
             if slope is not None:
                 raise TypeError(f"net: got two activations in a row at {name}, expected one")
             slope = part.negative_slope if isinstance(part, nn.LeakyReLU) else 0.0
         elif type(part) is not nn.Flatten or layers:
-            known = (nn.Linear, nn.ReLU, nn.LeakyReLU, nn.Flatten)
+            known = (nn.Linear, *((Completion,) if multiply_out else ()), nn.ReLU, nn.LeakyReLU, nn.Flatten)
             others = {type(part).__name__ for _, part in parts_of(net, through_hooks=True) if type(part) not in known}
             kind = type(part).__name__
             kinds = ", ".join([kind, *sorted(others - {kind})])
@@ -261,9 +262,10 @@ def _layers(net: nn.Module) -> tuple[list[nn.Linear], list[float | None]]:
     return layers, slopes
 
 
-def _pair(layer: nn.Linear) -> _Pair:
+def _pair(layer: nn.Linear | Completion) -> _Pair:
     weight = layer.weight.detach().double()
-    return weight, weight.new_zeros(len(weight)) if layer.bias is None else layer.bias.detach().double()
+    bias = layer.completed(None) if isinstance(layer, Completion) else layer.bias
+    return weight, weight.new_zeros(len(weight)) if bias is None else bias.detach().double()
 
 
 def _multiplied(pairs: list[_Pair], slopes: Sequence[float | None]) -> tuple[list[_Pair], list[float | None]]:

@@ -49,6 +49,8 @@ class Completion(nn.Module):
             [2.]], grad_fn=<IndexSelectBackward0>))
     """
 
+    __jit_unused_properties__ = ["bias", "weight"]  # noqa: RUF012
+
     def __init__(self, in_features: int, out_features: int, bias: bool = True, dimensions: int = 0) -> None:
         super().__init__()
         if not 0 < in_features < out_features:
@@ -71,16 +73,11 @@ class Completion(nn.Module):
     def weight(self) -> Tensor:
         """The matrix from z to all units, (m, r): rows of the identity, and W."""
         weight = self.others.weight.flatten(1)
-        return torch.cat([torch.eye(len(weight.T)).to(weight), weight]).index_select(0, self.order)
-
-    def dense(self) -> nn.Linear:
-        """Return a Linear with all weights, in place of a completion of features."""
-        layer = nn.Linear(self.in_features, self.out_features, dtype=self.weight.dtype, device=self.weight.device)
-        layer.weight, layer.bias = nn.Parameter(self.weight.detach()), nn.Parameter(self.completed(None).detach())
-        return layer
+        known = torch.eye(self.in_features, dtype=weight.dtype, device=weight.device)
+        return torch.cat([known, weight]).index_select(0, self.order)
 
     def completed(self, known: Tensor | None) -> Tensor:
-        """Return the biases of all units, (m,), from those of the first layer, (r,)."""
+        """Return the bias of the layer before and this one together, (m,), from that of the first, (r,) or None."""
         weight = self.others.weight.flatten(1)
         first = weight.new_zeros(self.in_features) if known is None else known
         rest = weight @ first if self.bias is None else weight @ first + self.bias
@@ -88,7 +85,7 @@ class Completion(nn.Module):
 
     def extra_repr(self) -> str:
         """Return the sizes."""
-        return f"{self.in_features}, {self.out_features}"
+        return f"{self.in_features}, {self.out_features}, dimensions={self.dimensions}"
 
     def forward(self, z: Tensor) -> Tensor:
         """Return all units, (..., m) or (..., m, n1, ..., nd), from r of them."""

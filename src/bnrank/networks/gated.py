@@ -183,12 +183,12 @@ class FactoredRecurrent(nn.Module):
 
     def _fused(self, i: int, value: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
         first, hidden = (cast(Any, layers[i]) for layers in (self.input, self.hidden))
+        reading: Any = first[0] if isinstance(first, nn.Sequential) else first
+        if value.shape[-1] != reading.in_features:  # torch's kernels read beyond it
+            raise ValueError(f"input: got {value.shape[-1]} features, expected {reading.in_features}")
         if isinstance(first, nn.Sequential):
-            reading: Any = first[0]
             value = F.linear(value, reading.weight, reading.bias)
             first, bias = _combined(first[1], None)
-        elif value.shape[-1] != first.in_features:  # torch's kernels read beyond it
-            raise ValueError(f"input: got {value.shape[-1]} features, expected {first.in_features}")
         else:
             first, bias = first.weight, first.bias
         if isinstance(hidden, nn.Sequential):
@@ -209,7 +209,7 @@ class FactoredRecurrent(nn.Module):
 
 
 def _combined(second: Any, known: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Return the matrix of the second of two layers, and their bias, ``known`` that of the first."""
+    """Return the matrix of the second of two layers, and the bias of both together; ``known`` is that of the first."""
     if isinstance(second, Completion):
         return second.weight, second.completed(known)
     return second.weight, second.bias

@@ -221,22 +221,26 @@ def factor_weights(ranks: Tensor, inputs: int, units: int, completing: bool) -> 
     [150, 2600, 4400]
     """
     dense = ranks * (inputs + units)
-    few = ranks < COMPLETED * (inputs + units)
-    return torch.where(few, dense, dense - ranks.square()) if completing else dense
+    return torch.where(completes(ranks, inputs, units), dense - ranks.square(), dense) if completing else dense
+
+
+def completes(ranks: Tensor, inputs: int, units: int) -> Tensor:
+    """Return for which ranks the second of two factors may be a completion: not for those that are small, nor full."""
+    return (ranks >= COMPLETED * (inputs + units)) & (ranks < units)
 
 
 def pointwise_pair(first: Any, fitted: AffineFit, k: int, completing: bool = False) -> Parts:
     """Return a Linear or convolution with k outputs, and a pointwise layer that computes all outputs from them.
 
-    If ``completing``, the second one is a :class:`~bnrank.networks.completion.Completion` where k is at least
-    ``COMPLETED`` times the sum of inputs and outputs: the first layer then computes k of the outputs themselves. They
+    If ``completing``, the second one is a :class:`~bnrank.networks.completion.Completion` for the ranks that
+    :func:`completes` says: the first layer then computes k of the outputs themselves. They
     are chosen by QR decomposition with column pivoting of an orthonormal basis of the values, so that the others are
     combinations of them with small coefficients.
     """
     a, b, c = fitted.at(k)
     weight, m = first.weight.detach().flatten(1), len(b)
     c = c if first.bias is None else c + b @ (a @ first.bias.detach())
-    if not completing or k < COMPLETED * (m + weight.shape[1]) or k >= m:
+    if not (completing and completes(torch.tensor(k), weight.shape[1], m)):
         pointwise = first if isinstance(first, nn.Linear) else type(first)(1, 1, 1)
         return with_weight(first, a @ weight, None), with_weight(pointwise, b, c)
     basis = torch.linalg.qr(b).Q.cpu()

@@ -13,14 +13,15 @@ from torch.overrides import TorchFunctionMode
 
 AXES = {torch.conv1d: 1, torch.conv2d: 2}
 NAMES = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
-FEW = 16  # positions of the output, up to which a product of matrices over all samples is faster
+FEW, FEW_LONG = 8, 2  # positions of the output, up to which a product of matrices over all samples is faster
+MANY = 2**13  # weights, from which on it is
 LONG = 32  # taps of a kernel by its stride, from which on Fourier transforms are faster
 
 
 class LongKernels(TorchFunctionMode):
-    """Inside, float64 convolutions with long kernels along one axis are computed by Fourier transforms.
+    """Inside, float64 convolutions with long kernels along one axis, or few positions, are computed in other ways.
 
-    Those with at most ``FEW`` positions of the output are computed as one product of matrices.
+    Long kernels by Fourier transforms, few positions of the output as one product of matrices over all samples.
 
     The results differ by rounding, relative to the largest values of a sample. For kernels of 64 taps it takes a tenth
     of the time. All other functions are left as they are.
@@ -54,18 +55,15 @@ def for_kernels_of(net: nn.Module) -> AbstractContextManager[Any]:
 
 
 def _fast(axes: int, given: Mapping[str, Any]) -> Tensor | None:
-    """Return a convolution by Fourier transforms; None where that is not known to be faster."""
+    """Return a convolution by Fourier transforms or as one product; None where neither is known to be faster."""
     x, weight, bias, padding = given["input"], given["weight"], given.get("bias"), given.get("padding", 0)
     taps = list(weight.shape[2:])
     long = max(range(axes), key=lambda axis: taps[axis])
     stride, dilation = (_each(given.get(name, 1), axes) for name in ("stride", "dilation"))
     alone = all(taps[axis] == stride[axis] == 1 for axis in range(axes) if axis != long)
     plain = given.get("groups", 1) == 1 and set(dilation) == {1} and not isinstance(padding, str)
-    if x.dtype == torch.float64 and x.ndim == axes + 2 and plain:
-        sizes = [n + 2 * p - t for n, p, t in zip(x.shape[2:], _each(padding, axes), taps, strict=True)]
-        counts = [size // step + 1 for size, step in zip(sizes, stride, strict=True)]
-        if min(sizes) >= 0 and math.prod(counts) <= FEW and len(x) > 1:
-            return _few(_padded(x, _each(padding, axes)), weight, bias, stride)
+    if x.dtype == torch.float64 and plain and _is_few(x, weight, bias, stride, _each(padding, axes)):
+        return _few(_padded(x, _each(padding, axes)), weight, bias, stride)
     if x.dtype != torch.float64 or x.ndim != axes + 2 or taps[long] < LONG * stride[long] or not alone or not plain:
         return None
     x = _padded(x, _each(padding, axes))
@@ -74,7 +72,18 @@ def _fast(axes: int, given: Mapping[str, Any]) -> Tensor | None:
     lines = x.movedim(2 + long, -1)
     out = _line(lines.movedim(1, -2).flatten(0, -3), weight.flatten(2), stride[long])
     out = out.unflatten(0, [len(x), *lines.shape[2:-1]]).movedim(-2, 1).movedim(-1, 2 + long)
-    return out if bias is None else out + bias.reshape(-1, *[1] * axes)
+    return out.contiguous() if bias is None else (out + bias.reshape(-1, *[1] * axes)).contiguous()
+
+
+def _is_few(x: Tensor, weight: Tensor, bias: Tensor | None, stride: list[int], pads: list[int]) -> bool:
+    """Return whether a convolution is one that PyTorch runs, with few positions and many weights."""
+    fits = x.ndim == weight.ndim and x.shape[1] == weight.shape[1] and (bias is None or bias.shape == weight.shape[:1])
+    if not fits or min(stride) < 1 or min(pads) < 0 or len(x) < 2:
+        return False
+    sizes = [n + 2 * p - t for n, p, t in zip(x.shape[2:], pads, weight.shape[2:], strict=True)]
+    counts = [size // step + 1 for size, step in zip(sizes, stride, strict=True)]
+    long = any(t >= LONG * step for t, step in zip(weight.shape[2:], stride, strict=True))
+    return min(sizes) >= 0 and math.prod(counts) <= (FEW_LONG if long else FEW) and weight.numel() >= MANY
 
 
 def _padded(x: Tensor, pads: list[int]) -> Tensor:
@@ -86,7 +95,7 @@ def _few(x: Tensor, weight: Tensor, bias: Tensor | None, stride: list[int]) -> T
     axes = len(stride)
     for axis, (taps, step) in enumerate(zip(weight.shape[2:], stride, strict=True), 2):
         x = x.unfold(axis, taps, step)
-    return F.linear(x.movedim(1, axes + 1).flatten(axes + 1), weight.flatten(1), bias).movedim(-1, 1)
+    return F.linear(x.movedim(1, axes + 1).flatten(axes + 1), weight.flatten(1), bias).movedim(-1, 1).contiguous()
 
 
 def _line(x: Tensor, weight: Tensor, stride: int) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from bnrank.discovery.compression.fits import AffineFit, factor_weights, gram_fit, pointwise_pair
+from bnrank.discovery.compression.fits import AffineFit, completes, factor_weights, gram_fit, pointwise_pair
 from bnrank.discovery.compression.judging import Judge, check_gradient
 from bnrank.discovery.compression.parts import Counts, Parts, channel_rows, cheapest, is_linear, share
 from bnrank.networks import Skipped
@@ -295,9 +295,9 @@ def _rank(part: Any, fitted: AffineFit, entries: int, scale: float, whole: Count
     now = share((n * taps + bias, n * taps * positions, 1), whole)
     ranks = torch.arange(1, len(fitted.tails), dtype=torch.float64)
     weights = factor_weights(ranks, taps, n, completing)
-    completed = weights < ranks * (taps + n)
-    layers = torch.where(completed | (entries == 0), 1, 2)  # a completion counts as none
-    each = [share((w + n, w * positions, own), whole) for w, own in zip(weights.tolist(), layers.tolist(), strict=True)]
+    completed = completes(ranks, taps, n) & completing
+    layers = 2 if entries else 1
+    each = [share((w + n, w * positions, layers), whole) for w in weights.tolist()]
     prices = torch.tensor([now, *each], dtype=torch.float64)
     prices[1:][completed & (weights > (1 - WORTH) * n * taps)] = math.inf
     tails = torch.cat([fitted.tails.new_zeros(1), fitted.tails[1:]])

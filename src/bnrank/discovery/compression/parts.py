@@ -226,11 +226,8 @@ def multiply_adds(net: nn.Module, x: Tensor) -> int:
 
 
 def counts(parts: Sequence[nn.Module], x: Tensor) -> Counts:
-    """Return the numbers of parameters, multiply-adds per sample, and linear parts.
-
-    A completion counts as none: most of its units are copies.
-    """
-    layers = sum(isinstance(part, LINEAR) for part in parts)
+    """Return the numbers of parameters, multiply-adds per sample, and linear parts, completions among them."""
+    layers = sum(isinstance(part, (*LINEAR, Completion)) for part in parts)
     net = nn.Sequential(*parts)
     return sum(map(parameters, parts)), multiply_adds(net, x), layers
 
@@ -304,7 +301,7 @@ def lipschitz(parts: Sequence[nn.Module], x: Tensor) -> float | None:
     value = x[:1]
     with torch.no_grad():
         for part in parts:
-            if (type(part) is nn.Linear or _completes_vectors(part)) and not hooked(part):
+            if (type(part) is nn.Linear or _completes_vectors(part)) and not any(map(hooked, part.modules())):
                 weight = cast(Tensor, part.weight).detach().double()
                 product = weight if product is None else weight @ product
             else:
@@ -326,7 +323,7 @@ def _operator_norm(matrix: Tensor | None) -> float:
 
 
 def _norm(part: Any, value: Tensor) -> float | None:
-    if hooked(part):
+    if any(map(hooked, part.modules())):
         return None
     if type(part) in _SLOPES:
         return _SLOPES[type(part)]

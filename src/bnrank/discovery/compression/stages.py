@@ -318,7 +318,7 @@ def inlined(parts: Parts, choice: Choice) -> Parts:
 
 def _between(low: float, limit: float, high: float) -> float:
     """Return where to look for a limit between two changes, as a fraction of the way, on logarithmic scales."""
-    if not low > 0:
+    if not (0 < low < high and math.isfinite(high)):
         return 0.5
     return min(max(math.log(limit / low) / math.log(high / low), LEAST), 1 - LEAST)
 

@@ -48,7 +48,8 @@ def pairs(net: nn.Module, names: Sequence[str], x: Tensor) -> list[Pair]:
         n = len(layer.weight)
         if order.count(name) > 1 or order.count(reader) > 1:
             continue
-        if isinstance(net.get_submodule(reader.rpartition(".")[0]), FactoredAttention):  # reads what its sizes say
+        owners = (net.get_submodule(one.rpartition(".")[0]) for one in (name, reader))
+        if any(isinstance(owner, FactoredAttention) for owner in owners):  # it has the sizes that it says
             continue
         if n < 2 or follower.weight[0].numel() % n:
             continue

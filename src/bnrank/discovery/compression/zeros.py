@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from bnrank.discovery.compression.judging import Judge, affordable_whole, check_
 from bnrank.discovery.compression.lowrank import places, swapped
 from bnrank.discovery.compression.parts import Parts, channel_rows, first_input
 from bnrank.discovery.compression.stages import Step
-from bnrank.discovery.compression.wholes import SPLIT, put, split_up
+from bnrank.discovery.compression.wholes import put, split_up
 from bnrank.networks import Skipped
 from bnrank.networks.gated import FactoredRecurrent
 
@@ -310,8 +310,10 @@ def with_zeros(judge: Judge, net: nn.Module, tol: float) -> Thin | None:
     for name, layer in layers.items():
         net = put(net, name, layer)
     for part in net.modules():
-        if isinstance(part, SPLIT):
-            part.refreshed()
+        if isinstance(part, FactoredRecurrent):
+            part.unrolled = False
+    for name in split:
+        cast(Any, net.get_submodule(name)).refreshed()
     new: dict[str, Parts] = {name: (net.get_submodule(name),) for name in split}
     values = {name: value.detach().clone() for name, value in net.state_dict().items() if isinstance(value, Tensor)}
     return Thin(new, values, Step("zero", "", f"{count:,} entries of {len(layers)} layers", change), skipped)
