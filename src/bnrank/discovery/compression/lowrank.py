@@ -296,8 +296,8 @@ def _rank(part: Any, fitted: AffineFit, entries: int, scale: float, whole: Count
     ranks = torch.arange(1, len(fitted.tails), dtype=torch.float64)
     weights = factor_weights(ranks, taps, n, completing)
     completed = completes(ranks, taps, n) & completing
-    layers = 2 if entries else 1
-    each = [share((w + n, w * positions, layers), whole) for w in weights.tolist()]
+    layers = torch.where(completed | (entries == 0), 1, 2)
+    each = [share((w + n, w * positions, own), whole) for w, own in zip(weights.tolist(), layers.tolist(), strict=True)]
     prices = torch.tensor([now, *each], dtype=torch.float64)
     prices[1:][completed & (weights > (1 - WORTH) * n * taps)] = math.inf
     tails = torch.cat([fitted.tails.new_zeros(1), fitted.tails[1:]])

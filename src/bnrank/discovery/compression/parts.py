@@ -226,8 +226,11 @@ def multiply_adds(net: nn.Module, x: Tensor) -> int:
 
 
 def counts(parts: Sequence[nn.Module], x: Tensor) -> Counts:
-    """Return the numbers of parameters, multiply-adds per sample, and linear parts, completions among them."""
-    layers = sum(isinstance(part, (*LINEAR, Completion)) for part in parts)
+    """Return the numbers of parameters, multiply-adds per sample, and linear parts.
+
+    Completions do not count as parts, although they take time: they are an option for those who want few parameters.
+    """
+    layers = sum(isinstance(part, LINEAR) for part in parts)
     net = nn.Sequential(*parts)
     return sum(map(parameters, parts)), multiply_adds(net, x), layers
 
