@@ -8,6 +8,7 @@ from torch import nn
 from bnrank.discovery.compression import Certificate, Latency, Timing, compress, timing
 from bnrank.discovery.compression.certificate import change, lipschitz
 from bnrank.discovery.compression.parts import multiply_adds, parameters
+from bnrank.discovery.compression.stages import most
 from bnrank.discovery.compression.timing import flushing, is_subnormal, latency, subnormals, without_subnormals
 
 
@@ -246,3 +247,22 @@ def test_subnormal_weights_are_a_finding_of_their_own_and_leave_the_compressed_n
     assert "5 of 182 weights (2.75 %) are subnormal" in str(found)
     assert not any(bool(is_subnormal(t).any()) for t in found.network.state_dict().values())
     assert "subnormal" not in str(certified(timed(1.0, 2.0, 3.0), timed(1.0, 2.0, 3.0)))
+
+
+@pytest.mark.parametrize("power", [0.5, 1.0, 1.7, 3.0])
+@pytest.mark.parametrize("size", [1e-2, 0.3, 1.0])
+def test_the_scale_of_a_change_that_is_a_power_of_it_is_found_in_few_trials(power, size):
+    tried = []
+    change = lambda made: tried.append(made[0]) or size * made[0] ** power  # noqa: E731
+    (_, scale), found = most(change, lambda scale: (scale, scale), 0.01)
+    assert found == size * scale**power
+    assert 0.95 * 0.01 <= found <= 0.01
+    assert len(tried) <= 8
+
+
+def test_the_scale_of_a_change_with_a_jump_is_the_largest_below_it():
+    change = lambda made: 1e-9 if made[0] < 0.0371 else 0.5  # noqa: E731
+    (_, scale), found = most(change, lambda scale: (scale, scale), 0.01)
+    assert found == 1e-9
+    assert 0.03 < scale < 0.0371
+    assert most(lambda made: 1.0, lambda scale: (scale, scale), 0.01) is None
