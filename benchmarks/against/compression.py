@@ -6,8 +6,8 @@ fewest parameters counts, and the network itself where none does. Which meet it 
 all methods alike; the peers have 32 strengths, bnrank has a few tolerances. Fine-tuning is the same for all: 200 steps
 of Adam to the outputs before, on the inputs that the methods have, at two step sizes of which the better on these
 counts. Peers are fine-tuned at every third strength, where bisection leads. bnrank's own fine-tuning (``tune=200``,
-L-BFGS) is a method besides. On heavy networks, of more than 10^7 multiply-adds, a peer
-stops at the first strength that changes the outputs by more than half of their spread, and latency has fewer rounds.
+L-BFGS) is a method besides. On heavy networks, of more than 10^7 multiply-adds, a peer stops at the first strength that
+changes the outputs by more than half of their spread, and latency has fewer rounds.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ def short(stored: Mapping[str, Sequence[Row]]) -> str:
                     " / ".join(_ahead(few) for few in some),
                 ]
             )
-    return trials.markdown(["network", "option", "left", "ratio", "ratio to dense ones", "fewer or equal"], rows)
+    return trials.markdown(["network", "option", "left", "ratio", "ratio to dense methods", "fewer or equal"], rows)
 
 
 def _chosen(rows: Sequence[Row], network: str, target: str) -> list[Row]:

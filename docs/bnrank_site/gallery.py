@@ -137,10 +137,9 @@ def _compression(folder: Path) -> str:
     from matplotlib.figure import Figure as Picture
 
     title, about = "Parameters left after compression", list[str]()
-    picture = Picture(figsize=(9, 4), layout="constrained")
-    for axes, (subject, name) in zip(
-        picture.subplots(1, 2, sharey=True), (("cut", "default"), ("zeros", "zeros=True")), strict=True
-    ):
+    picture = Picture(figsize=(13, 4), layout="constrained")
+    shown = ("cut", "default"), ("completions", "completions=True"), ("zeros", "zeros=True")
+    for axes, (subject, name) in zip(picture.subplots(1, 3, sharey=True), shown, strict=True):
         lines = (HERE / "results" / f"compression_{subject}.jsonl").read_text(encoding="utf-8").splitlines()
         stored = [json.loads(line) for line in lines]
         rows = [row for row in stored if "network" in row]

@@ -142,7 +142,7 @@ def test_the_same_seed_gives_the_same_bits_and_the_module_stays_as_it_was():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_precision_is_kept(dtype):
-    found = compress(bottlenecked(width=16, depth=5).to(dtype), normal(400, 8).float(), tol=0.01, **QUICK)
+    found = compress(bottlenecked(width=16, depth=5).to(dtype), normal(60, 8).float(), tol=0.01, **QUICK)
     assert {p.dtype for p in found.network.parameters()} == {dtype}
     assert found.certificate.met
 
@@ -222,7 +222,7 @@ def test_shared_parameters_stay():
 
 
 def test_tuning_lowers_the_change_and_needs_no_more_parameters():
-    task = bnrank.tasks.low_rank_map(n=600, d_in=8, d_out=8, latent=4, rank=2, width=20)
+    task = bnrank.tasks.low_rank_map(n=150, d_in=8, d_out=8, latent=4, rank=2, width=20)
     run = bnrank.train(bnrank.MLP([8, 20, 20, 20, 20, 8]), task, ridge=3e-3, steps=300, seed=0, progress=False)
     plain = compress(run.network(0), task.x, tol=0.03, **QUICK)
     found = compress(run.network(0), task.x, tol=0.03, tune=60, **QUICK)

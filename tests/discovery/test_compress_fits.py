@@ -7,7 +7,7 @@ from torch import nn
 from bnrank.discovery.compression.fits import dense, equivariant_fit, fit, pair, pointwise_pair
 from bnrank.discovery.compression.judging import Judge
 from bnrank.discovery.compression.lowrank import Factoring
-from bnrank.discovery.compression.parts import channel_rows, cost, counts, parameters
+from bnrank.discovery.compression.parts import channel_rows, cost, counts, parameters, share
 from bnrank.networks.completion import Completion
 from helpers import normal
 
@@ -128,9 +128,10 @@ LAYERS = [
 ]
 
 
+@pytest.mark.parametrize("rule", ["cost", "parameters"])
 @pytest.mark.parametrize("completing", [False, True])
 @pytest.mark.parametrize(("net", "shape"), LAYERS)
-def test_a_layer_is_cut_to_the_rank_of_least_cost_and_squared_change(net, shape, completing):
+def test_a_layer_is_cut_to_the_rank_of_least_cost_and_squared_change(net, shape, completing, rule):
     """Against all ranks built one by one; their changes are those to first order, in the metric of the output."""
     parts, x = tuple(part.double() for part in net), normal(80, *shape)
     with torch.no_grad():
@@ -144,16 +145,19 @@ def test_a_layer_is_cut_to_the_rank_of_least_cost_and_squared_change(net, shape,
     rows = channel_rows(parts[0], parts[0](x)).detach()
     fitted = fit(rows, rows, metric, 1e-10)
     factoring, seen = Factoring(judge, net, ["0"], whole), set()
+
+    def price_of(some):
+        return cost(some, x, whole) if rule == "cost" else share((sum(map(parameters, some)), 0, 0), whole)
+
     for threshold in torch.logspace(-2, 1, 61).tolist():
-        sums = {None: cost(parts, x, whole)}
+        sums = {None: price_of(parts)}
         for k in range(1, len(fitted.reading) + 1):
             made = pointwise_pair(parts[0], fitted, k, completing)
             if isinstance(made[1], Completion) and sum(map(parameters, made)) > 0.97 * parameters(parts[0]):
                 continue
-            price = cost((*made, *parts[1:]), x, whole)
-            sums[k] = price + float(fitted.tails[k] / judge.scale / threshold) ** 2
+            sums[k] = price_of((*made, *parts[1:])) + float(fitted.tails[k] / judge.scale / threshold) ** 2
         best = min(sums, key=sums.get)
-        _, ranks = factoring.at(threshold)
+        _, ranks = factoring.at(threshold, rule)
         assert dict(ranks).get("0") == best
         seen.add(best)
     assert len(seen) > 2

@@ -16,9 +16,7 @@ from bnrank.networks.completion import Completion
 from bnrank.networks.mlp import linear
 
 RIDGES = 10.0 ** torch.arange(-12, 1, 2, dtype=torch.float64)  # relative to the squared largest singular value
-COMPLETED = (
-    0.1  # times the sum of inputs and outputs: ranks from which on the second of two factors completes the first
-)
+COMPLETED = 0.1  # least rank of which the second factor completes the first, relative to inputs plus outputs
 SMALL = 1e-10  # eigenvalues of a Gram matrix below, relative to the largest, are not regressed on
 ROUNDING = 1e-10  # singular values below, relative to the largest, are not regressed on
 
@@ -225,7 +223,7 @@ def factor_weights(ranks: Tensor, inputs: int, units: int, completing: bool) -> 
 
 
 def completes(ranks: Tensor, inputs: int, units: int) -> Tensor:
-    """Return for which ranks the second of two factors may be a completion: not for those that are small, nor full."""
+    """Return for each rank whether the second of two factors may be a completion: not if it is small or full."""
     return (ranks >= COMPLETED * (inputs + units)) & (ranks < units)
 
 
@@ -233,9 +231,9 @@ def pointwise_pair(first: Any, fitted: AffineFit, k: int, completing: bool = Fal
     """Return a Linear or convolution with k outputs, and a pointwise layer that computes all outputs from them.
 
     If ``completing``, the second one is a :class:`~bnrank.networks.completion.Completion` for the ranks that
-    :func:`completes` says: the first layer then computes k of the outputs themselves. They
-    are chosen by QR decomposition with column pivoting of an orthonormal basis of the values, so that the others are
-    combinations of them with small coefficients.
+    :func:`completes` accepts: the first layer then computes k of the outputs themselves. They are chosen by QR
+    decomposition with column pivoting of an orthonormal basis of the values (Q-DEIM: Drmac and Gugercin, 2016), so that
+    the others are combinations of them with small coefficients.
     """
     a, b, c = fitted.at(k)
     weight, m = first.weight.detach().flatten(1), len(b)

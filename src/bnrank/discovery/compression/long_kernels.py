@@ -21,10 +21,9 @@ LONG = 32  # taps of a kernel by its stride, from which on Fourier transforms ar
 class LongKernels(TorchFunctionMode):
     """Inside, float64 convolutions with long kernels along one axis, or few positions, are computed in other ways.
 
-    Long kernels by Fourier transforms, few positions of the output as one product of matrices over all samples.
-
-    The results differ by rounding, relative to the largest values of a sample. For kernels of 64 taps it takes a tenth
-    of the time. All other functions are left as they are.
+    Long kernels by Fourier transforms, which for 64 taps take a tenth of the time; few positions of the output as one
+    product of matrices over all samples. The results differ by rounding, relative to the largest values of a sample.
+    All other functions are left as they are.
 
     Examples
     --------

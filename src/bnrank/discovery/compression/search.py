@@ -115,9 +115,9 @@ def compress(
     completions : bool
         Whether a layer of rank k, with n inputs and m units, may compute k of the units, k >= 0.1 (n + m), and the
         others as linear combinations of these, by a :class:`~bnrank.networks.completion.Completion`. It has k (n + m -
-        k) weights, so that every such rank saves some, but it takes more time than two layers: networks of narrow
-        layers take up to three times as long. With few samples the tolerance is met less often on new ones. Not
-        together with ``zeros``.
+        k) weights, so that every such rank below n and m saves some, but it takes at least the time of two layers: a
+        network of narrow layers becomes slower, as the certificate states. With few samples the tolerance is met less
+        often on new ones. Not together with ``zeros``.
     zeros : bool
         Whether to set single entries of the layers to zero besides, with half of the tolerance for everything else,
         or all of it for the zeros, whichever leaves fewer entries; the others are fitted to make up for it. Layers keep
