@@ -327,7 +327,8 @@ def _compressed(found: Compressed) -> View:
         kept["not zero"] = certificate.nonzero, certificate.nonzero_before
     left = {name: parts.numbers(100 * after / before) for name, (after, before) in kept.items() if before}
     bars = go.Bar(x=list(left.values()), y=list(left), orientation="h", marker={"color": parts.member_color(0)})
-    bars.update(text=[f"{parts.short(value)} %" for value in left.values()], textposition="auto", textangle=0)
+    places = ["inside" if value >= 50 else "outside" for value in left.values()]  # off the dotted line
+    bars.update(text=[f"{parts.short(value)} %" for value in left.values()], textposition=places, textangle=0)
     bars.update(constraintext="none", cliponaxis=False, hovertemplate="%{y}: %{x:.4g} %<extra></extra>")
     limits = {"title": "percent", "range": [0, 1.2 * max(100, *left.values())]}
     figure = parts.figure(bars, limits, {"autorange": "reversed"}, shapes=[parts.dotted("x", 100)])
