@@ -138,6 +138,8 @@ def test_a_layer_is_cut_to_the_rank_of_least_cost_and_squared_change(net, shape,
         sizes = (0.6 ** torch.arange(len(parts[0].weight))).reshape(-1, *[1] * len(shape))
         parts[0].weight.copy_(sizes * normal(*parts[0].weight.shape, seed=1))
         parts[-1].weight.copy_(normal(*parts[-1].weight.shape, seed=2))
+        for part in (parts[0], parts[-1]):  # were drawn when the file was read
+            part.bias.copy_(0.3 * normal(*part.bias.shape, seed=3))
         outputs = net(x)
     flat = lambda value: value.flatten(1)  # noqa: E731
     judge = Judge((x, flat, outputs), (x[:3], flat, outputs[:3]), outputs, completing)
@@ -149,7 +151,7 @@ def test_a_layer_is_cut_to_the_rank_of_least_cost_and_squared_change(net, shape,
     def price_of(some):
         return cost(some, x, whole) if rule == "cost" else share((sum(map(parameters, some)), 0, 0), whole)
 
-    for threshold in torch.logspace(-2, 1, 61).tolist():
+    for threshold in torch.logspace(-4, 1, 101).tolist():
         sums = {None: price_of(parts)}
         for k in range(1, len(fitted.reading) + 1):
             made = pointwise_pair(parts[0], fitted, k, completing)
