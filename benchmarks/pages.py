@@ -67,6 +67,9 @@ SUBJECTS = {
     "compression_cut": COMPRESSION,
     "compression_completions": COMPRESSION,
     "compression_zeros": COMPRESSION,
+    "compression_tuned": Subject(
+        itemgetter("network"), functools.partial(compression_shown.condensed, how="tuned"), compression_shown.place
+    ),
     "speed": Subject(itemgetter("subject"), list, _place_of_speed),
     "counting": _against(counting),
     "directions": _against(directions),

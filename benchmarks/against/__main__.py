@@ -25,6 +25,7 @@ SUBJECTS = (
     "compression_cut",
     "compression_completions",
     "compression_zeros",
+    "compression_tuned",
     "prediction",
 )
 

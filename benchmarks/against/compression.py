@@ -41,6 +41,7 @@ FEW_MORE = (0.11, 0.2, 0.4)  # the same without fine-tuning
 ALLOWED = 1.1  # times the target: the tolerance with single entries set to zero
 AGAIN = 0.95  # of the tolerance that is in proportion to the target
 OWN_TUNING = (0.02,)
+FIRST, NEXT, TRIES = 1.4, 0.97, 3  # tolerances before fine-tuning: first over target, the next below it, how many
 STEPS = 200  # of fine-tuning
 EVERY = 3  # of the strengths of a peer that are fine-tuned
 BATCH, REPEATS = 256, 31  # of the latency
@@ -54,7 +55,7 @@ SHRUNK: dict[str, list[dict[str, Any]]] = {}  # what other methods make of heavy
 
 def cells(quick: bool) -> list[dict[str, Any]]:
     """Return seed by seed the cases; quick: two seeds of three cases."""
-    names = ["F4", "another map", "digits, no ridge"] if quick else list(CASES)
+    names = ["F4", "another map", "digits, no ridge"] if quick else [name for name, case in CASES.items() if case.tuning]
     seeds = range(QUICK_SEEDS if quick else SEEDS)
     return [{"seed": seed, "tuned": CASES[name].tuned, "case": name} for seed in seeds for name in names]
 
@@ -105,6 +106,12 @@ class Contest:
                 result |= {"best": self.best(result)}
         return found
 
+    def results_fine_tuned(self) -> list[dict[str, Any]]:
+        """Return what bnrank with completions and the other methods give, fine-tuned, the latencies measured together."""
+        found = [trials.attempt("bnrank, completions=True", self.own_adapted), *self.others()]
+        self.time([result for result in found if "points" in result])
+        return found
+
     def others(self, known: bool = False) -> list[dict[str, Any]]:
         """Return what the other methods give; if ``known``, without their networks where that was measured before."""
         if known and self.name in SHRUNK:
@@ -125,6 +132,22 @@ class Contest:
             if self.tuning:
                 points.append(self.noted(fine_tuned(network, self.x, self.outputs, STEPS), tol, True))
         return {"points": points, "kept": kept}
+
+    def own_adapted(self) -> dict[str, Any]:
+        """Compress by bnrank with completions and fine-tune, for each target at tolerances that follow from the change.
+
+        The first is in a fixed proportion to the target, the next ones would end just below the target if the change
+        were in proportion to the tolerance.
+        """
+        points = []
+        for target in TARGETS:
+            tol = FIRST * target
+            for _ in range(TRIES):
+                network = self.compressed(tol, 0, completions=True)
+                points.append(self.noted(network, tol, False))
+                points.append(self.noted(fine_tuned(network, self.x, self.outputs, STEPS), tol, True))
+                tol *= NEXT * target / points[-1]["change"]
+        return {"points": points}
 
     def own_zeros(self) -> dict[str, Any]:
         """Compress by bnrank with entries set to zero, which are not counted.

@@ -17,18 +17,19 @@ OPTIONS = {
     "compression_cut": "default",
     "compression_completions": "`completions=True`",
     "compression_zeros": "`zeros=True`",
+    "compression_tuned": "`completions=True`, fine-tuned",
 }
+APART = {"compression_completions", "compression_tuned"}  # where methods of dense layers have a column of their own
 SPARSE = {"magnitude, single entries"}  # methods that set entries to zero, which are not counted
 
 Row = dict[str, Any]
 
 
-def condensed(lines: Sequence[Row]) -> list[Row]:
-    """Return a row per network, seed and target: parameters of bnrank, of the best other as cut, and of the network.
+def condensed(lines: Sequence[Row], how: str = "cut") -> list[Row]:
+    """Return a row per network, seed and target: parameters of bnrank, of the best other, and of the network.
 
-    "dense other" are those of the best other that sets no entries to zero.
-
-    Of a cell that was measured twice, the last counts.
+    How: "cut", without fine-tuning, or "tuned", where it is allowed. "dense other" are the parameters of the best other
+    that sets no entries to zero. Of a cell that was measured twice, the last counts.
     """
     rows = []
     for cell in {trials.key(line["cell"]): line for line in lines}.values():
@@ -40,7 +41,7 @@ def condensed(lines: Sequence[Row]) -> list[Row]:
         dense = ours["dense"]["parameters"]
         others = [result for result in measured if not result["method"].startswith("bnrank")]
         for target, best in ours["best"].items():
-            sizes = {other["method"]: _size(other["best"][target], dense) for other in others}
+            sizes = {other["method"]: _size(other["best"][target].get(how), dense) for other in others}
             first = min(sizes, key=lambda method: sizes[method])
             without_zeros = [size for method, size in sizes.items() if method not in SPARSE]
             rows.append(
@@ -49,7 +50,7 @@ def condensed(lines: Sequence[Row]) -> list[Row]:
                     "seed": cell["cell"]["seed"],
                     "target": target,
                     "network parameters": dense,
-                    "bnrank": _size(best, dense),
+                    "bnrank": _size(best.get(how), dense),
                     "other": sizes[first],
                     "dense other": min(without_zeros, default=dense),
                     "best other": first if sizes[first] < dense else "none",
@@ -63,8 +64,8 @@ def place(row: Row) -> tuple[int, str, int]:
     return ORDER.index(row["network"]), row["target"], row["seed"]
 
 
-def _size(best: Row, dense: int) -> int:
-    return best["cut"]["parameters"] if best.get("cut") else dense
+def _size(best: Row | None, dense: int) -> int:
+    return best["parameters"] if best else dense
 
 
 def each(stored: Mapping[str, Sequence[Row]]) -> str:
@@ -99,7 +100,7 @@ def short(stored: Mapping[str, Sequence[Row]]) -> str:
                     *(network, OPTIONS[subject]),
                     " / ".join(_left(few, "bnrank") for few in some),
                     " / ".join(f"{median(_ratios(few)):.2f}" for few in some),
-                    " / ".join(_to_dense(few) for few in some) if subject == "compression_completions" else "–",
+                    " / ".join(_to_dense(few) for few in some) if subject in APART else "–",
                     " / ".join(_ahead(few) for few in some),
                 ]
             )
