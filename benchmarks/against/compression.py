@@ -35,10 +35,9 @@ SEEDS, QUICK_SEEDS = 10, 2
 TARGETS = (0.01, 0.02, 0.05)  # of the change
 LOST = 0.002  # share of accuracy that may be lost, where there are classes
 TOLERANCES = (0.005, 0.0085, 0.01, 0.0118, 0.0135, 0.02, 0.0235, 0.027, 0.05, 0.059, 0.0675, 0.1)  # given to bnrank
-FEW = (0.011, 0.022, 0.055)  # without fine-tuning; compress reserves a seventh of the tolerance
 MORE = (0.2, 0.4)  # where there are classes: accuracy allows more
 FEW_MORE = (0.11, 0.2, 0.4)  # the same without fine-tuning
-ALLOWED = 1.1  # times the target: the tolerance with single entries set to zero
+ALLOWED = 1.1  # times the target: the tolerance without fine-tuning; compress reserves a seventh of it
 AGAIN = 0.95  # of the tolerance that is in proportion to the target
 OWN_TUNING = (0.02,)
 FIRST, NEXT, TRIES = 1.4, 0.97, 3  # tolerances before fine-tuning: first over target, the next below it, how many
@@ -55,7 +54,9 @@ SHRUNK: dict[str, list[dict[str, Any]]] = {}  # what other methods make of heavy
 
 def cells(quick: bool) -> list[dict[str, Any]]:
     """Return seed by seed the cases; quick: two seeds of three cases."""
-    names = ["F4", "another map", "digits, no ridge"] if quick else [name for name, case in CASES.items() if case.tuning]
+    names = (
+        ["F4", "another map", "digits, no ridge"] if quick else [name for name, case in CASES.items() if case.tuning]
+    )
     seeds = range(QUICK_SEEDS if quick else SEEDS)
     return [{"seed": seed, "tuned": CASES[name].tuned, "case": name} for seed in seeds for name in names]
 
@@ -96,7 +97,7 @@ class Contest:
 
     def results_with_zeros(self) -> list[dict[str, Any]]:
         """Return what bnrank with entries set to zero and the other methods give, without latencies."""
-        found = [trials.attempt("bnrank, zeros=True", self.own_zeros)]
+        found = [trials.attempt("bnrank, zeros=True", lambda: self.own_near_targets(zeros=True))]
         found += self.others(known=True)
         batch, repeats = self.rounds
         milliseconds = 1e3 * latency([self.net], self.x, batch_size=batch, repeats=repeats)[0].minimum
@@ -123,14 +124,31 @@ class Contest:
 
     def own(self, completions: bool) -> dict[str, Any]:
         """Compress by bnrank at several tolerances, and say which were kept on held-out samples."""
-        tolerances, more = (TOLERANCES, MORE) if self.tuning else (FEW, FEW_MORE)
+        more = self.trained.labels is not None
+        if not self.tuning:
+            return self.own_near_targets(FEW_MORE if more else (), completions=completions)
         points, kept = [], {}
-        for tol in tolerances + (more if self.trained.labels is not None else ()):
+        for tol in TOLERANCES + (MORE if more else ()):
             network = self.compressed(tol, 0, completions=completions)
             points.append(self.noted(network, tol, False))
             kept[str(tol)] = points[-1]["change"] <= tol
-            if self.tuning:
-                points.append(self.noted(fine_tuned(network, self.x, self.outputs, STEPS), tol, True))
+            points.append(self.noted(fine_tuned(network, self.x, self.outputs, STEPS), tol, True))
+        return {"points": points, "kept": kept}
+
+    def own_near_targets(self, more: Sequence[float] = (), **settings: bool) -> dict[str, Any]:
+        """Compress by bnrank at a tolerance in proportion to each target, and at more; entries that are zero do not count.
+
+        Where the change is above the target, once more with a smaller tolerance.
+        """
+        points, kept = [], {}
+        sparse = settings.get("zeros", False)
+        for target, tol in [(t, round(ALLOWED * t, 4)) for t in TARGETS] + [(math.inf, tol) for tol in more]:
+            points.append(self.noted(self.compressed(tol, 0, **settings), tol, False, sparse))
+            found = points[-1]["change"]
+            kept[str(tol)] = found <= tol
+            if found > target:
+                smaller = tol * AGAIN * target / found
+                points.append(self.noted(self.compressed(smaller, 0, **settings), smaller, False, sparse))
         return {"points": points, "kept": kept}
 
     def own_adapted(self) -> dict[str, Any]:
@@ -148,22 +166,6 @@ class Contest:
                 points.append(self.noted(fine_tuned(network, self.x, self.outputs, STEPS), tol, True))
                 tol *= NEXT * target / points[-1]["change"]
         return {"points": points}
-
-    def own_zeros(self) -> dict[str, Any]:
-        """Compress by bnrank with entries set to zero, which are not counted.
-
-        Where the change is above the target, once more with a smaller tolerance.
-        """
-        points, kept = [], {}
-        for target in TARGETS:
-            tol = round(ALLOWED * target, 4)
-            points.append(self.noted(self.compressed(tol, 0, zeros=True), tol, False, sparse=True))
-            found = points[-1]["change"]
-            kept[str(tol)] = found <= tol
-            if found > target:
-                tol *= AGAIN * target / found
-                points.append(self.noted(self.compressed(tol, 0, zeros=True), tol, False, sparse=True))
-        return {"points": points, "kept": kept}
 
     def own_tuned(self) -> dict[str, Any]:
         """Compress by bnrank with its own fine-tuning."""

