@@ -54,9 +54,9 @@ SHRUNK: dict[str, list[dict[str, Any]]] = {}  # what other methods make of heavy
 
 def cells(quick: bool) -> list[dict[str, Any]]:
     """Return seed by seed the cases; quick: two seeds of three cases."""
-    names = (
-        ["F4", "another map", "digits, no ridge"] if quick else [name for name, case in CASES.items() if case.tuning]
-    )
+    names = [name for name, case in CASES.items() if case.tuning]
+    if quick:
+        names = ["F4", "another map", "digits, no ridge"]
     seeds = range(QUICK_SEEDS if quick else SEEDS)
     return [{"seed": seed, "tuned": CASES[name].tuned, "case": name} for seed in seeds for name in names]
 
@@ -108,7 +108,7 @@ class Contest:
         return found
 
     def results_fine_tuned(self) -> list[dict[str, Any]]:
-        """Return what bnrank with completions and the other methods give, fine-tuned, the latencies measured together."""
+        """Return what bnrank with completions and the other methods give, fine-tuned, with latencies."""
         found = [trials.attempt("bnrank, completions=True", self.own_adapted), *self.others()]
         self.time([result for result in found if "points" in result])
         return found
@@ -136,9 +136,9 @@ class Contest:
         return {"points": points, "kept": kept}
 
     def own_near_targets(self, more: Sequence[float] = (), **settings: bool) -> dict[str, Any]:
-        """Compress by bnrank at a tolerance in proportion to each target, and at more; entries that are zero do not count.
+        """Compress by bnrank at a tolerance in proportion to each target, and at more.
 
-        Where the change is above the target, once more with a smaller tolerance.
+        Where the change is above the target, once more with a smaller tolerance. Entries set to zero do not count.
         """
         points, kept = [], {}
         sparse = settings.get("zeros", False)

@@ -1,7 +1,7 @@
-"""Compression with fine-tuning, on larger kinds of networks: bnrank with completions, ``tol`` following from the change.
+"""Compression with fine-tuning, on larger kinds of networks: bnrank with completions, ``tol`` from the change.
 
-The other methods are fine-tuned as in ``compression``. Nothing is asked of the accuracy, and torchcrepe is left out: its
-fine-tuning takes minutes for every network that is tried.
+The other methods are fine-tuned as in ``compression``. Nothing is asked of the accuracy, and torchcrepe is left out:
+its fine-tuning takes minutes for every network that is tried.
 """
 
 from __future__ import annotations
