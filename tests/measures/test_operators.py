@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 import bnrank
+from bnrank._core import linalg
 from bnrank.measures import describe, operators, spectra
 from bnrank.networks import read
 from helpers import normal
@@ -84,7 +85,8 @@ def test_patches_that_do_not_overlap_are_exact_at_any_size_without_the_matrix(na
 @pytest.mark.parametrize("name", CASES)
 def test_large_operators_have_upper_bounds_for_every_singular_value(name, monkeypatch):
     found, note, dense = measured(CASES, name, monkeypatch, 0, 0)
-    assert note == "upper bounds: singular values of a circular convolution on larger images"
+    assert note.startswith("upper bounds: singular values of a circular convolution on larger images; ")
+    assert note.endswith("stable rank is a lower bound")
     assert found.shape == dense.shape
     assert bool((found >= dense - 1e-12).all())
     assert bool((found.diff() <= 0).all())
@@ -99,6 +101,27 @@ def test_the_largest_values_of_large_operators_are_exact(name, monkeypatch):
     assert torch.allclose(found[:6], dense[:6], rtol=1e-7)
     assert bool((found >= dense - 1e-9).all())
     assert bool((found.diff() <= 1e-12).all())
+
+
+@pytest.mark.parametrize("name", [*CASES, *DISJOINT])
+def test_the_norm_is_that_of_the_matrix_with_every_padding(name, monkeypatch):
+    dense = measured(CASES | DISJOINT, name, monkeypatch)[2]
+    torch.manual_seed(0)
+    make, size = (CASES | DISJOINT)[name]
+    conv = make()
+    layer = read(nn.Sequential(conv), normal(2, conv.in_channels, *size)).layers[0]
+    assert operators.layer_squared_norm(layer) == pytest.approx(float(dense.square().sum()), rel=1e-12)
+
+
+def test_stable_ranks_do_not_take_bounds_for_singular_values(monkeypatch):
+    torch.manual_seed(0)
+    net, x = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.Flatten()), normal(3, 4, 9, 9)
+    exact = float(bnrank.profile(net, x).stable_rank[0])
+    monkeypatch.setattr(operators, "DENSE_WORK", 0)
+    found = spectra.weight_singular_values(net, x)
+    assert found.stable_ranks()[0] == pytest.approx(exact, rel=1e-6)
+    assert float(linalg.stable_rank(found["0"])) > 1.05 * exact  # that of the bounds
+    assert float(bnrank.profile(net, x).stable_rank[0]) == pytest.approx(exact, rel=1e-6)
 
 
 def test_bounds_are_marked_in_spectra_and_profile(monkeypatch):

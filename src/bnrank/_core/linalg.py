@@ -143,10 +143,10 @@ def entropy_rank(values: Values) -> Tensor:
     return torch.where(_largest(values)[..., 0] > 0, torch.special.entr(shares).sum(-1).exp(), 0.0)
 
 
-def stable_rank(values: Values) -> Tensor:
+def stable_rank(values: Values, squared_norm: float | None = None) -> Tensor:
     """Return ||A||_F^2 / ||A||_op^2 = sum_i s_i^2 / s_1^2 of each matrix, at least 1; NaN where all values are 0.
 
-    In a wide layer it also sees the bulk: n^2 entries of size eps add 1 to it where n eps reaches s_1.
+    ``squared_norm`` is ||A||_F^2 where only the largest value is known. In a wide layer it also sees the bulk: n^2 entries of size eps add 1 to it where n eps reaches s_1.
 
     Examples
     --------
@@ -155,6 +155,8 @@ def stable_rank(values: Values) -> Tensor:
     """
     values = _checked(values)
     validation.expect(not bool(torch.isinf(values).any()), "values", "infinite entries", "finite ones")
+    if squared_norm is not None:
+        return squared_norm / _largest(values)[..., 0].square()
     return (values / _largest(values)).square().sum(-1)
 
 

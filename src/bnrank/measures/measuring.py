@@ -47,6 +47,7 @@ class Measured:
     name: str
     kind: str
     singular_values: Tensor | None
+    squared_norm: float | None
     count: int | None
     nonlinearity: float
     preactivation_values: Tensor | None
@@ -98,7 +99,7 @@ def measure(net: nn.Module, x: Samples, choice: Choice, reading: Reading, d_out:
         heap.give_back()
         samples = SampleMeasures(net, rows, d_out, settings.dtype, numbers.numpy(), parts, deadline)
     values = {**weights, **kernels}
-    layers = tuple(_measured(layer, values, kernels, settings.atol, acting) for layer in reading.weights)
+    layers = tuple(_measured(layer, weights, kernels, settings.atol, acting) for layer in reading.weights)
     reasons = [*acting.reasons, *([left] if left else [])]
     alone = {layer.name for layer in reading.unobserved}
     listed = [s for part in (weights, acting.after, acting.before) for s in part.skipped if s.name not in alone]
@@ -205,13 +206,15 @@ def _bottleneck(
 
 
 def _measured(
-    layer: Layer, values: Mapping[str, Tensor], kernels: Iterable[str], atol: float, acting: _Acting
+    layer: Layer, weights: spectra.Spectra, kernels: Mapping[str, Tensor], atol: float, acting: _Acting
 ) -> Measured:
-    own, name = values.get(layer.name), layer.name
+    name = layer.name
+    own = kernels[name] if name in kernels else weights.get(name)
     return Measured(
         name=name,
         kind=f"{layer.kind} patches" if name in kernels else layer.kind,
         singular_values=own,
+        squared_norm=weights.squared_norms.get(name),
         count=None if own is None else int((own > atol).sum()),
         nonlinearity=acting.ratios.get(name, math.nan),
         preactivation_values=acting.before.get(name),

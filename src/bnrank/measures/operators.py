@@ -27,6 +27,8 @@ LARGEST = 6  # singular values that are computed without forming the matrix
 LANCZOS_RTOL = 1e-7
 SUBSPACE = 30  # vectors that Lanczos iterations keep
 PRODUCTS = 120  # expected number of products with the operator and its transpose
+RANKS = "effective and relative rank are those of the bounds, stable rank is"
+_NUMPY_MODES = {"zeros": "constant", "reflect": "reflect", "replicate": "edge", "circular": "wrap"}
 
 
 def layer_singular_values(layer: Layer, size: Size | None = None) -> tuple[Tensor | None, str]:
@@ -80,10 +82,31 @@ def layer_singular_values(layer: Layer, size: Size | None = None) -> tuple[Tenso
         return torch.cat(operator.values()).sort(descending=True).values, ""
     bounds = operator.bounds()[: operator.rank]
     if PRODUCTS * operator.work > LANCZOS_WORK or min(operator.shape) <= 2 * SUBSPACE:
-        return bounds, "upper bounds: singular values of a circular convolution on larger images"
+        note = "upper bounds: singular values of a circular convolution on larger images"
+        return bounds, f"{note}; {RANKS} a lower bound"
     largest = operator.largest(LARGEST)
     values = torch.cat([largest, bounds[len(largest) :].clamp(max=float(largest[-1]))])
-    return values, f"the {len(largest)} largest are exact, the others are upper bounds (circular, on larger images)"
+    note = f"the {len(largest)} largest are exact, the others are upper bounds (circular, on larger images)"
+    return values, f"{note}; {RANKS} exact"
+
+
+def layer_squared_norm(layer: Layer, size: Size | None = None) -> float:
+    """Return the squared Frobenius norm of a convolutional layer as an operator on images, with the padding it has.
+
+    It is the sum of the squared singular values, for all sizes exact and without any of them. NaN where
+    :func:`layer_singular_values` has no values.
+
+    Examples
+    --------
+    >>> from torch import nn
+    >>> from bnrank.networks import read
+    >>> layer = read(nn.Conv1d(1, 1, 3, padding=1, bias=False)).layers[0]
+    >>> _ = nn.init.ones_(layer.weight)
+    >>> round(layer_squared_norm(layer, size=5), 12)                    # each end of the image is read by two taps only
+    13.0
+    """
+    operator, _ = _operator(layer, size)
+    return math.nan if operator is None else operator.squared_norm()
 
 
 class _Operator:
@@ -115,6 +138,24 @@ class _Operator:
         images = apply(x, kernel, None, self.conv.stride, 0, self.conv.dilation, groups)
         # with an output padding of at least the stride, the transpose takes the first places only
         return cast(Tensor, images[(..., *(slice(size) for size in self.out))])
+
+    def squared_norm(self) -> float:
+        """Return the sum of the squared entries of the matrix.
+
+        An entry is the sum of the taps by which a place of the output reads a pixel. Its square is the sum over pairs
+        of taps, and the number of places at which both taps read the same pixel is a product over dimensions.
+        """
+        paired = self.kernel
+        for d, (size, pads, out) in enumerate(zip(self.n, self.pads, self.out, strict=True)):
+            mode = _NUMPY_MODES[self.conv.padding_mode]
+            outside: dict[str, Any] = {"constant_values": -1} if mode == "constant" else {}
+            pixels = np.pad(np.arange(size), pads, mode=cast(Any, mode), **outside)
+            taps = self.conv.dilation[d] * np.arange(self.kernel.shape[2 + d])
+            read = pixels[self.conv.stride[d] * np.arange(out)[:, None] + taps]
+            both = ((read[:, :, None] == read[:, None, :]) & (read[:, :, None] >= 0)).sum(0)
+            counts = torch.from_numpy(both).to(paired)
+            paired = torch.tensordot(paired, counts, dims=([2 + d], [0])).movedim(-1, 2 + d)
+        return float((self.kernel * paired).sum())
 
     def values(self) -> list[Tensor]:
         """Return the singular values of every group, from the matrix."""
@@ -152,7 +193,7 @@ class _Operator:
         """Return how often padding repeats a pixel at most, itself included."""
         if self.conv.padding_mode == "zeros":
             return 1
-        mode, total = {"reflect": "reflect", "replicate": "edge", "circular": "wrap"}[self.conv.padding_mode], 1
+        mode, total = _NUMPY_MODES[self.conv.padding_mode], 1
         for size, pair in zip(self.n, self.pads, strict=True):
             total *= int(np.bincount(np.pad(np.arange(size), pair, mode=cast(Any, mode))).max())
         return total

@@ -231,7 +231,7 @@ def _variables(found: Found, weight_rtol: float, length: int) -> dict[str, Any]:
     columns = {
         "nonlinearity": [layer.nonlinearity for layer in layers],
         "weight_rank": [math.nan if layer.count is None else float(layer.count) for layer in layers],
-        **tensors.ranks([layer.singular_values for layer in layers], weight_rtol),
+        **tensors.ranks([layer.singular_values for layer in layers], weight_rtol, [one.squared_norm for one in layers]),
     }
     unused = LayerUse(0, (math.nan, math.nan), 0)
     uses = [found.used.get(layer.name, unused) for layer in layers]

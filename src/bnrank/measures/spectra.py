@@ -13,7 +13,7 @@ from bnrank._core.deadline import Deadline
 from bnrank._core.linalg import effective_rank, entropy_rank, rank, stable_rank
 from bnrank.measures.accumulating import METHODS, Accumulator
 from bnrank.measures.convolution import conv_singular_values, per_dimension
-from bnrank.measures.operators import layer_singular_values
+from bnrank.measures.operators import layer_singular_values, layer_squared_norm
 from bnrank.networks.capturing import Taker, stream
 from bnrank.networks.functional import example
 from bnrank.networks.inputs import Example, Samples
@@ -40,6 +40,8 @@ class Spectra(dict[str, Tensor]):
         Layer name -> assumption made for that layer.
     floor : float
         Values below ``floor`` times the largest of their layer are round-off.
+    squared_norms : dict
+        Layer name -> squared Frobenius norm, of layers whose values are bounds.
     """
 
     def __init__(
@@ -48,11 +50,13 @@ class Spectra(dict[str, Tensor]):
         skipped: Sequence[Skipped] = (),
         notes: Mapping[str, str] | None = None,
         floor: float = 0.0,
+        squared_norms: Mapping[str, float] | None = None,
     ) -> None:
         super().__init__(values)
         self.skipped = tuple(skipped)
         self.notes = dict(notes or {})
         self.floor = floor
+        self.squared_norms = dict(squared_norms or {})
 
     def ranks(self, rtol: float = 0.1) -> tuple[int, ...]:
         """Return the number of singular values above ``rtol`` times the largest of the layer, for every layer.
@@ -72,7 +76,8 @@ class Spectra(dict[str, Tensor]):
         >>> Spectra({"a": torch.tensor([2.0, 1.0]), "b": torch.ones(2)}).stable_ranks()
         (1.25, 2.0)
         """
-        return tuple(float(stable_rank(values)) for values in self.values())
+        norms = self.squared_norms
+        return tuple(float(stable_rank(values, norms.get(name))) for name, values in self.items())
 
 
 def singular_values(matrix: Tensor, name: str = "matrix") -> Tensor:
@@ -144,6 +149,7 @@ def weight_spectra(
     deadline = deadline or Deadline()
     values: dict[str, Tensor] = {}
     notes: dict[str, str] = {}
+    norms: dict[str, float] = {}
     skipped = list(reading.unread)
     weights = reading.weights
     for layer in sorted(weights, key=lambda layer: layer.weight.numel()) if deadline.is_set else weights:
@@ -152,6 +158,7 @@ def weight_spectra(
             continue
         if layer.is_convolution or layer.is_transposed:
             found, note = layer_singular_values(layer, size)
+            norms |= {layer.name: layer_squared_norm(layer, size)} if note and found is not None else {}
         else:
             found, note = singular_values(layer.weight, f"net: the weight of layer {layer.name!r}"), ""
         if found is None:
@@ -162,7 +169,7 @@ def weight_spectra(
         if any(remarks):
             notes[layer.name] = "; ".join(filter(None, remarks))
     values = {layer.name: values[layer.name] for layer in weights if layer.name in values}
-    return Spectra(values, skipped, notes, floor=1e-15)
+    return Spectra(values, skipped, notes, floor=1e-15, squared_norms=norms)
 
 
 def activation_singular_values(

@@ -50,8 +50,12 @@ class Measured:
     subnormals: int
 
 
-def ranks(rows: Sequence[Tensor | None], rtol: float) -> dict[str, list[float]]:
+def ranks(
+    rows: Sequence[Tensor | None], rtol: float, squared_norms: Sequence[float | None] | None = None
+) -> dict[str, list[float]]:
     """Return the numbers computed from singular values, by variable: relative, full, stable and entropy rank.
+
+    Squared Frobenius norms are given where the values below the largest are bounds.
 
     Examples
     --------
@@ -59,10 +63,10 @@ def ranks(rows: Sequence[Tensor | None], rtol: float) -> dict[str, list[float]]:
     [1.25, nan]
     """
     out: dict[str, list[float]] = {"weight_relative_rank": [], "full_rank": [], "stable_rank": [], "entropy_rank": []}
-    for values in rows:
+    for values, norm in zip(rows, squared_norms or [None] * len(rows), strict=True):
         found = [math.nan] * 4
         if values is not None and values.numel():
-            stable, entropy = linalg.stable_rank(values), linalg.entropy_rank(values)
+            stable, entropy = linalg.stable_rank(values, norm), linalg.entropy_rank(values)
             found = [float(linalg.rank(values, rtol)), float(len(values)), float(stable), float(entropy)]
         for column, number in zip(out.values(), found, strict=True):
             column.append(number)
