@@ -47,7 +47,7 @@ def test_few_remarks_are_printed_and_a_notebook_shows_all():
     parts = [nn.Linear(4, 4)]
     for _ in range(MAX_REMARKS + 2):
         parts += [nn.LayerNorm(4), nn.Linear(4, 4)]
-    table = bnrank.layer_table(bnrank.profile(nn.Sequential(*parts), normal(20, 4).float()))
+    table = bnrank.layer_table(bnrank.profile(nn.Sequential(*parts), normal(60, 4).float()))
     assert str(table).count("skipped") == MAX_REMARKS
     assert str(table).endswith("and 2 more remarks")
     assert shown(table._repr_html_()).text.count("LayerNorm") == MAX_REMARKS + 2

@@ -9,10 +9,13 @@ from torch import nn
 
 import bnrank
 import helpers
-from bnrank.measures import layerwise, usage
+from bnrank._core import remarks
+from bnrank.measures import describe, layerwise, usage
+from bnrank.measures.by_layer import headline
 from bnrank.measures.layerwise import LayerUse
 from bnrank.networks import read
 
+KNOWN = LayerUse(2, (1, 1), 0)
 normal = functools.partial(helpers.normal, dtype=torch.float32)
 
 
@@ -62,6 +65,38 @@ def test_equal_samples_one_sample_and_too_many_units_have_no_false_dimension(mon
     assert "9 units need more than 20 numbers" in large.note
     assert isinstance(small, LayerUse)
     assert small.note == ""
+
+
+@pytest.mark.parametrize("samples", [2, 10, 20])
+def test_few_samples_have_no_more_dimensions_than_units_that_vary(samples):
+    """Of 50 units 20 never turn on, so that at most 30 dimensions exist, however few samples show them."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(30, 50), nn.ReLU(), nn.Linear(50, 3))
+    with torch.no_grad():
+        net[0].bias[:20] = -1000.0
+    x = normal(samples, 30)
+    assert max(use(net, x)[0].dimensions) <= 30
+    assert max(usage.centered_dimension(net[:2](x).detach())) <= 30
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rounding_of_equal_rows_is_no_dimension(dtype):
+    """Rows of a matrix product can differ in their last place although the inputs are equal."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 5)).to(dtype)
+    found = use(net, torch.ones(30, 20, dtype=dtype), dtype=dtype, chunk_size=7)
+    assert [layer.dimensions for layer in found] == [(0, 0)] * 3
+
+
+def test_dimensions_from_few_samples_are_said_to_be_uncertain():
+    net = bnrank.MLP([4, 9, 3], seed=0)
+    few, enough = (bnrank.profile(net, normal(n, 4)) for n in (9, 50))
+    assert "dimensions: from 9 samples; with fewer than 50 they can be wrong by half" in describe(few)
+    assert headline(few).endswith("uncertain with 9 samples.")
+    assert not any("dimensions" in line for line in describe(enough))
+    assert "uncertain" not in headline(enough)
+    notes = remarks.rows(bnrank.compare(net, net, normal(9, 4)).data, "note")
+    assert layerwise.few_samples(9, {0: KNOWN})[0] in notes
 
 
 def test_activations_whose_squares_overflow_have_no_dimension():

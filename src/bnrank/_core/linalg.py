@@ -146,7 +146,8 @@ def entropy_rank(values: Values) -> Tensor:
 def stable_rank(values: Values, squared_norm: float | None = None) -> Tensor:
     """Return ||A||_F^2 / ||A||_op^2 = sum_i s_i^2 / s_1^2 of each matrix, at least 1; NaN where all values are 0.
 
-    ``squared_norm`` is ||A||_F^2 where only the largest value is known. In a wide layer it also sees the bulk: n^2 entries of size eps add 1 to it where n eps reaches s_1.
+    ``squared_norm`` is ||A||_F^2 where only the largest value is known. In a wide layer it also sees the bulk: n^2
+    entries of size eps add 1 to it where n eps reaches s_1.
 
     Examples
     --------

@@ -11,6 +11,7 @@ from bnrank._core import validation
 from bnrank._core.content import Fold, Part, Table
 from bnrank._core.results import Printed
 from bnrank.measures.profiles import describe
+from bnrank.measures.usage import FEW
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -180,7 +181,9 @@ def headline(profile: xr.Dataset) -> str:
         used, units = profile["dimension_95"].values, profile["units"].values
         known = np.isfinite(used) & np.isfinite(units)
         if known.any():
-            parts.append(_used(used[known], units[known]))
+            samples = profile.attrs.get("samples", FEW)
+            few = f", uncertain with {samples} samples" if samples < FEW else ""
+            parts.append(_used(used[known], units[known]) + few)
     text = ": ".join(parts)
     return f"{text[0].upper()}{text[1:]}." if text else ""
 

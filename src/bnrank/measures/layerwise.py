@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from bnrank.measures.usage import SHARES, variance_dimension
+from bnrank.measures.usage import FEW, SHARES, variance_dimension
 from bnrank.networks.capturing import Taker, stream
 from bnrank.networks.reading import Layer, Reading
 
 POSITIONS = 64  # of one sample, in an image or a sequence
+ROUNDING = 100  # units of the last place of a layer's largest activation, within which equal rows can differ
 MAX_ENTRIES = 2**25  # of a covariance matrix, or of the rows of few samples: 256 MiB
 
 
@@ -49,7 +50,9 @@ class _Rows:
 
     def __init__(self, units: int, samples: int) -> None:
         self.units, self.count = units, 0
-        self.dead = torch.ones(units, dtype=torch.bool)
+        self.low = torch.full((units,), math.inf, dtype=torch.float64)
+        self.high = -self.low
+        self.precision = 0.0
         self.few = samples < units
         self.too_large = units * min(units, samples) > MAX_ENTRIES
         self.mean = torch.zeros(units, dtype=torch.float64)
@@ -58,8 +61,9 @@ class _Rows:
 
     def add(self, values: Tensor) -> None:
         """Add activations (n, places, units)."""
-        low, high = torch.aminmax(values.flatten(0, 1), dim=0)
-        self.dead &= ((low == 0) & (high == 0)).cpu()
+        low, high = (side.cpu().double() for side in torch.aminmax(values.flatten(0, 1), dim=0))
+        self.low, self.high = torch.minimum(self.low, low), torch.maximum(self.high, high)
+        self.precision = torch.finfo(values.dtype).eps
         if self.too_large:
             return
         places = values.shape[1]
@@ -78,7 +82,7 @@ class _Rows:
 
     def use(self, shares: Sequence[float]) -> LayerUse:
         """Return the result for all rows so far."""
-        unknown, dead = (math.nan,) * len(shares), int(self.dead.sum())
+        unknown, dead = (math.nan,) * len(shares), int(((self.low == 0) & (self.high == 0)).sum())
         if self.too_large:
             text = f"{self.units} units need more than {MAX_ENTRIES} numbers"
             return LayerUse(self.units, unknown, dead, f"dimension: {text}")
@@ -95,8 +99,14 @@ class _Rows:
         if not bool(torch.isfinite(values).all()):
             return LayerUse(self.units, unknown, dead, "dimension: activations are NaN or infinite")
         values = torch.where(values > 1e-14 * values.max() * len(values), values, 0.0)  # rounding of equal rows
-        most = min(self.count - 1, self.units)
-        return LayerUse(self.units, variance_dimension(values[:most], self.count, self.units, shares), dead)
+        varying = int(self.varying().sum())
+        values = values[: min(self.count - 1, varying)]
+        return LayerUse(self.units, variance_dimension(values, self.count, max(1, varying), shares), dead)
+
+    def varying(self) -> Tensor:
+        """Return which units differ between rows by more than rounding, which depends on the rows in a block."""
+        size = torch.maximum(self.low.abs(), self.high.abs()).max()
+        return self.high - self.low > ROUNDING * self.precision * size
 
 
 def layer_use(
@@ -131,6 +141,19 @@ def layer_use(
     taker = Uses(reading, len(x))
     stream(net, x, reading, [taker], chunk_size=chunk_size, dtype=dtype)
     return taker.use(shares)
+
+
+def few_samples(samples: int, used: Mapping[Any, LayerUse]) -> list[dict[str, str]]:
+    """Return a note where dimensions are estimated from fewer samples than that needs.
+
+    Examples
+    --------
+    >>> few_samples(9, {"a": LayerUse(5, (3, 4), 0)})
+    [{'name': 'dimensions', 'note': 'from 9 samples; with fewer than 50 they can be wrong by half'}]
+    """
+    if samples >= FEW or not any(math.isfinite(d) for use in used.values() for d in use.dimensions):
+        return []
+    return [{"name": "dimensions", "note": f"from {samples} samples; with fewer than {FEW} they can be wrong by half"}]
 
 
 class Uses(Taker):

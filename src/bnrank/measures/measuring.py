@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from bnrank._core.deadline import Deadline
 from bnrank._core.progress import bar
 from bnrank.measures import bottlenecks, spectra, tensors
 from bnrank.measures.choices import PATCHES, Choice
-from bnrank.measures.layerwise import LayerUse, Uses
+from bnrank.measures.layerwise import LayerUse, Uses, few_samples
 from bnrank.measures.nonlinearity import Ratio
 from bnrank.measures.samplewise import SampleMeasures
 from bnrank.networks.capturing import capture
@@ -107,6 +107,7 @@ def measure(net: nn.Module, x: Samples, choice: Choice, reading: Reading, d_out:
     skipped = dict.fromkeys([*listed, *late, *(Skipped("", kind, reason) for reason in reasons)])
     notes = [{"name": name, "note": note} for name, note in (weights.notes | dict.fromkeys(kernels, PATCHES)).items()]
     notes += [{"name": name, "note": use.note} for name, use in acting.used.items() if use.note]
+    notes += few_samples(len(x), acting.used)
     return Found(
         reading=reading,
         bottleneck=_bottleneck(choice, reading, values, settings),

@@ -16,6 +16,7 @@ __all__ = ["centered_dimension", "dead_units", "effective_rank", "stable_rank", 
 Array = NDArray[np.float64]
 
 SHARES = (0.95, 0.99)
+FEW = 50  # samples: with fewer, estimated dimensions can be wrong by half
 RESOLUTION = 1e-3  # population eigenvalues below this, relative to their mean, are treated as 0
 NOTHING = 1e-12  # eigenvalues below this, relative to the largest, are rounding errors, also of float32 samples
 GRID, NEGATIVE, SEEN = 120, 40, 60  # population eigenvalues tried; points z on the negative axis and near eigenvalues
@@ -59,15 +60,15 @@ def centered_dimension(
     ((78, 92), (188, 196))
     """
     activations = validation.array(activations, "activations", "(N, d)", 2).to(torch.float64)
-    n, d = activations.shape
+    n = len(activations)
     validation.expect(n > 1, "activations", "a single row", "at least 2 rows (N, d)")
     size = activations.abs().max()
     centered = activations / torch.where(size > 0, size, 1.0)  # squares of what is large or small overflow or vanish
     centered = centered - centered.mean(0)
-    # of rows that are equal, the mean can differ from them by rounding
-    centered = torch.where((activations == activations[:1]).all(0), 0.0, centered)
+    # units that do not vary are no dimensions; their mean can differ from them by rounding
+    centered = centered[:, (activations != activations[:1]).any(0)]
     values = torch.linalg.svdvals(centered).square()
-    return variance_dimension(values, n, d, shares, corrected=corrected)
+    return variance_dimension(values, n, max(1, centered.shape[1]), shares, corrected=corrected)
 
 
 def variance_dimension(

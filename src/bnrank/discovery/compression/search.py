@@ -122,7 +122,7 @@ def compress(
         Whether to set single entries of the layers to zero besides, with half of the tolerance for everything else,
         or all of it for the zeros, whichever leaves fewer entries; the others are fitted to make up for it. Layers keep
         their sizes and latency: this is for storage, or software that makes use of zeros. The certificate counts the
-        entries that are not zero. Layers whose units have over 5,000 inputs get no zeros. If no entry can be set to
+        entries that are not zero. Layers whose units have over 8,192 inputs get no zeros. If no entry can be set to
         zero, the result is that without zeros.
     max_samples : int
         Largest number of samples of x used by the search; fewer where their values would take more than 160 MB.

@@ -22,7 +22,7 @@ from bnrank.networks.gated import FactoredRecurrent
 
 DRAWS = 12  # random directions of the output per sample, where there are more outputs
 MAX_VALUES = 2**22  # of the rows of inputs of one layer in one block of samples
-MAX_INPUTS = 5000  # of a unit: the second moments of more take minutes and gigabytes
+MAX_INPUTS = 8192  # of a unit: their second moments take minutes and about 4 gigabytes
 DAMPING = 1e-3  # of the diagonals, relative to their mean
 ROUNDS, GROWTH, PENALTY = 60, 1.12, 0.004  # of the alternation: steps, growth of the penalty in each, the first
 HALF = 0.5  # of the rounds in which the number of zeros increases

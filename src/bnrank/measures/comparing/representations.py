@@ -16,7 +16,7 @@ from bnrank._core import validation
 from bnrank._core.deadline import Deadline
 from bnrank._core.sampling import evenly_spaced
 from bnrank.measures import similarity
-from bnrank.measures.layerwise import LayerUse, Uses
+from bnrank.measures.layerwise import LayerUse, Uses, few_samples
 from bnrank.measures.spectra import Widths, grouped
 from bnrank.networks.capturing import Taker, stream
 from bnrank.networks.functional import check_finite, example
@@ -162,6 +162,7 @@ def dataset(a: Seen, b: Seen) -> tuple[xr.Dataset, list[dict[str, str]]]:
     places = [[i for i, k in enumerate(one.grams) if k is not None] for one in (a, b)]
     first, second = ([k for k in one.grams if k is not None] for one in (a, b))
     known = np.ix_(*places)
+    notes += few_samples(a.samples, dict(enumerate((*a.use, *b.use))))
     if a.samples < 2:
         notes.append({"name": "x", "note": "one sample: representations have no variation, and no CKA"})
     else:
