@@ -5,7 +5,9 @@ from types import SimpleNamespace
 
 import plotly.graph_objects
 import pytest
+import torch
 
+import bnrank
 from bnrank.reporting import Section, plots, report
 from bnrank.reporting.blocks import Details
 from bnrank.reporting.page import Part, compose, contents, write
@@ -187,6 +189,24 @@ def test_no_sideways_scroll_in_either_scheme(driver, width, scheme):
     )
     light = {color: sum(map(int, color[4:-1].split(","))) > 384 for color in (ink, background, title)}
     assert light == {ink: scheme == "dark", background: scheme == "light", title: scheme == "dark"}
+
+
+def test_cells_say_their_heading_where_a_row_is_a_list(driver, tmp_path):
+    measured = bnrank.profile({"a": torch.eye(3), "b": torch.eye(2)})
+    driver.get(report(measured, tmp_path / "p.html").as_uri())
+    labels = (
+        "return [...document.querySelectorAll('table')].map((t) => [[...t.querySelectorAll('th')].map((h) => "
+        "h.textContent), [...t.querySelectorAll('tbody tr:first-child td')].map((d) => "
+        "getComputedStyle(d, '::before').content)])"
+    )
+    show(driver, 1280, "light")
+    assert all(said == ["none"] * len(said) for _, said in driver.execute_script(labels))
+    show(driver, 400, "light")
+    wait_for(driver, "return innerWidth === 400")
+    found = driver.execute_script(labels)
+    assert max(len(headings) for headings, _ in found) > 5
+    for headings, said in found:
+        assert [text.strip('"') for text in said[1:]] == headings[1:]
 
 
 def test_claims_are_shown_whole_and_every_table_is_in_print(driver, tmp_path):

@@ -348,6 +348,11 @@ def test_a_page_stays_small(tmp_path):
     assert path.stat().st_size < 4_000_000
     plain = report(make_profile(), tmp_path / "plain.html")
     assert plain.stat().st_size < 2_000_000
+    matrices = {
+        f"layers.{i}.weight": torch.randn(60, 60, generator=torch.Generator().manual_seed(i)) for i in range(300)
+    }
+    large = report(bnrank.profile(matrices), tmp_path / "large.html")
+    assert large.stat().st_size < 2_000_000
 
 
 def test_packed_text_is_smaller_and_comes_back():

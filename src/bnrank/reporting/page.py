@@ -45,6 +45,7 @@ from bnrank.reporting.stills.results import drawable, tightness
 from bnrank.reporting.watched import watched_blocks
 from bnrank.training.watching import WatchRecord
 
+LABELS = 60  # columns of a table that are labeled on a narrow screen
 JSON: dict[str, Any] = {"default": as_json, "separators": (",", ":"), "allow_nan": False}
 
 
@@ -153,9 +154,21 @@ def _template() -> jinja2.Template:
     """Return the template of a page, with autoescape, the style sheet and the script."""
     loader = jinja2.PackageLoader("bnrank.reporting")
     environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
-    environment.filters["kind"] = lambda block: type(block).__name__
+    environment.filters |= {"kind": lambda block: type(block).__name__, "css": _css}
     style, script = (loader.get_source(environment, name)[0] for name in ("page.css", "page.js"))
-    return environment.get_template("page.html.j2", globals={"style": style, "script": script, "version": __version__})
+    given = {"style": style, "script": script, "version": __version__, "labels": LABELS}
+    return environment.get_template("page.html.j2", globals=given)
+
+
+def _css(text: str) -> str:
+    r"""Return a text as a string of a style sheet.
+
+    Examples
+    --------
+    >>> print(_css('the "rank"'))
+    "the \22 rank\22 "
+    """
+    return '"' + "".join(f"\\{ord(c):x} " if c in '"\\\n' else c for c in text) + '"'
 
 
 def write(target: Path, text: str) -> Path:

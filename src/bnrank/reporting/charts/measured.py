@@ -251,7 +251,7 @@ def spectra_map(
             powers = np.log10(values / np.nanmax(values, axis=1, initial=0.0, keepdims=True))
         maps[name] = np.where(np.isnan(powers), np.nan, np.clip(powers, -DECADES, 0))
         widest = max(widest, int(np.isfinite(values).sum(axis=1).max()))
-    drawn = [parts.numbers(powers[:, :widest], 3) for powers in maps.values()]
+    drawn = [parts.numbers(powers[:, :widest].round(2)) for powers in maps.values()]
     ticks = list(range(-DECADES, 1, 2))
     bar = parts.color_bar(
         "s<sub>i</sub> / s<sub>1</sub>", tickvals=ticks, ticktext=[f"10<sup>{t}</sup>" if t else "1" for t in ticks]
@@ -261,10 +261,11 @@ def spectra_map(
     heat.update(zmin=-DECADES, zmax=0, hoverongaps=False, xgap=widest < 60, ygap=len(layers) < 60)
     names = parts.count_axis(of_what, len(layers), layers[0])
     plot = parts.figure(heat, parts.count_axis("index", widest, most=9), {**names, "range": names["range"][::-1]})
-    of = Control("of", "of the", list(maps))
-    changes = [Change("z", ("of",), [[values] for values in drawn])]
+    several = len(drawn) > 1
+    of = [Control("of", "of the", list(maps))] if several else []
+    changes = [Change("z", ("of",), [[values] for values in drawn])] if several else []
     note = f"Of each layer, relative to its largest; at most {MAX_INDEX} are shown." if widest == MAX_INDEX else ""
-    return Chart(title, plot, size="tall", controls=[of], changes=changes, note=note)
+    return Chart(title, plot, size="tall", controls=of, changes=changes, note=note)
 
 
 def _over_layers(
