@@ -130,6 +130,7 @@ def test_bounds_are_marked_in_spectra_and_profile(monkeypatch):
     net = nn.Sequential(nn.Conv2d(1, 3, 2, stride=2), nn.ReLU(), nn.Conv2d(3, 2, 3, padding=1), nn.Flatten())
     x = normal(5, 1, 8, 8)
     notes = spectra.weight_singular_values(net, x).notes
+    assert notes.pop("0") == spectra.DISJOINT
     assert set(notes) == {"2"}
     assert re.match("upper bounds|the 6 largest", notes["2"])
     assert any(line.startswith(f"2: {notes['2']}") for line in describe(bnrank.profile(net, x)))

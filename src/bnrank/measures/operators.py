@@ -90,6 +90,20 @@ def layer_singular_values(layer: Layer, size: Size | None = None) -> tuple[Tenso
     return values, f"{note}; {RANKS} exact"
 
 
+def are_disjoint_patches(layer: Layer, size: Size | None = None) -> bool:
+    """Return whether a convolution reads patches of several pixels that do not overlap, as a patch embedding does.
+
+    Examples
+    --------
+    >>> from torch import nn
+    >>> from bnrank.networks import read
+    >>> [are_disjoint_patches(read(nn.Conv1d(1, 2, 4, stride=s)).layers[0], size=8) for s in (4, 3)]
+    [True, False]
+    """
+    operator, _ = _operator(layer, size)
+    return operator is not None and not operator.overlaps and math.prod(operator.kernel.shape[2:]) > 1
+
+
 def layer_squared_norm(layer: Layer, size: Size | None = None) -> float:
     """Return the squared Frobenius norm of a convolutional layer as an operator on images, with the padding it has.
 

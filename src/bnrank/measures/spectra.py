@@ -13,7 +13,7 @@ from bnrank._core.deadline import Deadline
 from bnrank._core.linalg import effective_rank, entropy_rank, rank, stable_rank
 from bnrank.measures.accumulating import METHODS, Accumulator
 from bnrank.measures.convolution import conv_singular_values, per_dimension
-from bnrank.measures.operators import layer_singular_values, layer_squared_norm
+from bnrank.measures.operators import are_disjoint_patches, layer_singular_values, layer_squared_norm
 from bnrank.networks.capturing import Taker, stream
 from bnrank.networks.functional import example
 from bnrank.networks.inputs import Example, Samples
@@ -24,6 +24,7 @@ __all__ = ["Accumulator", "Spectra", "activation_singular_values", "conv_singula
 __all__ += ["entropy_rank", "singular_values", "stable_rank", "weight_singular_values"]
 
 WHICH = ("activations", "preactivations")
+DISJOINT = "exact: its patches do not overlap, so that the values are those of the kernel, once per patch"
 MAX_ENTRIES = 2**27  # entries of one R factor or Gram matrix: 1 GiB
 MAX_TOGETHER = 2**24  # entries of all those in memory at a time, if there are several: 128 MiB
 Key = tuple[str, int]  # "activations" or "preactivations", and the number of a layer from 0
@@ -159,6 +160,7 @@ def weight_spectra(
         if layer.is_convolution or layer.is_transposed:
             found, note = layer_singular_values(layer, size)
             norms |= {layer.name: layer_squared_norm(layer, size)} if note and found is not None else {}
+            note = note or (DISJOINT if are_disjoint_patches(layer, size) else "")
         else:
             found, note = singular_values(layer.weight, f"net: the weight of layer {layer.name!r}"), ""
         if found is None:
