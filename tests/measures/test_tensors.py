@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
-from torch.nn.utils import parametrizations
+from torch.nn.utils import parametrizations, prune
 
 import bnrank
 import helpers
@@ -228,16 +228,108 @@ def test_weight_normalization_and_parametrizations_are_measured_as_the_weight_th
     with torch.no_grad():
         old[0].weight_g.mul_(3), new.parametrizations.weight.original0.mul_(3)
     ds = profile(old.state_dict())
-    np.testing.assert_allclose(values_of(ds)["0.weight_v"], svd(3 * old[0].weight_v), rtol=1e-6)
-    assert "multiplied into 0.weight_v" in listed(ds)["0.weight_g"]
+    np.testing.assert_allclose(values_of(ds)["0.weight"], svd(3 * old[0].weight_v), rtol=1e-6)
+    assert "multiplied into 0.weight" in listed(ds)["0.weight_g"]
     np.testing.assert_allclose(values_of(profile(new))["weight"], svd(new.weight), rtol=1e-6)
-    without_code = values_of(profile(new.state_dict()))["parametrizations.weight.original1"]
+    without_code = values_of(profile(new.state_dict()))["weight"]
     np.testing.assert_allclose(without_code, svd(new.weight), rtol=1e-6)
     normed = parametrizations.spectral_norm(plain)
     state = {key: value.clone() for key, value in normed.state_dict().items()}
     assert profile(normed).weight_singular_values.values[0, 0] == pytest.approx(1, abs=0.2)
     assert all(torch.equal(value, state[key]) for key, value in normed.state_dict().items())  # its buffers learn
     assert normed.training
+
+
+def masked(net, name="weight"):
+    """Return the weight of a pruned module, computed by NumPy from what is stored."""
+    return torch.tensor(getattr(net, f"{name}_orig").detach().numpy() * getattr(net, f"{name}_mask").numpy())
+
+
+@pytest.mark.parametrize(
+    ("net", "kind"),
+    [
+        (lambda: prune.random_unstructured(nn.Linear(6, 4), "weight", 0.5), "linear"),
+        (lambda: prune.ln_structured(nn.Linear(6, 4), "weight", 2, n=2, dim=0), "linear"),
+        (lambda: prune.l1_unstructured(nn.Conv2d(3, 5, 3), "weight", 0.6), "conv2d patches"),
+        (lambda: prune.ln_structured(nn.Conv2d(3, 5, 3), "weight", 2, n=1, dim=0), "conv2d patches"),
+    ],
+)
+def test_pruned_weights_are_measured_with_their_mask_in_modules_state_dicts_and_files(net, kind, tmp_path):
+    net = prune.random_unstructured(net(), "bias", 0.5)
+    state = {key: value.clone() for key, value in net.state_dict().items()}
+    expected = svd(masked(net).flatten(1))
+    save_file(state, tmp_path / "pruned.safetensors")
+    for source in (net, state, tmp_path / "pruned.safetensors"):
+        ds = profile(source)
+        assert list(values_of(ds)) == ["weight"]
+        np.testing.assert_allclose(values_of(ds)["weight"], expected, rtol=1e-6, atol=1e-7)
+        assert (
+            describe(ds)[0]
+            == f"1 of 2 tensors measured, with {net.weight.numel()} of {net.weight.numel() + len(net.bias)} entries"
+        )
+        assert {"weight_mask", "bias_mask"} < set(listed(ds))
+    assert profile(net).layer_kind.item() == kind
+    assert profile(net).weight_singular_values.values[0].min() == pytest.approx(expected.min(), abs=1e-7)
+    assert all(torch.equal(value, state[key]) for key, value in net.state_dict().items())
+    with torch.no_grad():
+        net.weight_orig.mul_(2)  # module.weight follows only when it runs
+    np.testing.assert_allclose(values_of(profile(net))["weight"], 2 * expected, rtol=1e-6, atol=1e-7)
+
+
+def test_pruned_gates_tied_modules_and_pruned_weight_normalization():
+    lstm = prune.random_unstructured(nn.LSTM(3, 4), "weight_hh_l0", 0.5)
+    for source in (lstm, lstm.state_dict()):
+        found = values_of(profile(source))
+        assert set(found) == {
+            f"l0.{side}.{gate}" for side in ("ih", "hh") for gate in ("input", "forget", "cell", "output")
+        }
+        np.testing.assert_allclose(found["l0.hh.cell"], svd(masked(lstm, "weight_hh_l0")[8:12]), rtol=1e-6, atol=1e-7)
+    layer = prune.random_unstructured(nn.Linear(4, 4), "weight", 0.5)
+    ds = profile(nn.ModuleDict({"a": layer, "b": layer}))
+    assert list(values_of(ds)) == ["a.weight"]
+    assert "tied" in listed(ds)["b.weight"]
+    with pytest.warns(FutureWarning):
+        layer = nn.utils.weight_norm(nn.Linear(5, 4))
+    prune.random_unstructured(layer, "weight_v", 0.4)
+    v = masked(layer, "weight_v").double()
+    expected = svd(layer.weight_g.double() * v / v.norm(dim=1, keepdim=True))
+    for source in (layer, layer.state_dict()):
+        found = values_of(profile(source))
+        assert list(found) == ["weight"]
+        np.testing.assert_allclose(found["weight"], expected, rtol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+@pytest.mark.parametrize("wrap", [nn.utils.weight_norm, parametrizations.weight_norm])
+def test_weight_normalization_by_one_norm_of_gates_and_of_transposed_convolutions(wrap):
+    def scaled(net, name="weight"):
+        g = getattr(net, f"{name}_g", None)
+        g = net.parametrizations[name].original0 if g is None else g
+        v = getattr(net, f"{name}_v", None)
+        v = net.parametrizations[name].original1 if v is None else v
+        with torch.no_grad():
+            g.mul_(3)
+            v.mul_(0.5)
+        return g.detach().double(), v.detach().double()
+
+    whole = wrap(nn.Linear(6, 4), dim=None)
+    g, v = scaled(whole)
+    for source in (whole, whole.state_dict()):
+        found = values_of(profile(source))
+        assert list(found) == ["weight"]
+        np.testing.assert_allclose(found["weight"], svd(g * v / v.norm()), rtol=1e-6)
+    lstm = wrap(nn.LSTM(3, 4), "weight_hh_l0")
+    g, v = scaled(lstm, "weight_hh_l0")
+    rows = g * v / v.norm(dim=1, keepdim=True)
+    for source in (lstm, lstm.state_dict()):
+        found = values_of(profile(source))
+        assert len(found) == 8
+        for i, gate in enumerate(("input", "forget", "cell", "output")):
+            np.testing.assert_allclose(found[f"l0.hh.{gate}"], svd(rows[4 * i : 4 * i + 4]), rtol=1e-6)
+    up = wrap(nn.ConvTranspose1d(3, 5, 2))
+    g, v = scaled(up)
+    kernel = (g * v / v.norm(dim=(1, 2), keepdim=True)).transpose(0, 1)  # stored as (in, out, taps)
+    np.testing.assert_allclose(values_of(profile(up))["weight"], svd(kernel.flatten(1)), rtol=1e-6)
 
 
 def test_what_cannot_be_measured_is_listed():

@@ -111,9 +111,9 @@ def weights(
     dataset = tabulated([part for _, parts in measured for part in parts], atol, rtol, max_values)
     about = {
         "title": f"weights of {title}",
-        "tensors": sum(found.is_tensor for found in entries),
+        "tensors": sum(found.is_tensor and not found.into for found in entries),
         "tensors_measured": len(measured),
-        "entries": sum(math.prod(found.shape) for found in entries if found.floating and found.is_tensor),
+        "entries": sum(math.prod(e.shape) for e in entries if e.floating and e.is_tensor and not e.into),
         "entries_measured": sum(math.prod(found.shape) for found, _ in measured),
         "bottleneck_reason": "tensors alone do not say in which order they act; give the module and samples",
         "bnrank_version": __version__,
