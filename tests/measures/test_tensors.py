@@ -332,6 +332,66 @@ def test_weight_normalization_by_one_norm_of_gates_and_of_transposed_convolution
     np.testing.assert_allclose(values_of(profile(up))["weight"], svd(kernel.flatten(1)), rtol=1e-6)
 
 
+@pytest.mark.parametrize("wrap", [nn.utils.spectral_norm, parametrizations.spectral_norm])
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (lambda: nn.Linear(6, 4), (9, 6)),
+        (lambda: nn.Linear(5, 5), (9, 5)),
+        (lambda: nn.Conv2d(3, 5, 3), (9, 3, 5, 5)),
+        (lambda: nn.ConvTranspose1d(4, 6, 5), (9, 4, 7)),
+        (lambda: nn.ConvTranspose1d(5, 5, 3), (9, 5, 7)),  # u fits both dimensions
+    ],
+)
+def test_spectral_normalization_is_carried_out_in_modules_and_state_dicts(wrap, layer, shape):
+    layer = layer()
+    dim = int(isinstance(layer, nn.ConvTranspose1d))
+    net = wrap(layer)
+    with torch.no_grad():
+        (net.weight_orig if wrap is nn.utils.spectral_norm else net.parametrizations.weight.original).mul_(3)
+    for _ in range(2):
+        net(normal(*shape))  # u and v learn
+    state = {key: value.clone() for key, value in net.state_dict().items()}
+    names = ("weight_orig", "weight_u", "weight_v")
+    if wrap is parametrizations.spectral_norm:
+        names = tuple(f"parametrizations.weight.{end}" for end in ("original", "0._u", "0._v"))
+    w, u, v = (state[name].double().numpy() for name in names)
+    effective = torch.tensor(w / (u @ np.moveaxis(w, dim, 0).reshape(len(u), -1) @ v))
+    turned = effective.transpose(0, 1) if dim else effective
+    for source, matrix in ((net, turned), (state, effective)):  # names do not say that a kernel is stored as (in, out)
+        ds = profile(source)
+        assert list(values_of(ds)) == ["weight"]
+        np.testing.assert_allclose(values_of(ds)["weight"], svd(matrix.flatten(1)), rtol=1e-5)
+        assert set(listed(ds)) - {"bias"} >= set(names[1:])
+        assert describe(ds)[0].startswith("1 of 2 tensors measured")
+    assert all(torch.equal(value, state[key]) for key, value in net.state_dict().items())
+    assert net.training
+
+
+def test_other_reparametrizations_are_listed_where_only_the_module_tells():
+    class Symmetric(nn.Module):
+        def forward(self, x):
+            return x + x.mT
+
+    custom = nn.Linear(4, 4)
+    nn.utils.parametrize.register_parametrization(custom, "weight", Symmetric())
+    twice = parametrizations.spectral_norm(parametrizations.weight_norm(nn.Linear(4, 4)))
+    for net in (custom, parametrizations.orthogonal(nn.Linear(4, 4)), twice):
+        ds = profile({"plain": torch.eye(3)} | dict(net.state_dict()))
+        assert list(values_of(ds)) == ["plain"]
+        reasons = {name: reason for name, reason in listed(ds).items() if name.startswith("parametrizations")}
+        assert set(reasons) == {name for name in net.state_dict() if name.startswith("parametrizations")}
+        for reason in reasons.values():
+            assert (
+                reason == "of a reparametrization of weight, which its tensors alone do not determine; give the module"
+            )
+        np.testing.assert_allclose(values_of(profile(net))["weight"], svd(net.eval().weight), rtol=1e-5)
+    ds = profile({"plain": torch.eye(3), "a.weight_orig": torch.eye(3), "a.weight_u": torch.ones(3)})
+    assert "do not determine" in listed(ds)["a.weight_orig"]
+    stored = {"a.weight": torch.eye(3), "a.weight_orig": 2 * torch.eye(3), "a.weight_mask": torch.eye(3)}
+    assert list(values_of(profile(stored))) == ["a.weight"]
+
+
 def test_what_cannot_be_measured_is_listed():
     state = {
         "ok": torch.eye(2),

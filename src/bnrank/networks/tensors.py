@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -133,7 +134,7 @@ def _tensors(value: object) -> Iterator[Tensor]:
 def normalized(entries: Sequence[Entry]) -> list[Entry]:
     """Return records in which reparametrizations of torch.nn.utils are carried out, as far as the tensors tell.
 
-    Of the tensors of a pruned weight, or of one with weight normalization, one is replaced by the record
+    Of the tensors of a pruned weight, or of one with weight or spectral normalization, one is replaced by the record
     of the weight, with its name in the module; the others have a reason.
 
     Examples
@@ -143,7 +144,7 @@ def normalized(entries: Sequence[Entry]) -> list[Entry]:
     [('weight', ''), ('weight_mask', 'mask of a pruning, multiplied into weight')]
     """
     found = list(entries)
-    for step in (_pruning, _weight_normalization):  # a pruned v is a v
+    for step in (_pruning, _weight_normalization, _spectral_normalization, _unresolved):  # a pruned v is a v
         known = {one.name: one for one in found}
         changed: dict[str, Entry] = {}
         for one in found:
@@ -196,6 +197,46 @@ def _weight_normalization(v: Entry, known: Known) -> dict[str, Entry]:
 
     others = {g: f"norms of a weight normalization, multiplied into {names[1]}"}
     return _merged(names[1], v, others, load, "with weight normalization, g v / ||v||", known)
+
+
+def _spectral_normalization(orig: Entry, known: Known) -> dict[str, Entry]:
+    """Return the records of W, u and v in W / (u^T W v), ``spectral_norm`` of both kinds in eval mode."""
+    name = orig.name.removesuffix("_orig")
+    pair = [known.get(f"{name}{end}") for end in ("_u", "_v")] if name != orig.name else []
+    if (match := _OF_PARAMETRIZATION.fullmatch(orig.name)) is not None and match["rest"] == "original":
+        if _beside(match, known) != {"original", "0._u", "0._v"}:
+            return {}
+        name = f"{match['owner']}{match['key']}"
+        pair = [known.get(re.sub("original$", end, orig.name)) for end in ("0._u", "0._v")]
+    vectors = [vector for vector in pair if vector is not None and not vector.reason]
+    if len(vectors) != 2:
+        return {}
+    u, v = vectors
+    size = math.prod(orig.shape)
+    dims = [i for i, rows in enumerate(orig.shape) if u.shape == (rows,) and (rows * math.prod(v.shape)) == size]
+    if not dims or len(v.shape) != 1:
+        return {}
+
+    def load() -> Tensor:
+        weight, left, right = (_exact(part.load()) for part in (orig, u, v))
+        norms = [torch.vdot(left, weight.movedim(dim, 0).flatten(1) @ right) for dim in dims]
+        return weight / max(norms, key=lambda norm: float(norm.abs()))  # u and v nearly attain it along theirs
+
+    reason = f"vector of a spectral normalization, of which {name} is computed"
+    return _merged(name, orig, dict.fromkeys((u, v), reason), load, "with spectral normalization, W / (u^T W v)", known)
+
+
+def _unresolved(found: Entry, known: Known) -> dict[str, Entry]:
+    """Return the record, with the reason, of a tensor of another reparametrization."""
+    match = _OF_PARAMETRIZATION.fullmatch(found.name)
+    given = "" if match is None else f"{match['owner']}{match['key']}"
+    name = found.name.removesuffix("_orig")
+    if match is None and name != found.name and any(f"{name}{end}" in known for end in ("_mask", "_u")):
+        given = name
+    if not given:
+        return {}
+    text = f"of a reparametrization of {given}, which its tensors alone do not determine; give the module"
+    return {found.name: replace(found, reason=text)}
 
 
 def _beside(match: re.Match[str], known: Known) -> set[str]:
