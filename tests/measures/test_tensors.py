@@ -420,6 +420,40 @@ def test_what_cannot_be_measured_is_listed():
             profile(wrong)
 
 
+def test_matrices_and_kernels_of_integers_count_as_left_out(tmp_path):
+    state = {
+        "a.weight": torch.ones(5, 7, dtype=torch.int8),
+        "b.weight": normal(5, 7),
+        "b.bias": normal(5),
+        "c.weight": torch.ones(4, 3, 3, 3, dtype=torch.uint8),
+        "packed.qweight": torch.ones(2, 6, dtype=torch.int32),
+        "positions": torch.ones(3, 3, dtype=torch.int64),
+        "ids": torch.arange(50)[None],  # a vector
+        "causal": torch.ones(9, 9, dtype=torch.bool),
+        "steps": torch.tensor(3),
+    }
+    save_file(state, tmp_path / "int.safetensors")
+    entries = sum(value.numel() for key, value in state.items() if key not in ("ids", "causal", "steps"))
+    for source in (state, tmp_path / "int.safetensors"):
+        ds = profile(source)
+        assert list(values_of(ds)) == ["b.weight"]
+        assert describe(ds)[0] == f"1 of 9 tensors measured, with 35 of {entries} entries"
+        reasons = listed(ds)
+        for name, dtype in (
+            ("a.weight", "int8"),
+            ("c.weight", "uint8"),
+            ("packed.qweight", "int32"),
+            ("positions", "int64"),
+        ):
+            assert reasons[name].startswith(f"integers ({dtype}), probably quantized weights")
+        assert {reasons[name] for name in ("ids", "steps")} == {"integers or truth values (int64)"}
+        assert reasons["causal"] == "integers or truth values (bool)"
+    quantized = torch.quantize_per_tensor(normal(5, 7), 0.1, 0, torch.qint8)
+    ds = profile({"a": quantized, "b": normal(5, 7)})
+    assert ds.attrs["entries"] == 70
+    assert listed(ds)["a"].startswith("quantized (qint8)")
+
+
 def test_a_checkpoint_counts_its_tensors_and_keeps_layers_whose_names_resemble_those_of_a_training():
     layers = {"downsample": {"weight": torch.eye(3)}, "sampler": {"weight": torch.eye(4)}, "blocks": [torch.eye(2)]}
     training = {
