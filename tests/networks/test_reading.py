@@ -154,6 +154,20 @@ def test_pruned_layers_are_measured_on_samples_with_the_masked_weight():
     np.testing.assert_allclose(alone.weight_singular_values.values[0, :5], expected.weight_singular_values[1, :5])
 
 
+def test_gates_of_parametrized_recurrent_layers_and_of_subclasses():
+    class Encoder(nn.LSTM):
+        pass
+
+    normed = nn.utils.parametrizations.weight_norm(nn.LSTM(3, 4, batch_first=True), "weight_hh_l0")
+    x = torch.randn(5, 6, 3, generator=generator())
+    for net in (normed, Encoder(3, 4, batch_first=True)):
+        ds = bnrank.profile(net, x)
+        assert ds.layer_name.values.tolist() == bnrank.profile(net).layer_name.values.tolist()
+        row = ds.weight_singular_values.values[ds.layer_name.values.tolist().index("l0.hh.cell")]
+        gate = net.weight_hh_l0.detach().double().numpy()[8:12]
+        np.testing.assert_allclose(row[:4], np.linalg.svd(gate)[1], rtol=1e-5)
+
+
 def test_one_module_under_two_names_is_shared():
     layer = nn.Linear(3, 3)
     reading = read(nn.Sequential(layer, nn.ReLU(), layer))

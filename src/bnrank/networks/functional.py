@@ -310,7 +310,9 @@ def _as_real(x: Samples, dtype: torch.dtype) -> Iterator[tuple[Samples, tuple[st
             yield real(x), ("x", x.dtype)
         return
     alone = len(x.tensors) == 1 and not x.named
-    places = [("x" if alone else f"x[{i}]", i, value) for i, value in enumerate(x.positional)]
+    places: list[tuple[str, Any, Any]] = [
+        ("x" if alone else f"x[{i}]", i, value) for i, value in enumerate(x.positional)
+    ]
     places += [(f"x[{key!r}]", key, value) for key, value in x.named.items()]
     places = [place for place in places if isinstance(place[2], Tensor) and not place[2].is_floating_point()]
     for chosen in [*([place] for place in places), places] if len(places) > 1 else [[place] for place in places]:

@@ -77,10 +77,10 @@ class Reading(Printed):
 def read(net: nn.Module, x: Example | None = None) -> Reading:
     """Return the layers of a module, its segments, and the parts that are not read.
 
-    Layers are linear and convolutional modules (parametrized ones too, with the effective weight), the projections of
-    attention (three where they are stored as one), the gates of recurrent layers, embeddings, and other modules whose
-    output is x W^T + b. Everything else that owns parameters is listed in ``skipped`` with the reason; modules without
-    parameters (activations, dropout, pooling, flattening) are neither.
+    Layers are linear and convolutional modules (parametrized and pruned ones with the effective weight), the
+    projections of attention (three where they are stored as one), the gates of recurrent layers, embeddings, and other
+    modules whose output is x W^T + b. Everything else that owns parameters is listed in ``skipped`` with the reason;
+    modules without parameters (activations, dropout, pooling, flattening) are neither.
 
     Parameters
     ----------
