@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
-from torch.nn.utils import parametrizations
+from torch.nn.utils import parametrizations, prune
 
 import bnrank
 import helpers
@@ -228,16 +228,168 @@ def test_weight_normalization_and_parametrizations_are_measured_as_the_weight_th
     with torch.no_grad():
         old[0].weight_g.mul_(3), new.parametrizations.weight.original0.mul_(3)
     ds = profile(old.state_dict())
-    np.testing.assert_allclose(values_of(ds)["0.weight_v"], svd(3 * old[0].weight_v), rtol=1e-6)
-    assert "multiplied into 0.weight_v" in listed(ds)["0.weight_g"]
+    np.testing.assert_allclose(values_of(ds)["0.weight"], svd(3 * old[0].weight_v), rtol=1e-6)
+    assert "multiplied into 0.weight" in listed(ds)["0.weight_g"]
     np.testing.assert_allclose(values_of(profile(new))["weight"], svd(new.weight), rtol=1e-6)
-    without_code = values_of(profile(new.state_dict()))["parametrizations.weight.original1"]
+    without_code = values_of(profile(new.state_dict()))["weight"]
     np.testing.assert_allclose(without_code, svd(new.weight), rtol=1e-6)
     normed = parametrizations.spectral_norm(plain)
     state = {key: value.clone() for key, value in normed.state_dict().items()}
     assert profile(normed).weight_singular_values.values[0, 0] == pytest.approx(1, abs=0.2)
     assert all(torch.equal(value, state[key]) for key, value in normed.state_dict().items())  # its buffers learn
     assert normed.training
+
+
+def masked(net, name="weight"):
+    """Return the weight of a pruned module, computed by NumPy from what is stored."""
+    return torch.tensor(getattr(net, f"{name}_orig").detach().numpy() * getattr(net, f"{name}_mask").numpy())
+
+
+@pytest.mark.parametrize(
+    ("net", "kind"),
+    [
+        (lambda: prune.random_unstructured(nn.Linear(6, 4), "weight", 0.5), "linear"),
+        (lambda: prune.ln_structured(nn.Linear(6, 4), "weight", 2, n=2, dim=0), "linear"),
+        (lambda: prune.l1_unstructured(nn.Conv2d(3, 5, 3), "weight", 0.6), "conv2d patches"),
+        (lambda: prune.ln_structured(nn.Conv2d(3, 5, 3), "weight", 2, n=1, dim=0), "conv2d patches"),
+    ],
+)
+def test_pruned_weights_are_measured_with_their_mask_in_modules_state_dicts_and_files(net, kind, tmp_path):
+    net = prune.random_unstructured(net(), "bias", 0.5)
+    state = {key: value.clone() for key, value in net.state_dict().items()}
+    expected = svd(masked(net).flatten(1))
+    save_file(state, tmp_path / "pruned.safetensors")
+    for source in (net, state, tmp_path / "pruned.safetensors"):
+        ds = profile(source)
+        assert list(values_of(ds)) == ["weight"]
+        np.testing.assert_allclose(values_of(ds)["weight"], expected, rtol=1e-6, atol=1e-7)
+        assert (
+            describe(ds)[0]
+            == f"1 of 2 tensors measured, with {net.weight.numel()} of {net.weight.numel() + len(net.bias)} entries"
+        )
+        assert {"weight_mask", "bias_mask"} < set(listed(ds))
+    assert profile(net).layer_kind.item() == kind
+    assert profile(net).weight_singular_values.values[0].min() == pytest.approx(expected.min(), abs=1e-7)
+    assert all(torch.equal(value, state[key]) for key, value in net.state_dict().items())
+    with torch.no_grad():
+        net.weight_orig.mul_(2)  # module.weight follows only when it runs
+    np.testing.assert_allclose(values_of(profile(net))["weight"], 2 * expected, rtol=1e-6, atol=1e-7)
+
+
+def test_pruned_gates_tied_modules_and_pruned_weight_normalization():
+    lstm = prune.random_unstructured(nn.LSTM(3, 4), "weight_hh_l0", 0.5)
+    for source in (lstm, lstm.state_dict()):
+        found = values_of(profile(source))
+        assert set(found) == {
+            f"l0.{side}.{gate}" for side in ("ih", "hh") for gate in ("input", "forget", "cell", "output")
+        }
+        np.testing.assert_allclose(found["l0.hh.cell"], svd(masked(lstm, "weight_hh_l0")[8:12]), rtol=1e-6, atol=1e-7)
+    layer = prune.random_unstructured(nn.Linear(4, 4), "weight", 0.5)
+    ds = profile(nn.ModuleDict({"a": layer, "b": layer}))
+    assert list(values_of(ds)) == ["a.weight"]
+    assert "tied" in listed(ds)["b.weight"]
+    with pytest.warns(FutureWarning):
+        layer = nn.utils.weight_norm(nn.Linear(5, 4))
+    prune.random_unstructured(layer, "weight_v", 0.4)
+    v = masked(layer, "weight_v").double()
+    expected = svd(layer.weight_g.double() * v / v.norm(dim=1, keepdim=True))
+    for source in (layer, layer.state_dict()):
+        found = values_of(profile(source))
+        assert list(found) == ["weight"]
+        np.testing.assert_allclose(found["weight"], expected, rtol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+@pytest.mark.parametrize("wrap", [nn.utils.weight_norm, parametrizations.weight_norm])
+def test_weight_normalization_by_one_norm_of_gates_and_of_transposed_convolutions(wrap):
+    def scaled(net, name="weight"):
+        g = getattr(net, f"{name}_g", None)
+        g = net.parametrizations[name].original0 if g is None else g
+        v = getattr(net, f"{name}_v", None)
+        v = net.parametrizations[name].original1 if v is None else v
+        with torch.no_grad():
+            g.mul_(3)
+            v.mul_(0.5)
+        return g.detach().double(), v.detach().double()
+
+    whole = wrap(nn.Linear(6, 4), dim=None)
+    g, v = scaled(whole)
+    for source in (whole, whole.state_dict()):
+        found = values_of(profile(source))
+        assert list(found) == ["weight"]
+        np.testing.assert_allclose(found["weight"], svd(g * v / v.norm()), rtol=1e-6)
+    lstm = wrap(nn.LSTM(3, 4), "weight_hh_l0")
+    g, v = scaled(lstm, "weight_hh_l0")
+    rows = g * v / v.norm(dim=1, keepdim=True)
+    for source in (lstm, lstm.state_dict()):
+        found = values_of(profile(source))
+        assert len(found) == 8
+        for i, gate in enumerate(("input", "forget", "cell", "output")):
+            np.testing.assert_allclose(found[f"l0.hh.{gate}"], svd(rows[4 * i : 4 * i + 4]), rtol=1e-6)
+    up = wrap(nn.ConvTranspose1d(3, 5, 2))
+    g, v = scaled(up)
+    kernel = (g * v / v.norm(dim=(1, 2), keepdim=True)).transpose(0, 1)  # stored as (in, out, taps)
+    np.testing.assert_allclose(values_of(profile(up))["weight"], svd(kernel.flatten(1)), rtol=1e-6)
+
+
+@pytest.mark.parametrize("wrap", [nn.utils.spectral_norm, parametrizations.spectral_norm])
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (lambda: nn.Linear(6, 4), (9, 6)),
+        (lambda: nn.Linear(5, 5), (9, 5)),
+        (lambda: nn.Conv2d(3, 5, 3), (9, 3, 5, 5)),
+        (lambda: nn.ConvTranspose1d(4, 6, 5), (9, 4, 7)),
+        (lambda: nn.ConvTranspose1d(5, 5, 3), (9, 5, 7)),  # u fits both dimensions
+    ],
+)
+def test_spectral_normalization_is_carried_out_in_modules_and_state_dicts(wrap, layer, shape):
+    layer = layer()
+    dim = int(isinstance(layer, nn.ConvTranspose1d))
+    net = wrap(layer)
+    with torch.no_grad():
+        (net.weight_orig if wrap is nn.utils.spectral_norm else net.parametrizations.weight.original).mul_(3)
+    for _ in range(2):
+        net(normal(*shape))  # u and v learn
+    state = {key: value.clone() for key, value in net.state_dict().items()}
+    names = ("weight_orig", "weight_u", "weight_v")
+    if wrap is parametrizations.spectral_norm:
+        names = tuple(f"parametrizations.weight.{end}" for end in ("original", "0._u", "0._v"))
+    w, u, v = (state[name].double().numpy() for name in names)
+    effective = torch.tensor(w / (u @ np.moveaxis(w, dim, 0).reshape(len(u), -1) @ v))
+    turned = effective.transpose(0, 1) if dim else effective
+    for source, matrix in ((net, turned), (state, effective)):  # names do not say that a kernel is stored as (in, out)
+        ds = profile(source)
+        assert list(values_of(ds)) == ["weight"]
+        np.testing.assert_allclose(values_of(ds)["weight"], svd(matrix.flatten(1)), rtol=1e-5)
+        assert set(listed(ds)) - {"bias"} >= set(names[1:])
+        assert describe(ds)[0].startswith("1 of 2 tensors measured")
+    assert all(torch.equal(value, state[key]) for key, value in net.state_dict().items())
+    assert net.training
+
+
+def test_other_reparametrizations_are_listed_where_only_the_module_tells():
+    class Symmetric(nn.Module):
+        def forward(self, x):
+            return x + x.mT
+
+    custom = nn.Linear(4, 4)
+    nn.utils.parametrize.register_parametrization(custom, "weight", Symmetric())
+    twice = parametrizations.spectral_norm(parametrizations.weight_norm(nn.Linear(4, 4)))
+    for net in (custom, parametrizations.orthogonal(nn.Linear(4, 4)), twice):
+        ds = profile({"plain": torch.eye(3)} | dict(net.state_dict()))
+        assert list(values_of(ds)) == ["plain"]
+        reasons = {name: reason for name, reason in listed(ds).items() if name.startswith("parametrizations")}
+        assert set(reasons) == {name for name in net.state_dict() if name.startswith("parametrizations")}
+        for reason in reasons.values():
+            assert (
+                reason == "of a reparametrization of weight, which its tensors alone do not determine; give the module"
+            )
+        np.testing.assert_allclose(values_of(profile(net))["weight"], svd(net.eval().weight), rtol=1e-5)
+    ds = profile({"plain": torch.eye(3), "a.weight_orig": torch.eye(3), "a.weight_u": torch.ones(3)})
+    assert "do not determine" in listed(ds)["a.weight_orig"]
+    stored = {"a.weight": torch.eye(3), "a.weight_orig": 2 * torch.eye(3), "a.weight_mask": torch.eye(3)}
+    assert list(values_of(profile(stored))) == ["a.weight"]
 
 
 def test_what_cannot_be_measured_is_listed():
@@ -266,6 +418,40 @@ def test_what_cannot_be_measured_is_listed():
     for wrong, message in (({}, "empty mapping"), ({"a": 3}, "without tensors"), ({"a": torch.ones(2)}, "no matrix")):
         with pytest.raises((ValueError, TypeError), match=rf"net: .*{message}"):
             profile(wrong)
+
+
+def test_matrices_and_kernels_of_integers_count_as_left_out(tmp_path):
+    state = {
+        "a.weight": torch.ones(5, 7, dtype=torch.int8),
+        "b.weight": normal(5, 7),
+        "b.bias": normal(5),
+        "c.weight": torch.ones(4, 3, 3, 3, dtype=torch.uint8),
+        "packed.qweight": torch.ones(2, 6, dtype=torch.int32),
+        "positions": torch.ones(3, 3, dtype=torch.int64),
+        "ids": torch.arange(50)[None],  # a vector
+        "causal": torch.ones(9, 9, dtype=torch.bool),
+        "steps": torch.tensor(3),
+    }
+    save_file(state, tmp_path / "int.safetensors")
+    entries = sum(value.numel() for key, value in state.items() if key not in ("ids", "causal", "steps"))
+    for source in (state, tmp_path / "int.safetensors"):
+        ds = profile(source)
+        assert list(values_of(ds)) == ["b.weight"]
+        assert describe(ds)[0] == f"1 of 9 tensors measured, with 35 of {entries} entries"
+        reasons = listed(ds)
+        for name, dtype in (
+            ("a.weight", "int8"),
+            ("c.weight", "uint8"),
+            ("packed.qweight", "int32"),
+            ("positions", "int64"),
+        ):
+            assert reasons[name].startswith(f"integers ({dtype}), probably quantized weights")
+        assert {reasons[name] for name in ("ids", "steps")} == {"integers or truth values (int64)"}
+        assert reasons["causal"] == "integers or truth values (bool)"
+    quantized = torch.quantize_per_tensor(normal(5, 7), 0.1, 0, torch.qint8)
+    ds = profile({"a": quantized, "b": normal(5, 7)})
+    assert ds.attrs["entries"] == 70
+    assert listed(ds)["a"].startswith("quantized (qint8)")
 
 
 def test_a_checkpoint_counts_its_tensors_and_keeps_layers_whose_names_resemble_those_of_a_training():

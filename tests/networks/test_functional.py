@@ -213,3 +213,44 @@ def test_integer_samples_are_checked_as_others_are():
     for wrong in (np.ma.masked_array(ints, ints > 3), torch.tensor(ints).to_sparse(), torch.tensor(ints).to("meta")):
         with pytest.raises(TypeError, match=r"x: got a (masked|sparse|tensor on the meta)"):
             example(embed, wrong)
+
+
+@pytest.mark.parametrize(
+    ("x", "got"),
+    [
+        (
+            torch.ones(5, 3, dtype=torch.int64),
+            r"^x: got integers of dtype torch.int64, .*; convert it with .float\(\)$",
+        ),
+        (np.ones((5, 3), dtype=np.int32), r"^x: got integers of dtype torch.int32, .*; convert it with .float\(\)$"),
+        ((torch.ones(5, 3) > 0,), r"^x: got truth values of dtype torch.bool, .*; convert it with .float\(\)$"),
+        ((torch.ones(5, 3) * 1j,), r"^x: got complex numbers of dtype torch.complex64, .*real and imaginary parts"),
+        ({"input": torch.ones(5, 3).int()}, r"^x\['input'\]: got integers of dtype torch.int32, .*"),
+        (torch.ones(5, 3) * 1j, r"^x: got dtype torch.complex64, .*real and imaginary parts"),
+        (np.ones((5, 3)) * 1j, r"^x: got dtype torch.complex128, .*real and imaginary parts"),
+    ],
+)
+def test_integers_and_complex_numbers_for_a_network_of_real_numbers_are_named(x, got):
+    for call in (bnrank.profile, bnrank.networks.read):
+        with pytest.raises(TypeError, match=got) as caught:
+            call(nn.Sequential(nn.Linear(3, 2)), x)
+        assert "buffers" not in str(caught.value)
+        assert ".float()" not in str(caught.value) or "complex" not in str(caught.value)  # it drops the imaginary part
+
+
+def test_the_integers_that_a_network_takes_are_not_blamed():
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.linear = nn.Embedding(7, 3), nn.Linear(3, 2)
+
+        def forward(self, tokens, features):
+            return self.linear(self.embed(tokens) + features)
+
+    tokens, features = torch.arange(5), torch.ones(5, 3)
+    assert Functional(Two())(bnrank.networks.inputs.Inputs((tokens, features.long()))).shape == (5, 2)
+    with pytest.raises(TypeError, match=r"^x\[1\]: got complex numbers"):
+        bnrank.profile(Two(), (tokens, features * 1j))
+    for wrong in ((tokens + 9, features), (tokens, features[:, :2].long())):  # of another reason
+        with pytest.raises(ValueError, match=r"^net: Two failed on x of shape"):
+            bnrank.profile(Two(), wrong)

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
 import bnrank
 from bnrank.networks import capture, read
-from bnrank.networks.functional import Functional
+from bnrank.networks.functional import Functional, copied
 from oracles import float64, layer_values
 
 
@@ -110,6 +111,61 @@ def test_every_module_with_parameters_is_read_or_skipped():
             name.rpartition(".")[0].removesuffix(".parametrizations.weight") for name, _ in net.named_parameters()
         }
         assert owners == {layer.name for layer in reading.layers} | {s.name for s in reading.skipped}
+
+
+class Product(nn.Module):
+    """x W^T, of a class that bnrank does not know."""
+
+    def __init__(self):
+        super().__init__()
+        self.matrix = nn.Parameter(torch.randn(4, 5, generator=generator(1)))
+
+    def forward(self, x):
+        return x @ self.matrix.T
+
+
+def test_pruned_layers_are_measured_on_samples_with_the_masked_weight():
+    net = nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 5), nn.ReLU(), Product(), nn.ReLU())
+    net.append(nn.Linear(4, 3))
+    prune.ln_structured(net[0], "weight", 2, n=2, dim=0)
+    prune.random_unstructured(net[3], "weight", 0.5)
+    prune.random_unstructured(net[3], "bias", 0.4)
+    prune.random_unstructured(net[5], "matrix", 0.5)
+    prune.random_unstructured(net[7], "bias", 1)
+    state = {key: value.clone() for key, value in net.state_dict().items()}
+    x = torch.randn(6, 2, 4, 4, generator=generator())
+    ds = bnrank.profile(net, x)
+    assert ds.layer_name.values.tolist() == ["0", "3", "5", "7"]
+    assert "skipped" not in ds.dims
+    plain = copied(net)
+    for index, name in ((0, "weight"), (3, "weight"), (3, "bias"), (5, "matrix"), (7, "bias")):
+        masked = state[f"{index}.{name}_orig"].numpy() * state[f"{index}.{name}_mask"].numpy()
+        prune.remove(plain[index], name)
+        np.testing.assert_array_equal(getattr(plain[index], name).detach(), masked)
+        if name in ("weight", "matrix") and index:
+            row = ds.weight_singular_values.values[[0, 3, 5, 7].index(index)]
+            np.testing.assert_allclose(row[np.isfinite(row)], np.linalg.svd(np.float64(masked))[1], atol=1e-6)
+    expected = bnrank.profile(plain, x)
+    for name in ("weight_singular_values", "activation_singular_values", "jacobian_singular_values", "parameter_norm"):
+        np.testing.assert_allclose(ds[name], expected[name], rtol=1e-6, atol=1e-7, err_msg=name)
+    assert ds.weight_rank.values[0] <= 2 * 4  # of four channels of 2 x 2 positions two are zero
+    assert all(torch.equal(value, state[key]) for key, value in net.state_dict().items())
+    alone = bnrank.profile(net[3], x.flatten(1)[:, :16])
+    np.testing.assert_allclose(alone.weight_singular_values.values[0, :5], expected.weight_singular_values[1, :5])
+
+
+def test_gates_of_parametrized_recurrent_layers_and_of_subclasses():
+    class Encoder(nn.LSTM):
+        pass
+
+    normed = nn.utils.parametrizations.weight_norm(nn.LSTM(3, 4, batch_first=True), "weight_hh_l0")
+    x = torch.randn(5, 6, 3, generator=generator())
+    for net in (normed, Encoder(3, 4, batch_first=True)):
+        ds = bnrank.profile(net, x)
+        assert ds.layer_name.values.tolist() == bnrank.profile(net).layer_name.values.tolist()
+        row = ds.weight_singular_values.values[ds.layer_name.values.tolist().index("l0.hh.cell")]
+        gate = net.weight_hh_l0.detach().double().numpy()[8:12]
+        np.testing.assert_allclose(row[:4], np.linalg.svd(gate)[1], rtol=1e-5)
 
 
 def test_one_module_under_two_names_is_shared():

@@ -28,6 +28,17 @@ class RangeError(ValueError, OverflowError):
     """Values of a network outside the range of the computation."""
 
 
+class DtypeError(TypeError, ValueError):
+    """Samples of a dtype on which a network fails."""
+
+
+def conversion(dtype: torch.dtype) -> str:
+    """Return how samples of a dtype become floating-point numbers."""
+    if dtype.is_complex:
+        return "give real and imaginary parts as separate features, for example torch.view_as_real(x).flatten(1)"
+    return "convert it with .float()"
+
+
 def describe(value: object) -> str:
     """Return a short description of a value: type, shape and dtype of arrays, else its representation."""
     if isinstance(value, Tensor) and value.is_nested:
@@ -363,7 +374,7 @@ def samples(value: object, name: str, *, features: int | None = None, minimum: i
     expected = f"(N, {'features' if features is None else features})"
     expected = "(N, ...)" if ndim is None else expected
     floating = value.is_floating_point()
-    expect(floating, name, f"dtype {value.dtype}", "floating point; convert it with .float()", TypeError)
+    expect(floating, name, f"dtype {value.dtype}", f"floating point; {conversion(value.dtype)}", TypeError)
     expect(value.ndim >= 2 if ndim is None else value.ndim == ndim, name, got, f"{expected}, one sample per row")
     expect(value.numel(), name, f"an empty array of {got}", expected)
     expect(features is None or value.shape[-1] == features, name, got, expected)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Literal, TypeGuard, TypeVar, overload
 
 import numpy as np
@@ -80,28 +80,11 @@ class Functional:
 
     def with_parameters(self, parameters: dict[str, Tensor], x: Samples) -> Tensor:
         """Return f(x) with other parameters, in the same dtype and on the same device."""
-        # a copy: the module's first operation may work in place
-        if isinstance(x, Inputs):
-            given = x.to(self.device, self.dtype)
-        elif x.is_floating_point():
-            given = Inputs((x.to(self.device, self.dtype, copy=True),))
-        else:
-            given = Inputs((x.to(self.device, copy=True),))
-        held = {**parameters, **self.buffers}
-        held |= {alias: held[name] for alias, name in self._aliases.items()}
-        kind = type(self.module).__name__
-        casting = cast_when_run(self._large.values(), self.dtype)
-        with _eval_mode(self.module), PLAIN_ATTENTION, devices.forked(self.device), casting:
-            try:
-                returned = torch.func.functional_call(
-                    self.module, held, given.positional, given.named, tie_weights=False
-                )
-            except Exception as error:
-                raise ValueError(
-                    f"net: {kind} failed on x of shape {_shapes(x)} in {self.dtype}: "
-                    f"{error}. If its forward holds tensors of another precision that are neither parameters nor "
-                    "buffers, register them as buffers or pass dtype=torch.float32"
-                ) from error
+        kind, dim = type(self.module).__name__, x.dim if isinstance(x, Inputs) else 0
+        try:
+            returned = self._returned(parameters, x)
+        except Exception as error:
+            raise self._failure(parameters, x, error) from error
         out = main_output(returned)
         if not isinstance(out, Tensor):
             raise ValueError(
@@ -112,10 +95,44 @@ class Functional:
         if not dense:
             what = "complex numbers" if out.is_complex() else "a sparse or nested tensor"
             raise ValueError(f"net: {kind} returns {what}, expected a dense tensor of real numbers")
-        if out.ndim <= given.dim or out.shape[given.dim] != len(x):
-            expected = "(N, ...)" if given.dim == 0 else "(time, N, ...)"
+        if out.ndim <= dim or out.shape[dim] != len(x):
+            expected = "(N, ...)" if dim == 0 else "(time, N, ...)"
             raise ValueError(f"net: the output has shape {tuple(out.shape)} for {len(x)} samples, expected {expected}")
-        return out.movedim(given.dim, 0)
+        return out.movedim(dim, 0)
+
+    def _returned(self, parameters: dict[str, Tensor], x: Samples) -> Any:
+        """Return what the module returns."""
+        # a copy: the module's first operation may work in place
+        if isinstance(x, Inputs):
+            given = x.to(self.device, self.dtype)
+        elif x.is_floating_point():
+            given = Inputs((x.to(self.device, self.dtype, copy=True),))
+        else:
+            given = Inputs((x.to(self.device, copy=True),))
+        held = {**parameters, **self.buffers}
+        held |= {alias: held[name] for alias, name in self._aliases.items()}
+        casting = cast_when_run(self._large.values(), self.dtype)
+        with _eval_mode(self.module), PLAIN_ATTENTION, devices.forked(self.device), casting:
+            return torch.func.functional_call(self.module, held, given.positional, given.named, tie_weights=False)
+
+    def _failure(self, parameters: dict[str, Tensor], x: Samples, error: Exception) -> ValueError:
+        """Return the error for a module that fails on x: it names the inputs that it takes as real numbers only."""
+        kind = type(self.module).__name__
+        for changed, wrong in _as_real(x, self.dtype):
+            with suppress(Exception):
+                self._returned(parameters, changed)
+                name, dtype = wrong
+                whole = "truth values" if dtype == torch.bool else "integers"
+                what = "complex numbers" if dtype.is_complex else whole
+                expected = f"floating point; {validation.conversion(dtype)}"
+                return validation.DtypeError(
+                    f"{name}: got {what} of dtype {dtype}, on which {kind} fails, expected {expected}"
+                )
+        return ValueError(
+            f"net: {kind} failed on x of shape {_shapes(x)} in {self.dtype}: "
+            f"{error}. If its forward holds tensors of another precision that are neither parameters nor "
+            "buffers, register them as buffers or pass dtype=torch.float32"
+        )
 
     def _cast(self, tensor: Tensor) -> Tensor:
         tensor = tensor.detach()
@@ -274,6 +291,35 @@ def _eval_mode(net: nn.Module) -> Iterator[None]:
             for name in vars(sub).keys() - attributes.keys():
                 del vars(sub)[name]
             vars(sub).update(attributes)
+
+
+def _as_real(x: Samples, dtype: torch.dtype) -> Iterator[tuple[Samples, tuple[str, torch.dtype]]]:
+    """Iterate over samples with one tensor, or all of them, as floating-point numbers, and the name and dtype of one.
+
+    Examples
+    --------
+    >>> [name for _, name in _as_real(Inputs((torch.ones(1), torch.ones(1).int())), torch.float64)]
+    [('x[1]', torch.int32)]
+    """
+
+    def real(tensor: Tensor) -> Tensor:
+        return (tensor.real if tensor.is_complex() else tensor).to(dtype)
+
+    if isinstance(x, Tensor):
+        if not x.is_floating_point():
+            yield real(x), ("x", x.dtype)
+        return
+    alone = len(x.tensors) == 1 and not x.named
+    places: list[tuple[str, Any, Any]] = [
+        ("x" if alone else f"x[{i}]", i, value) for i, value in enumerate(x.positional)
+    ]
+    places += [(f"x[{key!r}]", key, value) for key, value in x.named.items()]
+    places = [place for place in places if isinstance(place[2], Tensor) and not place[2].is_floating_point()]
+    for chosen in [*([place] for place in places), places] if len(places) > 1 else [[place] for place in places]:
+        positional, named = list(x.positional), dict(x.named)
+        for _, key, tensor in chosen:
+            (named if isinstance(key, str) else positional)[key] = real(tensor)
+        yield Inputs(tuple(positional), named, x.dim), (chosen[0][0], chosen[0][2].dtype)
 
 
 def _shapes(x: Samples) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
+from torch.nn.utils.prune import BasePruningMethod
 
 KINDS: dict[Any, str] = {
     nn.Linear: "linear",
@@ -163,6 +165,8 @@ def effective(part: nn.Module, name: str) -> Tensor:
             sub.training = False  # no power iteration
         if isinstance(hook, nn.Module):
             return cast(Tensor, getattr(part, name))
+        if isinstance(hook, BasePruningMethod):
+            return cast(Tensor, hook.apply_mask(part))
         # spectral_norm's second argument is whether to iterate; weight_norm has none
         arguments = (part, False) if hasattr(hook, "n_power_iterations") else (part,)
         return cast(Tensor, hook.compute_weight(*arguments))
@@ -175,9 +179,27 @@ def derived(part: nn.Module, name: str) -> Any:
     """Return what computes a tensor from other parameters, or None if it is a parameter itself."""
     if parametrize.is_parametrized(part, name):
         return cast(Any, part).parametrizations[name]
-    hooks = part._forward_pre_hooks.values()
-    old = (hook for hook in hooks if hasattr(hook, "compute_weight") and getattr(hook, "name", "") == name)
-    return next(old, None)
+    for hook in part._forward_pre_hooks.values():
+        normalizes = hasattr(hook, "compute_weight") and getattr(hook, "name", "") == name
+        if normalizes or (isinstance(hook, BasePruningMethod) and hook._tensor_name == name):
+            return hook
+    return None
+
+
+def computed_of(part: nn.Module, key: str) -> str:
+    """Return the name of the tensor that hooks of torch.nn.utils compute from a parameter or buffer of a module, or "".
+
+    Examples
+    --------
+    >>> layer = torch.nn.utils.prune.identity(nn.Linear(2, 2), "weight")
+    >>> [computed_of(layer, key) for key in ("weight_orig", "weight_mask", "bias")]
+    ['weight', 'weight', '']
+    """
+    found = ""
+    while (match := re.fullmatch(r"(.+)_(?:orig|mask|g|v|u)", key)) is not None:  # v of g v / ||v|| can be pruned
+        key = match[1]
+        found = found if derived(part, key) is None else key
+    return found
 
 
 def base_of(part: nn.Module) -> Any:

@@ -17,7 +17,7 @@ from torch.nn.functional import linear
 from bnrank.networks import projections, recurrent
 from bnrank.networks.functional import Functional
 from bnrank.networks.inputs import Samples
-from bnrank.networks.layers import KINDS, Layer, Source, base_of, derived, is_weight
+from bnrank.networks.layers import KINDS, Layer, Source, base_of, computed_of, derived, effective, is_weight
 
 Values = tuple[Tensor, Tensor, Tensor | None]  # what enters, what leaves, and the activations where they are known
 MATRIX = "matrix"
@@ -55,26 +55,37 @@ def weights_of(part: nn.Module, name: str) -> list[Weight]:
                 return [Weight(f"{inside}{key}", "linear", source) for key, source in fused]
         usable = part._parameters.get("weight") is not None or derived(part, "weight") is not None
         return [Weight(name, KINDS[base])] if usable else []
-    matrices = [key for key, p in part._parameters.items() if is_weight(p)]
+    matrices = [key for key, p in _held(part).items() if is_weight(p)]
     bias = _bias_of(part) if len(matrices) == 1 else None
     if len(matrices) == 1 and not any(True for _ in part.children()):
         transposed = _is_transposed(part, matrices[0], bias)
-        fused = projections.thirds(part, name, cast(Tensor, part._parameters[matrices[0]]), transposed)
+        fused = projections.thirds(part, name, _held(part)[matrices[0]], transposed)
         if fused and matrices[0] == "weight":
             return [Weight(f"{inside}{key}", "linear", source) for key, source in fused]
         return [Weight(name, MATRIX, Source(name, matrices[0], bias, None, transposed))]
     return [Weight(f"{inside}{key}", MATRIX, Source(name, key, None)) for key in matrices]
 
 
+def _held(part: nn.Module) -> dict[str, Tensor]:
+    """Return the parameters of a module, and in place of those that hooks of torch.nn.utils need what they give."""
+    found: dict[str, Tensor] = {}
+    for key, parameter in part._parameters.items():
+        name = computed_of(part, key)
+        if parameter is not None and name not in found:
+            found[name or key] = effective(part, name) if name else parameter
+    return found
+
+
 def _bias_of(part: nn.Module) -> str | None:
-    vectors = [key for key, p in part._parameters.items() if p is not None and p.ndim == 1]
+    vectors = [key for key, p in _held(part).items() if p.ndim == 1]
     return vectors[0] if len(vectors) == 1 else None
 
 
 def _is_transposed(part: nn.Module, key: str, bias: str | None) -> bool:
     """Return whether a matrix of a leaf is (in, out), by the length of its bias or by its class (GPT-2's Conv1D)."""
-    rows, columns = cast(Tensor, part._parameters[key]).shape
-    length = -1 if bias is None else len(cast(Tensor, part._parameters[bias]))
+    held = _held(part)
+    rows, columns = held[key].shape
+    length = -1 if bias is None else len(held[bias])
     return (length == columns != rows) or type(part).__name__ == "Conv1D"
 
 
@@ -311,7 +322,7 @@ def _is_faithful(part: nn.Module, weight: Weight, values: Values) -> bool:
     before, after, _ = values
     if weight.kind == MATRIX or (weight.source is not None and weight.source.transposed):
         assert weight.source is not None
-        own = {key: p for key, p in part._parameters.items() if p is not None}
+        own = _held(part)
         if len(own) != 1 + (weight.source.bias is not None):
             return False
         matrix = weight.source.matrix(own[weight.source.weight])

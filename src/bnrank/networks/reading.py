@@ -77,10 +77,10 @@ class Reading(Printed):
 def read(net: nn.Module, x: Example | None = None) -> Reading:
     """Return the layers of a module, its segments, and the parts that are not read.
 
-    Layers are linear and convolutional modules (parametrized ones too, with the effective weight), the projections of
-    attention (three where they are stored as one), the gates of recurrent layers, embeddings, and other modules whose
-    output is x W^T + b. Everything else that owns parameters is listed in ``skipped`` with the reason; modules without
-    parameters (activations, dropout, pooling, flattening) are neither.
+    Layers are linear and convolutional modules (parametrized and pruned ones with the effective weight), the
+    projections of attention (three where they are stored as one), the gates of recurrent layers, embeddings, and other
+    modules whose output is x W^T + b. Everything else that owns parameters is listed in ``skipped`` with the reason;
+    modules without parameters (activations, dropout, pooling, flattening) are neither.
 
     Parameters
     ----------
@@ -192,7 +192,8 @@ def _holders(net: nn.Module) -> tuple[Holders, list[str], dict[str, str], list[S
     for name, part in net.named_modules():
         lists = ".parametrizations." in f".{name}."  # reported at the layer
         if part in holders:
-            plain = base_of(part) is not None and derived(part, "weight") is None
+            plain = base_of(part) is not None and not any(key.endswith("_orig") for key in part._parameters)
+            plain &= derived(part, "weight") is None
             reason = reasons.of_parameters(part) if plain else None
             reason = reason or _reason_of_sharing(name, part, places[part], owners)
             for weight in holders[part]:
@@ -213,7 +214,7 @@ def _rest(part: nn.Module, weights: list[Weight]) -> list[str]:
     used: set[str | None] = {"weight", "bias"} if weights[0].source is None else set()
     for weight in weights:
         used |= set() if weight.source is None else {weight.source.weight, weight.source.bias}
-    return [key for key in _own(part) if key not in used and not key.startswith("weight_")]
+    return [key for key in _own(part) if key.removesuffix("_orig") not in used and not key.startswith("weight_")]
 
 
 def _owner_of(net: nn.Module, weight: Weight, part: nn.Module) -> nn.Module:

@@ -17,7 +17,8 @@ Values = tuple[Tensor, Tensor, Tensor | None]  # before, after, activations
 
 def gates(part: nn.Module) -> tuple[str, ...]:
     """Return the names of the gates in the order of the rows of the weights; one empty name for a simple layer."""
-    return next((names for kind, names in GATES.items() if type(part).__name__.startswith(kind)), ("",))
+    kinds = [base.__name__ for base in type(part).__mro__ if base.__module__.startswith("torch.nn.modules")]
+    return next((names for kind, names in GATES.items() if kinds[0].startswith(kind)), ("",))
 
 
 def weights(part: nn.Module, owner: str) -> Iterator[tuple[str, Source]]:

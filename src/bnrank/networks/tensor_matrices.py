@@ -86,6 +86,22 @@ def pieces(found: Entry, shapes: Mapping[str, tuple[int, ...]]) -> tuple[list[Pi
     return _kernel(found)
 
 
+def is_matrix_of_integers(found: Entry, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    """Return whether a tensor of integers would be measured if it held floating-point numbers.
+
+    Examples
+    --------
+    >>> from bnrank.networks.tensors import entry
+    >>> import torch
+    >>> int8 = torch.int8
+    >>> [is_matrix_of_integers(entry("weight", torch.ones(*s, dtype=int8)), {}) for s in ((2, 3), (2, 3, 5, 5), (3,))]
+    [True, True, False]
+    """
+    if found.floating or found.dtype == "bool" or not found.is_tensor:
+        return False
+    return bool(pieces(replace(found, floating=True, reason=""), shapes)[0])
+
+
 def _reason(found: Entry, shapes: Mapping[str, tuple[int, ...]]) -> str:
     """Return why a tensor is not measured, by its shape, type and name; "" if it is."""
     shape, name = found.shape, found.name
@@ -95,9 +111,11 @@ def _reason(found: Entry, shapes: Mapping[str, tuple[int, ...]]) -> str:
     if last == "num_batches_tracked":
         return "counter of batches"
     if not found.floating:
-        quantized = len(shape) > 1 and found.dtype in ("int8", "uint8", "int4", "uint4")
-        advice = ": quantized weights or a mask; measure the network before quantization" if quantized else ""
-        return f"integers or truth values ({found.dtype}){advice}"
+        if not is_matrix_of_integers(found, shapes):
+            return f"integers or truth values ({found.dtype})"
+        others = {"uint8": " or a mask", "int64": " or indices"}.get(found.dtype, "")
+        what = f"probably quantized weights{others}; measure the network before quantization"
+        return f"integers ({found.dtype}), {what}"
     if 0 in shape:
         return "empty"
     if not shape:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import copy
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
+from torch.nn.utils.prune import BasePruningMethod
 
 from bnrank._core import validation
-from bnrank.networks.functional import unwrap
+from bnrank.networks.functional import copied, unwrap
+from bnrank.networks.layers import computed_of
 
 _TRAINING = re.compile(r"(^|_)(optim|optimi[sz]ers?|(lr_)?sched(ulers?)?|scaler|rng|amp|opt_state)(_|$)", re.IGNORECASE)
 
@@ -46,6 +48,8 @@ class Entry:
         Why it holds no matrix, where known.
     note : str
         What else to know.
+    into : str
+        The tensor that is computed from it and from others, and measured in its place; "" for most.
     is_tensor : bool
         False for other entries of a checkpoint, such as the number of the epoch.
     """
@@ -61,6 +65,7 @@ class Entry:
     gates: tuple[str, ...] = ()
     reason: str = ""
     note: str = ""
+    into: str = ""
     is_tensor: bool = True
 
 
@@ -127,26 +132,134 @@ def _tensors(value: object) -> Iterator[Tensor]:
 
 
 def normalized(entries: Sequence[Entry]) -> list[Entry]:
-    """Return records in which weight normalization is carried out: v is loaded as g v / ||v||."""
-    known = {found.name: found for found in entries}
-    pairs = {}
-    for g in entries:
-        v = known.get(re.sub(r"weight_g$", "weight_v", re.sub(r"weight\.original0$", "weight.original1", g.name)))
-        fits = v is not None and v is not g and len(v.shape) == len(g.shape) and 1 in g.shape and not v.reason
-        if fits and v is not None and all(a in (1, b) for a, b in zip(g.shape, v.shape, strict=True)):
-            pairs[v.name] = replace(v, load=_product(g, v), note="with weight normalization, g v / ||v||")
-            pairs[g.name] = replace(g, reason=f"norms of a weight normalization, multiplied into {v.name}")
-    return [pairs.get(found.name, found) for found in entries]
+    """Return records in which reparametrizations of torch.nn.utils are carried out, as far as the tensors tell.
+
+    Of the tensors of a pruned weight, or of one with weight or spectral normalization, one is replaced by the record
+    of the weight, with its name in the module; the others have a reason.
+
+    Examples
+    --------
+    >>> state = {"weight_orig": torch.ones(2, 2), "weight_mask": torch.eye(2)}
+    >>> [(found.name, found.reason) for found in of_mapping(state)]
+    [('weight', ''), ('weight_mask', 'mask of a pruning, multiplied into weight')]
+    """
+    found = list(entries)
+    for step in (_pruning, _weight_normalization, _spectral_normalization, _unresolved):  # a pruned v is a v
+        known = {one.name: one for one in found}
+        changed: dict[str, Entry] = {}
+        for one in found:
+            if not one.reason:
+                changed |= step(one, known)
+        found = [changed.get(one.name, one) for one in found]
+    return found
 
 
-def _product(g: Entry, v: Entry) -> Callable[[], Tensor]:
-    dims = [i for i, size in enumerate(g.shape) if size == 1]
+Known = Mapping[str, Entry]
+_OF_PARAMETRIZATION = re.compile(r"(?P<owner>(?:.*\.)?)parametrizations\.(?P<key>[^.]+)\.(?P<rest>.+)")
+
+
+def _pruning(orig: Entry, known: Known) -> dict[str, Entry]:
+    """Return the records of a pruned tensor and its mask, ``torch.nn.utils.prune``."""
+    name = orig.name.removesuffix("_orig")
+    mask = known.get(f"{name}_mask")
+    if name == orig.name or mask is None or mask.reason or mask.shape != orig.shape or not orig.floating:
+        return {}
 
     def load() -> Tensor:
-        directions = v.load().double()
-        return directions * (g.load().double() / directions.norm(dim=dims, keepdim=True))
+        values = orig.load()
+        values = values.float() if values.element_size() == 1 else values
+        return values * mask.load().to(values.dtype)
 
-    return load
+    others = {mask: f"mask of a pruning, multiplied into {name}"}
+    return _merged(name, orig, others, load, "with the mask of a pruning", known)
+
+
+def _weight_normalization(v: Entry, known: Known) -> dict[str, Entry]:
+    """Return the records of g and v in g v / ||v||, ``weight_norm`` of both kinds."""
+    names = re.sub(r"(weight[^.]*)_v$", r"\1_g", v.name), re.sub(r"_v$", "", v.name)
+    if (match := _OF_PARAMETRIZATION.fullmatch(v.name)) is not None and match["rest"] == "original1":
+        if _beside(match, known) != {"original0", "original1"}:
+            return {}
+        names = re.sub("original1$", "original0", v.name), f"{match['owner']}{match['key']}"
+    g = known.get(names[0])
+    if g is None or g is v or g.reason:
+        return {}
+    dims = list(range(len(v.shape)))  # a single norm with dim=None
+    if g.shape:
+        fits = len(g.shape) == len(v.shape) and all(a in (1, b) for a, b in zip(g.shape, v.shape, strict=True))
+        dims = [i for i, size in enumerate(g.shape) if size == 1] if fits else []
+    if not dims:
+        return {}
+
+    def load() -> Tensor:
+        directions = _exact(v.load())
+        return directions * (_exact(g.load()) / torch.linalg.vector_norm(directions, dim=dims, keepdim=True))
+
+    others = {g: f"norms of a weight normalization, multiplied into {names[1]}"}
+    return _merged(names[1], v, others, load, "with weight normalization, g v / ||v||", known)
+
+
+def _spectral_normalization(orig: Entry, known: Known) -> dict[str, Entry]:
+    """Return the records of W, u and v in W / (u^T W v), ``spectral_norm`` of both kinds in eval mode."""
+    name = orig.name.removesuffix("_orig")
+    pair = [known.get(f"{name}{end}") for end in ("_u", "_v")] if name != orig.name else []
+    if (match := _OF_PARAMETRIZATION.fullmatch(orig.name)) is not None and match["rest"] == "original":
+        if _beside(match, known) != {"original", "0._u", "0._v"}:
+            return {}
+        name = f"{match['owner']}{match['key']}"
+        pair = [known.get(re.sub("original$", end, orig.name)) for end in ("0._u", "0._v")]
+    vectors = [vector for vector in pair if vector is not None and not vector.reason]
+    if len(vectors) != 2:
+        return {}
+    u, v = vectors
+    size = math.prod(orig.shape)
+    dims = [i for i, rows in enumerate(orig.shape) if u.shape == (rows,) and (rows * math.prod(v.shape)) == size]
+    if not dims or len(v.shape) != 1:
+        return {}
+
+    def load() -> Tensor:
+        weight, left, right = (_exact(part.load()) for part in (orig, u, v))
+        norms = [torch.vdot(left, weight.movedim(dim, 0).flatten(1) @ right) for dim in dims]
+        return weight / max(norms, key=lambda norm: float(norm.abs()))  # u and v nearly attain it along theirs
+
+    reason = f"vector of a spectral normalization, of which {name} is computed"
+    return _merged(name, orig, dict.fromkeys((u, v), reason), load, "with spectral normalization, W / (u^T W v)", known)
+
+
+def _unresolved(found: Entry, known: Known) -> dict[str, Entry]:
+    """Return the record, with the reason, of a tensor of another reparametrization."""
+    match = _OF_PARAMETRIZATION.fullmatch(found.name)
+    given = "" if match is None else f"{match['owner']}{match['key']}"
+    name = found.name.removesuffix("_orig")
+    if match is None and name != found.name and any(f"{name}{end}" in known for end in ("_mask", "_u")):
+        given = name
+    if not given:
+        return {}
+    text = f"of a reparametrization of {given}, which its tensors alone do not determine; give the module"
+    return {found.name: replace(found, reason=text)}
+
+
+def _beside(match: re.Match[str], known: Known) -> set[str]:
+    """Return what follows the name of a parametrized tensor in the names of the tensors that it is computed from."""
+    stem = match.string[: match.start("rest")]
+    return {name.removeprefix(stem) for name in known if name.startswith(stem)}
+
+
+def _merged(
+    name: str, first: Entry, others: Mapping[Entry, str], load: Callable[[], Tensor], note: str, known: Known
+) -> dict[str, Entry]:
+    """Return the record of a tensor that is computed from several, in place of the first, and the reasons of others."""
+    if name in known:  # stored too, as in some files
+        given = f"of a reparametrization; {name}, which it gives, is measured"
+        return {one.name: replace(one, reason=given, into=name) for one in (first, *others)}
+    keys = [one.storage for one in (first, *others)]
+    storage = None if None in keys else tuple(keys)
+    found = {one.name: replace(one, reason=reason, into=name) for one, reason in others.items()}
+    return found | {first.name: replace(first, name=name, load=load, note=note, storage=storage)}
+
+
+def _exact(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
 
 
 def of_module(net: nn.Module) -> list[Entry]:
@@ -162,26 +275,41 @@ def of_module(net: nn.Module) -> list[Entry]:
 
 
 def _of_modules(state: Mapping[str, object], owners: Mapping[str, nn.Module]) -> Iterator[Entry]:
+    values: dict[tuple[nn.Module, str], Tensor] = {}
     seen: set[str] = set()
     for name, value in state.items():
-        owner, _, last = name.rpartition(".")
-        if ".parametrizations." in f".{name}":
-            place, _, rest = f".{name}".partition(".parametrizations.")
-            place = place[1:]
-            computed = f"{place}.{rest.split('.')[0]}".lstrip(".")
-            if computed not in seen:
-                seen.add(computed)
-                yield _computed(computed, owners[place])
-            yield replace(entry(name, value), reason=f"of a parametrization; {computed}, which it gives, is measured")
-        else:
-            yield entry(name, value, **_role(owners.get(owner), last))
+        place, key = _given(name, owners)
+        if not key:
+            yield entry(name, value, **_role(owners.get(place), name.rpartition(".")[2]))
+            continue
+        part, computed = owners[place], f"{place}.{key}".lstrip(".")
+        how = "parametrization" if parametrize.is_parametrized(part, key) else "reparametrization"
+        if computed not in seen:
+            seen.add(computed)
+            if (part, key) not in values:
+                values[part, key] = _computed(part, key)
+            yield entry(computed, values[part, key], **_role(part, key), note=f"computed by a {how}")
+        yield replace(entry(name, value), reason=f"of a {how}; {computed}, which it gives, is measured", into=computed)
 
 
-def _computed(name: str, part: nn.Module) -> Entry:
-    """Return the record of a parametrized tensor, computed on a copy in eval mode: some parametrizations learn."""
+def _given(name: str, owners: Mapping[str, nn.Module]) -> tuple[str, str]:
+    """Return the name of a module and of its tensor that is computed from the named one; "" for a plain tensor."""
+    if ".parametrizations." in f".{name}":
+        place, _, rest = f".{name}".partition(".parametrizations.")
+        return place[1:], rest.split(".")[0]
+    place, _, key = name.rpartition(".")
+    part = owners.get(place)
+    return place, "" if part is None else computed_of(part, key)
+
+
+def _computed(part: nn.Module, key: str) -> Tensor:
+    """Return a reparametrized tensor, computed on a copy in eval mode: some parametrizations learn."""
     with torch.no_grad(), parametrize.cached():
-        value = getattr(copy.deepcopy(part).eval(), name.rpartition(".")[2])
-    return entry(name, value, **_role(part, name.rpartition(".")[2]), note="computed by a parametrization")
+        part = copied(part).eval()
+        for hook in list(part._forward_pre_hooks.values()):
+            if hasattr(hook, "compute_weight") or isinstance(hook, BasePruningMethod):
+                cast(Any, hook)(part, ())
+        return cast(Tensor, getattr(part, key))
 
 
 def _role(part: nn.Module | None, key: str) -> dict[str, Any]:
