@@ -180,6 +180,63 @@ def test_a_training_that_diverged_is_recorded_as_nan(entry):
     assert np.isnan(history["dimension_95"].sel(step=2, layer="2"))
     assert np.isfinite(history["stable_rank"].sel(step=2, layer="4"))
     assert "measuring stopped" not in "\n".join(found.notes)
+    said = "NaN or infinite since step 2: weights of 0, activations at 2, 4, output"
+    assert found.notes == [said]
+    lines = str(found).splitlines()
+    assert lines[1] == said
+    assert [line.split("to ")[1].split()[0] for line in lines[3:6]] == ["6", "NaN", "NaN"]
+    assert "to NaN" in lines[3]  # the stable rank of the weights
+    assert history["nonfinite"].values[1, :3].tolist() == [1, 0, 0]
+    with torch.no_grad():
+        entering = [net[:k](x).numpy() for k in (0, 2, 4, 5)]
+    counts = [int((~np.isfinite(values)).any(0).sum()) for values in entering]
+    assert history["nonfinite_units"].values[1].tolist() == counts
+    assert counts[:2] == [0, 1]
+
+
+def test_values_that_are_finite_again_and_rows_that_are_not_copied_are_remarked_on():
+    net, x = plain()
+    found = bnrank.watch(net, every=1, max_rows=5)
+    for number in range(1, 5):
+        with torch.no_grad():
+            given = x.clone()
+            given[number, 2:4] = torch.inf if number in (2, 3) else 0.0  # most rows are not copied
+            net(given)
+        found.step()
+    history = found.history
+    assert history["nonfinite_units"].sel(layer="0").values.tolist() == [0, 2, 2, 0]
+    assert np.isnan(history["dimension_95"].values[1:3]).all()
+    assert np.isfinite(history["dimension_95"].values[[0, 3]]).all()
+    said = "NaN or infinite in 2 measurements, last at step 3, finite later: activations at 0, 2, 4, output"
+    assert found.notes == [said]
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_network_that_is_not_finite_stops_and_is_not_called_collapsed(times):
+    net, x = plain()
+    found = bnrank.watch(net, every=1, x=x, collapse=Collapse(below=2, times=times))
+    found.step()
+    with torch.no_grad():
+        net[0].weight.fill_(torch.nan)
+    for _ in range(times - 1):
+        found.step()
+    names = r"0 \(since step 2\), 2 \(since step 2\), 4 \(since step 2\), output \(since step 2\)$"
+    with pytest.raises(CollapseError, match=f"^not finite at step {times + 1}: .* NaN or infinite .*{names}") as error:
+        found.step()
+    assert error.value.layers == dict.fromkeys(("0", "2", "4", "output"), 2)
+    assert not found.collapsed
+    assert "collapsed" not in str(error.value) + str(found)
+
+
+def test_a_batch_that_is_not_finite_does_not_stop_and_starts_the_count_anew():
+    net, x = plain()
+    found = bnrank.watch(net, every=1, x=x, collapse=Collapse(below=3.5, times=2, layers=["output"]))
+    for factor in (1.0, torch.nan, 1.0, torch.nan):  # 3 outputs: fewer than 3.5, every other time not finite
+        found.x = factor * x
+        found.step()
+    found = bnrank.watch(net, every=1, x=torch.nan * x, collapse=Collapse(times=1, layers=["2"], stop=False))
+    with pytest.warns(RuntimeWarning, match=r"not finite at step 1: .* at 2 \(since step 1\)$"):
+        found.step()
 
 
 def test_zeros_one_sample_and_networks_of_one_unit():

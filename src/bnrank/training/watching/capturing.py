@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bnrank.training.watching import quantities
 from bnrank.training.watching.parts import OUTPUT, Part
 
 
@@ -24,6 +25,8 @@ class Seen:
         Number of units: features or channels.
     constant : Tensor
         Number of units with the same value on all rows, not only on those copied.
+    nonfinite : Tensor
+        Number of units that are NaN or infinite on some row, not only on those copied.
     training : bool
         Whether the layer was in training mode.
     """
@@ -31,7 +34,16 @@ class Seen:
     rows: Tensor
     units: int
     constant: Tensor
+    nonfinite: Tensor
     training: bool
+
+    def measured(self) -> dict[str, float]:
+        """Return the quantities of the activations; dimensions are NaN where a unit is NaN or infinite on some row."""
+        bad, many = float(self.nonfinite), len(self.rows) > 1
+        found = quantities.of_rows(self.rows[:0] if bad else self.rows)
+        # of a single row, every unit has one value
+        found["dead_units"] = float(self.constant) if many else math.nan
+        return found | {"nonfinite_units": bad, "units": float(self.units), "rows": float(len(self.rows))}
 
 
 class Capture:
@@ -120,14 +132,15 @@ class Capture:
         units, shape = by_unit.shape[-1], by_unit.shape[:-1]
         count = math.prod(shape)
         rest = [i for i in range(tensor.ndim) if i != dim % tensor.ndim]
-        constant = (tensor.amin(rest) == tensor.amax(rest)).sum() if rest else torch.tensor(0)
+        low, high = (tensor.amin(rest), tensor.amax(rest)) if rest else (tensor, tensor)
+        finite = torch.isfinite(low) & torch.isfinite(high)
         if count > self.max_rows:
             chosen = self._rows(count).to(tensor.device)
             index = torch.unravel_index(chosen, shape)
             rows = by_unit[index]
         else:
             rows = by_unit.reshape(count, units).clone()
-        return Seen(rows, units, constant, training)
+        return Seen(rows, units, (low == high).sum(), (~finite).sum(), training)
 
     def _rows(self, count: int) -> Tensor:
         """Return which of ``count`` rows are copied: the same at every measurement."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import warnings
 from collections.abc import Sequence
@@ -101,13 +100,9 @@ class Watch(Record):
     @property
     def history(self) -> xr.Dataset:
         """The measurements so far over (step, layer)."""
-        attrs = {"title": f"watch of {type(self.net).__name__}", "every": self.every, "notes": "\n".join(self.notes)}
+        notes = self._notes + [f"collapsed since step {step}: {name}" for name, step in self.collapsed.items()]
+        attrs = {"title": f"watch of {type(self.net).__name__}", "every": self.every, "notes": "\n".join(notes)}
         return dataset(self._measured, self.layers, self.what, attrs)
-
-    @property
-    def notes(self) -> list[str]:
-        """Remarks on the measurements and on collapsed layers."""
-        return self._notes + [f"collapsed since step {step}: {name}" for name, step in self.collapsed.items()]
 
     @property
     def collapsed(self) -> dict[str, int]:
@@ -128,14 +123,15 @@ class Watch(Record):
         Raises
         ------
         CollapseError
-            If representations have collapsed, and the watch's `Collapse` has ``stop``. The watch is closed then.
+            If representations have collapsed or are not finite, and the watch's `Collapse` has ``stop``. The watch is
+            closed then.
         ValueError
             If ``number`` is not larger than at the last call.
         """
         measured, reason = self.advance(number)
         if reason:
             self.close()
-            raise CollapseError(reason, self.collapsed)
+            raise CollapseError(reason, None if self._detector is None else self._detector.found)
         return measured
 
     def advance(self, number: int | None = None) -> tuple[bool, str]:
@@ -169,15 +165,10 @@ class Watch(Record):
 
     def _judge(self, found: Measured) -> str:
         """Return why the training should stop, or an empty text; warn of a collapse that does not stop it."""
-        if self._detector is None or not (collapsed := self._detector.update(found.step, found.rows)):
+        if self._detector is None or not (new := self._detector.update(found.step, found.rows)):
             return ""
-        rule = self._detector.rule
-        since = ", ".join(f"{name} (since step {step})" for name, step in collapsed.items())
-        text = (
-            f"collapsed at step {found.step}: the activations at {since} vary in fewer than {rule.below:g} dimensions "
-            f"at 95 percent of variance in {rule.times} consecutive measurements"
-        )
-        if rule.stop:
+        text = self._detector.reason(found.step, new)
+        if self._detector.rule.stop:
             return text
         warnings.warn(f"bnrank.watch: {text}", RuntimeWarning, stacklevel=4)
         return ""
@@ -266,10 +257,7 @@ class Watch(Record):
             finally:
                 self._capture.disarm()
         for name, seen in self._capture.seen.items():
-            found = quantities.of_rows(seen.rows)
-            rows[name] |= found | {"units": float(seen.units), "rows": float(len(seen.rows))}
-            # of a single row, every unit has one value
-            rows[name]["dead_units"] = float(seen.constant) if len(seen.rows) > 1 else math.nan
+            rows[name] |= seen.measured()
         self._capture.disarm()
         for failure in self._capture.failures:
             self._remark(f"activations not measured, {failure}")
@@ -319,7 +307,8 @@ def watch(
         Where measurements are written at once: `CSVWriter`, `TensorBoardWriter`, `WandbWriter`, `MLflowWriter` of
         :mod:`bnrank.training`, or a path, for a CSV file.
     collapse : Collapse, optional
-        When representations count as collapsed, and whether this stops the training. Default: it is not checked.
+        When representations count as collapsed, and whether this, or values that are NaN or infinite, stops the
+        training. Default: neither is checked.
     max_rows : int
         Largest number of rows (samples, and places of images or times of sequences) for the dimensions.
 
@@ -338,7 +327,9 @@ def watch(
     Units of a convolution's input are channels, and rows are samples and places; units of other layers are the last
     dimension. Layers without a matrix (normalization) and biases are in ``.skipped``. In a validation pass between two
     training steps the hooks may be present; a pass in training mode replaces what it left. Parts of a network in
-    ``torch.compile`` do not call hooks: pass ``x``, which runs the network uncompiled.
+    ``torch.compile`` do not call hooks: pass ``x``, which runs the network uncompiled. Of a weight or an activation
+    that is NaN or infinite somewhere, ranks and dimensions are NaN; ``.notes``, the printed watch and its page say
+    since which step.
 
     Examples
     --------
