@@ -13,6 +13,7 @@ from bnrank._core.axes import OKABE_ITO, axes_for, dress
 from bnrank._core.content import Part, Table
 from bnrank._core.results import Printed
 from bnrank._core.sampling import evenly_spaced
+from bnrank.measures.tensors import NOT_FINITE
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -37,7 +38,7 @@ class Comparison(Printed):
     @property
     def headline(self) -> str:
         """The comparison in a sentence or two."""
-        return " ".join(filter(None, [self._weights(), self._outputs()]))
+        return " ".join(filter(None, [self._lost(), self._weights(), self._outputs()]))
 
     @property
     def notes(self) -> list[str]:
@@ -179,6 +180,15 @@ class Comparison(Printed):
                 if len(chosen) < len(rows):
                     lines.append(f"{len(chosen)} of {len(rows)} {what} shown; .data has all")
         return [*lines, *self.notes]
+
+    def _lost(self) -> str:
+        """Return how many tensors are NaN or infinite somewhere, and nothing where none is."""
+        rows = [row for row in remarks.rows(self.data, "skipped") if NOT_FINITE in row["reason"]]
+        if not rows:
+            return ""
+        total = len(rows) + self.data.sizes["layer"] + self.data.sizes["tensor"]
+        names = ", ".join(row["name"] for row in rows[:2]) + (f" and {len(rows) - 2} others" if len(rows) > 2 else "")
+        return f"{len(rows)} of {_counted(total, 'tensor', 'tensors')} could not be compared, NaN or infinite: {names}."
 
     def _weights(self) -> str:
         data = self.data
