@@ -349,6 +349,25 @@ def test_an_error_in_a_measurement_does_not_end_the_training(monkeypatch):
     assert "measuring stopped" in str(found)
 
 
+def test_a_fixed_batch_on_which_the_network_fails_is_warned_of_once_and_weights_are_measured():
+    net, x = plain()
+    found = bnrank.watch(net, every=1, x=torch.randn(40, 7))
+    said = r"x: got shape \(40, 7\) \(float32\), on which the network fails: RuntimeError: .*40x7 and 6x12"
+    with pytest.warns(RuntimeWarning, match=said) as warned:
+        measured = [found.step() for _ in range(3)]
+    assert measured == [True] * 3
+    assert [warning.filename for warning in warned] == [__file__]
+    assert len(found.notes) == 1
+    assert np.isnan(found.history["units"].values).all()
+    assert np.isfinite(found.history["stable_rank"].values[:, :3]).all()
+    found.x = x
+    assert found.step()
+    assert np.isfinite(found.history["dimension_95"].values[-1]).all()
+    alone = bnrank.watch(net, every=1, x={"given": x}, what=["activations"])
+    with pytest.warns(RuntimeWarning, match=r"x: got given: shape \(40, 6\) \(float32\), on which .* TypeError"):
+        assert not alone.step()
+
+
 def test_numbers_of_a_loop_that_counts_itself():
     net, x = plain()
     found = bnrank.watch(net, every=10)

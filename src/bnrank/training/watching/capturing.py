@@ -174,6 +174,14 @@ def call(net: nn.Module, x: Any) -> Any:
     return net(*x) if isinstance(x, tuple | list) else net(x)
 
 
+def shapes(x: Any) -> str:
+    """Return the shapes of a batch in words."""
+    if isinstance(x, Tensor):
+        return f"shape {tuple(x.shape)} ({str(x.dtype).removeprefix('torch.')})"
+    named = x.items() if isinstance(x, Mapping) else enumerate(x)
+    return ", ".join(f"{name}: {shapes(v) if isinstance(v, Tensor) else type(v).__name__}" for name, v in named)
+
+
 def _plain_precision(tensor: Tensor) -> Any:
     return torch.autocast(tensor.device.type, enabled=False)
 

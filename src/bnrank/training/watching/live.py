@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from bnrank._core import validation
 from bnrank.networks.functional import unwrap
 from bnrank.training.watching import callbacks, quantities
-from bnrank.training.watching.capturing import Capture, call, probing
+from bnrank.training.watching.capturing import Capture, call, probing, shapes
 from bnrank.training.watching.collapse import Collapse, CollapseError, Detector
 from bnrank.training.watching.parts import OUTPUT, parts_of
 from bnrank.training.watching.records import Measured, Record, dataset
@@ -222,6 +222,17 @@ class Watch(Record):
         else:
             self._capture.disarm()
 
+    def _fails(self, error: Exception) -> None:
+        """Warn, once per reason, that the network fails on ``x``; raise where nothing else is measured."""
+        self._capture.seen = {}
+        text = f"x: got {shapes(self.x)}, on which the network fails: {type(error).__name__}: {error}"
+        if set(self.what) == {"activations"}:
+            raise ValueError(text) from error
+        text = f"activations not measured, {text}"
+        if text not in self._notes:
+            self._remark(text)
+            warnings.warn(f"bnrank.watch: {text}; training continues", RuntimeWarning, stacklevel=7)
+
     def _remark(self, text: str) -> None:
         if text not in self._notes:
             self._notes.append(text)
@@ -254,6 +265,8 @@ class Watch(Record):
             try:
                 with probing(self.net):
                     call(self.net, self.x)
+            except Exception as error:
+                self._fails(error)
             finally:
                 self._capture.disarm()
         for name, seen in self._capture.seen.items():
@@ -261,7 +274,7 @@ class Watch(Record):
         self._capture.disarm()
         for failure in self._capture.failures:
             self._remark(f"activations not measured, {failure}")
-        if not self._capture.seen:
+        if not self._capture.seen and self.x is None:
             self._remark(
                 "no forward pass was seen: pass x, or call the network and not a compiled or traced copy of it"
             )
@@ -298,7 +311,8 @@ def watch(
         variance (:func:`bnrank.measures.usage.centered_dimension`), and the number of dead ones. "subnormals": the
         numbers of subnormal weights.
     x : Tensor, tuple or mapping, optional
-        A fixed batch on which activations are measured, in eval mode, after the step. Default: the batch of the
+        A fixed batch on which activations are measured, in eval mode, after the step. Where the network fails on it, a
+        RuntimeWarning says so once and weights alone are measured. Default: the batch of the
         training's own forward pass, seen by hooks that are present only before a measured step; the activations are
         then those before the step.
     monitor : object with a method ``drift``, optional
