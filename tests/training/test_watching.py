@@ -7,6 +7,7 @@ from torch import nn
 
 import bnrank
 from bnrank.measures.usage import centered_dimension
+from bnrank.reporting.charts.watched import watched_view
 from bnrank.training import Collapse, CollapseError
 from bnrank.training.watching import quantities
 from bnrank.training.watching.parts import parts_of
@@ -263,7 +264,38 @@ def test_units_of_one_sample_are_not_called_dead():
         net(torch.tensor([[1.0, 2, 3, 4, 5, 6], [1, 0, 0, 0, 0, 0]]))
         watch.step()
     assert np.isnan(watch.history["dead_units"].values[0]).all()
-    assert watch.history["dead_units"].values[1, 0] == 1
+    assert watch.history["dead_units"].values[1, 0] == 0
+    assert watch.history["constant_units"].values[1, 0] == 1  # 1 on both rows
+    assert np.isnan(watch.history["constant_units"].values[0]).all()
+
+
+def test_a_name_has_one_definition_in_a_watch_and_in_a_profile():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(20, 30), nn.ReLU(), nn.Linear(30, 25), nn.Tanh(), nn.Linear(25, 4)).double()
+    with torch.no_grad():
+        net[0].bias[:10] = -100.0  # 0 on all samples
+        net[2].bias[:5] = 100.0  # 1 on all samples
+    x = torch.randn(200, 20).double()
+    watch = bnrank.watch(net, every=1, x=x)
+    watch.step()
+    watch.step()
+    row, profile = watch.history.isel(step=-1), bnrank.profile(net, x)
+    for name in ("stable_rank", "subnormals"):
+        assert row[name].values[:3] == pytest.approx(profile[name].values, rel=1e-9), name
+    for name in ("units", "dimension_95", "dimension_99", "dead_units"):
+        assert row[name].values[1:].tolist() == profile[name].values.tolist(), name
+    assert row["dead_units"].values.tolist() == [0, 10, 0, 0]
+    assert row["constant_units"].values.tolist() == [0, 10, 5, 0]
+    assert [r.get("constant") for r in watch.summary()] == [None, None, 5, None]
+    assert "Constant inputs" in [chart.title for chart in watched_view(watch).groups[0].charts]
+    s = np.linalg.svd(net[0].weight.detach().numpy(), compute_uv=False)
+    shares = s / s.sum()
+    assert row["effective_rank"].values[0] == pytest.approx(s.sum() ** 2 / (s**2).sum())
+    assert profile["entropy_rank"].values[0] == pytest.approx(np.exp(-(shares * np.log(shares)).sum()))
+    assert "effective_rank" not in profile
+    assert "entropy rank of W" in bnrank.layer_table(profile)._repr_html_()
+    assert "effective rank" not in bnrank.layer_table(profile)._repr_html_()
+    assert {"entropy", "upd. entropy"} < bnrank.compare(net, net).layers()[0].keys()
 
 
 def test_units_of_the_output_of_a_line_are_channels():

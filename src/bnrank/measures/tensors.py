@@ -37,7 +37,7 @@ LONG_NAMES = {
     "weight_relative_rank": "number of singular values of W_l above weight_rtol times the largest",
     "full_rank": "number of singular values of W_l",
     "stable_rank": "||W_l||_F^2 / ||W_l||_op^2",
-    "entropy_rank": "effective rank exp(-sum_i p_i log p_i), p_i = s_i / sum_j s_j (Roy and Vetterli, 2007)",
+    "entropy_rank": "entropy rank exp(-sum_i p_i log p_i), p_i = s_i / sum_j s_j (Roy and Vetterli, 2007)",
     "subnormals": "number of subnormal entries of W_l",
 }
 

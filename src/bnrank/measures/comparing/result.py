@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import xarray as xr
 
 SHOWN = 20  # rows of a table in text
-WIDE = ("shape", "eff.", "upd. eff.")  # columns left out in text
+WIDE = ("shape", "entropy", "upd. entropy")  # columns left out in text
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -70,13 +70,13 @@ class Comparison(Printed):
             for name, heading in (
                 ("weight_relative_rank", "rank"),
                 ("stable_rank", "stable"),
-                ("entropy_rank", "eff."),
+                ("entropy_rank", "entropy"),
             ):
                 row[heading] = _from_to(both[name][0, i], both[name][1, i])
             changed = one["update_norm"] > 0
             row["update rank"] = None if math.isnan(one["update_rank"]) else int(one["update_rank"])
             row["upd. stable"] = _known(one["update_stable_rank"]) if changed else None
-            row["upd. eff."] = _known(one["update_entropy_rank"]) if changed else None
+            row["upd. entropy"] = _known(one["update_entropy_rank"]) if changed else None
             beyond = changed and both["full_rank"][0, i] > self.top  # else all of it is
             row[f"in top {self.top}"] = f"{100 * one['update_share']:.3g} %" if beyond else None
             row["overlap l, r"] = self._overlap(i)

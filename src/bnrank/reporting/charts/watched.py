@@ -19,9 +19,10 @@ TITLES = {
     "effective_rank": "Effective rank of the weights",
     "tail": "Share of ‖W‖² outside the largest tenth of singular values",
     "dead_units": "Dead inputs",
+    "constant_units": "Constant inputs",
     "subnormals": "Subnormal weights",
 }
-COUNTS = ("dead_units", "subnormals")
+COUNTS = ("dead_units", "constant_units", "subnormals")
 
 
 def watched_view(record: Record) -> View:
@@ -30,6 +31,8 @@ def watched_view(record: Record) -> View:
     steps = history["step"].values.tolist()
     for name, title in TITLES.items():
         values = history[name].values if name in history else np.zeros((0, 0))
+        if name == "constant_units" and name in history and np.nansum(values) == np.nansum(history["dead_units"]):
+            continue  # the dead ones alone
         known = np.flatnonzero(np.isfinite(values).any(0))
         if (np.isfinite(values).any(1)).sum() < 2 or (name in COUNTS and not np.nansum(values)):
             continue

@@ -23,6 +23,8 @@ class Seen:
         (n, units), a copy of some rows: samples, and places of images or times.
     units : int
         Number of units: features or channels.
+    dead : Tensor
+        Number of units that are 0 on all rows, not only on those copied.
     constant : Tensor
         Number of units with the same value on all rows, not only on those copied.
     nonfinite : Tensor
@@ -33,6 +35,7 @@ class Seen:
 
     rows: Tensor
     units: int
+    dead: Tensor
     constant: Tensor
     nonfinite: Tensor
     training: bool
@@ -42,7 +45,8 @@ class Seen:
         bad, many = float(self.nonfinite), len(self.rows) > 1
         found = quantities.of_rows(self.rows[:0] if bad else self.rows)
         # of a single row, every unit has one value
-        found["dead_units"] = float(self.constant) if many else math.nan
+        found["dead_units"] = float(self.dead) if many else math.nan
+        found["constant_units"] = float(self.constant) if many else math.nan
         return found | {"nonfinite_units": bad, "units": float(self.units), "rows": float(len(self.rows))}
 
 
@@ -140,7 +144,8 @@ class Capture:
             rows = by_unit[index]
         else:
             rows = by_unit.reshape(count, units).clone()
-        return Seen(rows, units, (low == high).sum(), (~finite).sum(), training)
+        dead = ((low == 0) & (high == 0)).sum()
+        return Seen(rows, units, dead, (low == high).sum(), (~finite).sum(), training)
 
     def _rows(self, count: int) -> Tensor:
         """Return which of ``count`` rows are copied: the same at every measurement."""

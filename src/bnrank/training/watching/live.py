@@ -308,8 +308,8 @@ def watch(
         share of ||W||_F^2 outside the largest tenth of singular values ("tail"), norms, and the 10 largest singular
         values of every parameter with at least two dimensions, as a matrix (out, in x kernel). "activations": the
         dimensions of the centered inputs of every layer, and of the network's output, at 95 and 99 percent of their
-        variance (:func:`bnrank.measures.usage.centered_dimension`), and the number of dead ones. "subnormals": the
-        numbers of subnormal weights.
+        variance (:func:`bnrank.measures.usage.centered_dimension`), and the numbers of dead ones, which are 0 on all
+        rows, and of constant ones. "subnormals": the numbers of subnormal weights.
     x : Tensor, tuple or mapping, optional
         A fixed batch on which activations are measured, in eval mode, after the step. Where the network fails on it, a
         RuntimeWarning says so once and weights alone are measured. Default: the batch of the

@@ -15,7 +15,7 @@ ITERATIONS = 30  # of the power method, for larger ones
 
 WEIGHTS = {
     "stable_rank": "||W||_F^2 / ||W||_op^2",
-    "effective_rank": "(sum of singular values)^2 / sum of their squares, of W",
+    "effective_rank": "effective rank (sum of singular values)^2 / sum of their squares, of W",
     "weight_dimension_95": "number of singular values of W with 95 percent of ||W||_F^2",
     "weight_dimension_99": "number of singular values of W with 99 percent of ||W||_F^2",
     "tail": "share of ||W||_F^2 outside the largest tenth of singular values",
@@ -26,7 +26,8 @@ WEIGHTS = {
 ACTIVATIONS = {
     "dimension_95": "dimension of the centered inputs of the layer at 95 percent of their variance",
     "dimension_99": "dimension of the centered inputs of the layer at 99 percent of their variance",
-    "dead_units": "number of inputs of the layer with the same value on all rows, 0 after a ReLU",
+    "dead_units": "number of inputs of the layer that are 0 on all rows",
+    "constant_units": "number of inputs of the layer with the same value on all rows, dead ones among them",
     "nonfinite_units": "number of inputs of the layer that are NaN or infinite on some row",
     "units": "number of inputs of the layer",
     "rows": "number of rows (samples, and places or times) of the dimension",
@@ -36,7 +37,7 @@ CHANGES = {
     "change": "||W - W_0||_F / ||W_0||_F, W_0 of the first checkpoint",
     "change_since": "||W - W'||_F / ||W'||_F, W' of the checkpoint before",
     "update_stable_rank": "stable rank of W - W_0",
-    "update_effective_rank": "(sum of singular values)^2 / sum of their squares, of W - W_0",
+    "update_effective_rank": "effective rank (sum of singular values)^2 / sum of their squares, of W - W_0",
     "update_share": "share of ||W - W_0||_F^2 in the largest singular values, as many as `top`",
 }
 SIMILARITY = {

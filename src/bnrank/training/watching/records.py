@@ -211,6 +211,9 @@ def _summary(one: xr.Dataset) -> dict[str, object]:
         row["inputs"] = _whole(last["units"])
         row["dimension (95 %)"] = _range(one, "dimension_95", "nonfinite_units", ".0f")
         row["dead"] = _whole(last["dead_units"])
+        constant = last.get("constant_units", math.nan)
+        if constant > last["dead_units"]:
+            row["constant"] = int(constant)
     if "stable_rank" in last:
         row["stable rank of W"] = _range(one, "stable_rank", "nonfinite", ".3g")
         lost = divergence.ends(one, "nonfinite")[1]
