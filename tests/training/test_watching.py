@@ -473,6 +473,45 @@ def test_the_drift_of_conserved_quantities_comes_from_a_monitor():
     assert "conserved quantities: largest relative drift" in str(found)
 
 
+@pytest.mark.parametrize("fixed", [False, True])
+def test_weights_without_activations_are_named_with_the_reason(fixed):
+    class Mixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words = nn.Embedding(9, 4)
+            self.cells = nn.LSTM(4, 5, bidirectional=True, batch_first=True)
+            self.attention = nn.MultiheadAttention(10, 2, kdim=4, vdim=4, batch_first=True)
+            self.own = nn.Parameter(torch.randn(10, 10))
+            self.unused = nn.Linear(2, 3)
+            self.cell = nn.GRUCell(10, 3)
+
+        def forward(self, x):
+            words = self.words(x)
+            hidden = self.cells(words)[0] @ self.own
+            return self.cell(self.attention(hidden, words, words, need_weights=False)[0][:, -1])
+
+    net, x = Mixed(), torch.randint(9, (60, 7))
+    found = bnrank.watch(net, every=1, x=x if fixed else None)
+    net(x)
+    found.step()
+    said = "\n".join(found.notes)
+    for names, reason in (
+        ("words", "the input is an index"),
+        ("cells.weight_hh_l0, cells.weight_hh_l0_reverse, cell.weight_hh", "the recurrent layer computes"),
+        ("attention.out_proj", "attention computes the input inside"),
+        ("own, attention.k_proj_weight, attention.v_proj_weight", "the weight does not act on the first input"),
+        ("unused", "no input of floating-point numbers was seen: the layer may not have been called"),
+    ):
+        assert f"activations not measured at {names}: {reason}" in said
+    row = found.history.isel(step=0)
+    unseen = {name for name in found.layers if np.isnan(row["units"].sel(layer=name))}
+    assert unseen == {name for line in found.notes for name in line.split(": ")[0].split(" at ")[1].split(", ")}
+    words = net.words(x).detach().reshape(-1, 4)  # 420 rows, of which none is left out
+    assert row["dimension_95"].sel(layer="cells.weight_ih_l0_reverse") == centered_dimension(words)[0]
+    assert row["units"].sel(layer="attention.q_proj_weight") == row["units"].sel(layer="cell.weight_ih") == 10
+    assert not any("activations not measured" in note for note in trained("plain", 2, lambda x: {})[1].notes)
+
+
 def test_parts_of_a_network_are_named_once_and_the_rest_has_reasons():
     net = nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 7, bias=False), nn.LayerNorm(7))
     net[1].weight = net[0].weight

@@ -72,7 +72,7 @@ class Capture:
         self.failures: list[str] = []
         self._parts: dict[nn.Module, list[Part]] = {}
         for part in parts:
-            if part.enters and not isinstance(part.module, torch.jit.ScriptModule):
+            if not part.unseen:
                 self._parts.setdefault(part.module, []).append(part)
         last: Any = parts[-1] if parts else None  # where it is a Conv1d, outputs are (N, channels, places)
         self._line_channels = last.module.out_channels if last is not None and last.spatial == 1 else -1

@@ -30,7 +30,7 @@ def remarks(history: xr.Dataset) -> list[str]:
             if when := _when(history[quantity].values[:, j], history["step"].values):
                 found.setdefault(when, {}).setdefault(kind, []).append(layer)
     return [
-        f"NaN or infinite {when}: {', '.join(f'{kind} {_names(layers)}' for kind, layers in kinds.items())}"
+        f"NaN or infinite {when}: {', '.join(f'{kind} {shortened(layers)}' for kind, layers in kinds.items())}"
         for (_, when), kinds in sorted(found.items(), key=lambda item: item[0][0])
     ]
 
@@ -55,6 +55,7 @@ def _when(counts: np.ndarray, steps: np.ndarray) -> tuple[bool, str] | None:
     return True, f"at {last}" if bad.sum() == 1 else f"in {bad.sum()} measurements, last at {last}"
 
 
-def _names(layers: list[str]) -> str:
+def shortened(layers: list[str]) -> str:
+    """Return the first names of layers, and how many others there are."""
     more = len(layers) - NAMED
     return ", ".join(layers[:NAMED]) + (f" and {more} other{'s' * (more > 1)}" if more > 0 else "")

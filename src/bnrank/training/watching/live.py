@@ -16,7 +16,7 @@ from bnrank.networks.functional import unwrap
 from bnrank.training.watching import callbacks, quantities
 from bnrank.training.watching.capturing import Capture, call, probing, shapes
 from bnrank.training.watching.collapse import Collapse, CollapseError, Detector
-from bnrank.training.watching.parts import OUTPUT, parts_of
+from bnrank.training.watching.parts import OUTPUT, parts_of, without_activations
 from bnrank.training.watching.records import Measured, Record, dataset
 from bnrank.training.watching.writers import CSVWriter, Writer
 
@@ -100,7 +100,9 @@ class Watch(Record):
     @property
     def history(self) -> xr.Dataset:
         """The measurements so far over (step, layer)."""
-        notes = self._notes + [f"collapsed since step {step}: {name}" for name, step in self.collapsed.items()]
+        seen = {name for m in self._measured for name, row in m.rows.items() if "units" in row}
+        notes = self._notes + without_activations(self.parts, seen)
+        notes += [f"collapsed since step {step}: {name}" for name, step in self.collapsed.items()]
         attrs = {"title": f"watch of {type(self.net).__name__}", "every": self.every, "notes": "\n".join(notes)}
         return dataset(self._measured, self.layers, self.what, attrs)
 
@@ -260,12 +262,14 @@ class Watch(Record):
         return Measured(self.steps, rows, values, drift)
 
     def _activations(self, rows: dict[str, dict[str, float]]) -> None:
+        failed = False
         if self.x is not None:
             self._capture.arm()
             try:
                 with probing(self.net):
                     call(self.net, self.x)
             except Exception as error:
+                failed = True
                 self._fails(error)
             finally:
                 self._capture.disarm()
@@ -274,7 +278,7 @@ class Watch(Record):
         self._capture.disarm()
         for failure in self._capture.failures:
             self._remark(f"activations not measured, {failure}")
-        if not self._capture.seen and self.x is None:
+        if not self._capture.seen and not failed:
             self._remark(
                 "no forward pass was seen: pass x, or call the network and not a compiled or traced copy of it"
             )
@@ -339,7 +343,8 @@ def watch(
     Notes
     -----
     Units of a convolution's input are channels, and rows are samples and places; units of other layers are the last
-    dimension. Layers without a matrix (normalization) and biases are in ``.skipped``. In a validation pass between two
+    dimension. Layers without a matrix (normalization) and biases are in ``.skipped``; ``.notes`` says of which weights
+    the activations cannot be seen, such as the recurrent ones of an LSTM, and why. In a validation pass between two
     training steps the hooks may be present; a pass in training mode replaces what it left. Parts of a network in
     ``torch.compile`` do not call hooks: pass ``x``, which runs the network uncompiled. Of a weight or an activation
     that is NaN or infinite somewhere, ranks and dimensions are NaN; ``.notes``, the printed watch and its page say
