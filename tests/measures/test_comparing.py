@@ -198,6 +198,13 @@ def test_nan_weights_are_listed_and_refused_with_samples():
     found = bnrank.compare(net, other)
     assert "not compared: in b, 1 of 24 entries are NaN or infinite (0.weight)" in str(found)
     assert found.data.layer_name.values.tolist() == ["2.weight"]
+    lost = "1 of 4 tensors could not be compared, NaN or infinite: 0.weight."
+    assert found.headline.startswith(lost)
+    same = copy.deepcopy(net)
+    with torch.no_grad():
+        same[0].weight[1, 2] = torch.nan
+    assert bnrank.compare(net, same).headline == f"{lost} All 3 tensors that were compared are equal."
+    assert "could not be compared" not in bnrank.compare(net, net).headline
     with pytest.raises(ValueError, match=r"^b: .*0\.weight"):
         bnrank.compare(net, other, normal(5, 4))
 

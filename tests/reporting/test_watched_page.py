@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 import bnrank
-from bnrank.reporting.charts.watched import watched_view
+from bnrank.reporting.charts.watched import watched_headline, watched_view
 
 
 def test_pages_of_a_watch_and_of_a_monitor(tmp_path):
@@ -30,6 +30,23 @@ def test_pages_of_a_watch_and_of_a_monitor(tmp_path):
     page = bnrank.report({"Training": watch, "Drift": monitor}, tmp_path / "both.html").read_text()
     assert "Drift of conserved quantities" in page
     assert bnrank.report(monitor, tmp_path / "monitor.html").exists()
+
+
+def test_the_headline_of_a_training_that_diverged_says_since_when(tmp_path):
+    net, x = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2)), torch.randn(30, 4)
+    with bnrank.watch(net, every=1, x=x) as watch:
+        watch.step()
+        with torch.no_grad():
+            net[0].weight[0, 0] = torch.nan
+        watch.step()
+        watch.step()
+    said = "NaN or infinite since step 2: weights of 0, activations at 2, output."
+    path = bnrank.save(watch, tmp_path / "watch.safetensors")
+    for found in (watch, bnrank.load(path)):
+        assert watched_headline(found).startswith(f"{said} Other layers use 4 to 4 dimensions")
+        assert bnrank.report(found, tmp_path / "watch.html").read_text().count(said) == 1
+    states = [nn.Linear(3, 2).state_dict(), {"weight": torch.full((2, 3), torch.inf)}]
+    assert watched_headline(bnrank.compare(states)).startswith("NaN or infinite since step 1: weights of weight.")
 
 
 def test_one_measurement_has_no_charts_and_many_layers_are_thinned(tmp_path):

@@ -7,6 +7,7 @@ from torch import nn
 
 import bnrank
 from bnrank.measures.usage import centered_dimension
+from bnrank.reporting.charts.watched import watched_view
 from bnrank.training import Collapse, CollapseError
 from bnrank.training.watching import quantities
 from bnrank.training.watching.parts import parts_of
@@ -180,6 +181,63 @@ def test_a_training_that_diverged_is_recorded_as_nan(entry):
     assert np.isnan(history["dimension_95"].sel(step=2, layer="2"))
     assert np.isfinite(history["stable_rank"].sel(step=2, layer="4"))
     assert "measuring stopped" not in "\n".join(found.notes)
+    said = "NaN or infinite since step 2: weights of 0, activations at 2, 4, output"
+    assert found.notes == [said]
+    lines = str(found).splitlines()
+    assert lines[1] == said
+    assert [line.split("to ")[1].split()[0] for line in lines[3:6]] == ["6", "NaN", "NaN"]
+    assert "to NaN" in lines[3]  # the stable rank of the weights
+    assert history["nonfinite"].values[1, :3].tolist() == [1, 0, 0]
+    with torch.no_grad():
+        entering = [net[:k](x).numpy() for k in (0, 2, 4, 5)]
+    counts = [int((~np.isfinite(values)).any(0).sum()) for values in entering]
+    assert history["nonfinite_units"].values[1].tolist() == counts
+    assert counts[:2] == [0, 1]
+
+
+def test_values_that_are_finite_again_and_rows_that_are_not_copied_are_remarked_on():
+    net, x = plain()
+    found = bnrank.watch(net, every=1, max_rows=5)
+    for number in range(1, 5):
+        with torch.no_grad():
+            given = x.clone()
+            given[number, 2:4] = torch.inf if number in (2, 3) else 0.0  # most rows are not copied
+            net(given)
+        found.step()
+    history = found.history
+    assert history["nonfinite_units"].sel(layer="0").values.tolist() == [0, 2, 2, 0]
+    assert np.isnan(history["dimension_95"].values[1:3]).all()
+    assert np.isfinite(history["dimension_95"].values[[0, 3]]).all()
+    said = "NaN or infinite in 2 measurements, last at step 3, finite later: activations at 0, 2, 4, output"
+    assert found.notes == [said]
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_network_that_is_not_finite_stops_and_is_not_called_collapsed(times):
+    net, x = plain()
+    found = bnrank.watch(net, every=1, x=x, collapse=Collapse(below=2, times=times))
+    found.step()
+    with torch.no_grad():
+        net[0].weight.fill_(torch.nan)
+    for _ in range(times - 1):
+        found.step()
+    names = r"0 \(since step 2\), 2 \(since step 2\), 4 \(since step 2\), output \(since step 2\)$"
+    with pytest.raises(CollapseError, match=f"^not finite at step {times + 1}: .* NaN or infinite .*{names}") as error:
+        found.step()
+    assert error.value.layers == dict.fromkeys(("0", "2", "4", "output"), 2)
+    assert not found.collapsed
+    assert "collapsed" not in str(error.value) + str(found)
+
+
+def test_a_batch_that_is_not_finite_does_not_stop_and_starts_the_count_anew():
+    net, x = plain()
+    found = bnrank.watch(net, every=1, x=x, collapse=Collapse(below=3.5, times=2, layers=["output"]))
+    for factor in (1.0, torch.nan, 1.0, torch.nan):  # 3 outputs: fewer than 3.5, every other time not finite
+        found.x = factor * x
+        found.step()
+    found = bnrank.watch(net, every=1, x=torch.nan * x, collapse=Collapse(times=1, layers=["2"], stop=False))
+    with pytest.warns(RuntimeWarning, match=r"not finite at step 1: .* at 2 \(since step 1\)$"):
+        found.step()
 
 
 def test_zeros_one_sample_and_networks_of_one_unit():
@@ -206,7 +264,38 @@ def test_units_of_one_sample_are_not_called_dead():
         net(torch.tensor([[1.0, 2, 3, 4, 5, 6], [1, 0, 0, 0, 0, 0]]))
         watch.step()
     assert np.isnan(watch.history["dead_units"].values[0]).all()
-    assert watch.history["dead_units"].values[1, 0] == 1
+    assert watch.history["dead_units"].values[1, 0] == 0
+    assert watch.history["constant_units"].values[1, 0] == 1  # 1 on both rows
+    assert np.isnan(watch.history["constant_units"].values[0]).all()
+
+
+def test_a_name_has_one_definition_in_a_watch_and_in_a_profile():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(20, 30), nn.ReLU(), nn.Linear(30, 25), nn.Tanh(), nn.Linear(25, 4)).double()
+    with torch.no_grad():
+        net[0].bias[:10] = -100.0  # 0 on all samples
+        net[2].bias[:5] = 100.0  # 1 on all samples
+    x = torch.randn(200, 20).double()
+    watch = bnrank.watch(net, every=1, x=x)
+    watch.step()
+    watch.step()
+    row, profile = watch.history.isel(step=-1), bnrank.profile(net, x)
+    for name in ("stable_rank", "subnormals"):
+        assert row[name].values[:3] == pytest.approx(profile[name].values, rel=1e-9), name
+    for name in ("units", "dimension_95", "dimension_99", "dead_units"):
+        assert row[name].values[1:].tolist() == profile[name].values.tolist(), name
+    assert row["dead_units"].values.tolist() == [0, 10, 0, 0]
+    assert row["constant_units"].values.tolist() == [0, 10, 5, 0]
+    assert [r.get("constant") for r in watch.summary()] == [None, None, 5, None]
+    assert "Constant inputs" in [chart.title for chart in watched_view(watch).groups[0].charts]
+    s = np.linalg.svd(net[0].weight.detach().numpy(), compute_uv=False)
+    shares = s / s.sum()
+    assert row["effective_rank"].values[0] == pytest.approx(s.sum() ** 2 / (s**2).sum())
+    assert profile["entropy_rank"].values[0] == pytest.approx(np.exp(-(shares * np.log(shares)).sum()))
+    assert "effective_rank" not in profile
+    assert "entropy rank of W" in bnrank.layer_table(profile)._repr_html_()
+    assert "effective rank" not in bnrank.layer_table(profile)._repr_html_()
+    assert {"entropy", "upd. entropy"} < bnrank.compare(net, net).layers()[0].keys()
 
 
 def test_units_of_the_output_of_a_line_are_channels():
@@ -292,6 +381,25 @@ def test_an_error_in_a_measurement_does_not_end_the_training(monkeypatch):
     assert "measuring stopped" in str(found)
 
 
+def test_a_fixed_batch_on_which_the_network_fails_is_warned_of_once_and_weights_are_measured():
+    net, x = plain()
+    found = bnrank.watch(net, every=1, x=torch.randn(40, 7))
+    said = r"x: got shape \(40, 7\) \(float32\), on which the network fails: RuntimeError: .*40x7 and 6x12"
+    with pytest.warns(RuntimeWarning, match=said) as warned:
+        measured = [found.step() for _ in range(3)]
+    assert measured == [True] * 3
+    assert [warning.filename for warning in warned] == [__file__]
+    assert len(found.notes) == 1
+    assert np.isnan(found.history["units"].values).all()
+    assert np.isfinite(found.history["stable_rank"].values[:, :3]).all()
+    found.x = x
+    assert found.step()
+    assert np.isfinite(found.history["dimension_95"].values[-1]).all()
+    alone = bnrank.watch(net, every=1, x={"given": x}, what=["activations"])
+    with pytest.warns(RuntimeWarning, match=r"x: got given: shape \(40, 6\) \(float32\), on which .* TypeError"):
+        assert not alone.step()
+
+
 def test_numbers_of_a_loop_that_counts_itself():
     net, x = plain()
     found = bnrank.watch(net, every=10)
@@ -363,6 +471,45 @@ def test_the_drift_of_conserved_quantities_comes_from_a_monitor():
     recorded = monitor.history.isel(member=0).sel(quantity=history.quantity.values)["relative"].values
     assert history.values[-1] == pytest.approx(recorded[-2])  # the watch came before the row of the last state
     assert "conserved quantities: largest relative drift" in str(found)
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+def test_weights_without_activations_are_named_with_the_reason(fixed):
+    class Mixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words = nn.Embedding(9, 4)
+            self.cells = nn.LSTM(4, 5, bidirectional=True, batch_first=True)
+            self.attention = nn.MultiheadAttention(10, 2, kdim=4, vdim=4, batch_first=True)
+            self.own = nn.Parameter(torch.randn(10, 10))
+            self.unused = nn.Linear(2, 3)
+            self.cell = nn.GRUCell(10, 3)
+
+        def forward(self, x):
+            words = self.words(x)
+            hidden = self.cells(words)[0] @ self.own
+            return self.cell(self.attention(hidden, words, words, need_weights=False)[0][:, -1])
+
+    net, x = Mixed(), torch.randint(9, (60, 7))
+    found = bnrank.watch(net, every=1, x=x if fixed else None)
+    net(x)
+    found.step()
+    said = "\n".join(found.notes)
+    for names, reason in (
+        ("words", "the input is an index"),
+        ("cells.weight_hh_l0, cells.weight_hh_l0_reverse, cell.weight_hh", "the recurrent layer computes"),
+        ("attention.out_proj", "attention computes the input inside"),
+        ("own, attention.k_proj_weight, attention.v_proj_weight", "the weight does not act on the first input"),
+        ("unused", "no input of floating-point numbers was seen: the layer may not have been called"),
+    ):
+        assert f"activations not measured at {names}: {reason}" in said
+    row = found.history.isel(step=0)
+    unseen = {name for name in found.layers if np.isnan(row["units"].sel(layer=name))}
+    assert unseen == {name for line in found.notes for name in line.split(": ")[0].split(" at ")[1].split(", ")}
+    words = net.words(x).detach().reshape(-1, 4)  # 420 rows, of which none is left out
+    assert row["dimension_95"].sel(layer="cells.weight_ih_l0_reverse") == centered_dimension(words)[0]
+    assert row["units"].sel(layer="attention.q_proj_weight") == row["units"].sel(layer="cell.weight_ih") == 10
+    assert not any("activations not measured" in note for note in trained("plain", 2, lambda x: {})[1].notes)
 
 
 def test_parts_of_a_network_are_named_once_and_the_rest_has_reasons():

@@ -108,7 +108,7 @@ def test_loggers_receive_every_number(kind):
     found = bnrank.watch(net, every=1, x=x, writers=kind(logger))
     found.step()
     assert ("stable_rank/2", found.history["stable_rank"].sel(layer="2").item(), 1) in logger.seen
-    assert len(logger.seen) == 3 * (7 + 5 + 1) + 5
+    assert len(logger.seen) == 3 * (8 + 7 + 1) + 7
 
 
 @pytest.mark.parametrize(("kind", "name"), [(WandbWriter, "wandb"), (MLflowWriter, "mlflow")])

@@ -103,7 +103,7 @@ def schatten(values: Values, depth: float, rtol: float = 1e-12) -> Tensor:
 
 
 def effective_rank(values: Values) -> Tensor:
-    """Return (sum_i s_i)^2 / sum_i s_i^2: r for r equal values, 1 for one; 0 where all are 0.
+    """Return the effective rank (sum_i s_i)^2 / sum_i s_i^2: r for r equal values, 1 for one; 0 where all are 0.
 
     Unlike a rank it needs no tolerance, which matters where the spectrum has no gap.
 
@@ -122,11 +122,12 @@ def effective_rank(values: Values) -> Tensor:
 
 
 def entropy_rank(values: Values) -> Tensor:
-    """Return the effective rank exp(-sum_i p_i log p_i), p_i = s_i / sum_j s_j; 0 where all values are 0.
+    """Return the entropy rank exp(-sum_i p_i log p_i), p_i = s_i / sum_j s_j; 0 where all values are 0.
 
     It is r for r equal values.
 
-    Source: Roy and Vetterli, "The effective rank", 2007. It is at least :func:`effective_rank`.
+    Source: Roy and Vetterli, "The effective rank: a measure of effective dimensionality", 2007. It is at least
+    :func:`effective_rank`, the name of which bnrank uses for (sum_i s_i)^2 / sum_i s_i^2 throughout.
 
     Raises
     ------

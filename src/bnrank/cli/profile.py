@@ -19,7 +19,7 @@ SHORT = {
     "rank of W": "rank",
     "relative rank of W": "rel.",
     "stable rank of W": "stable",
-    "effective rank of W": "eff.",
+    "entropy rank of W": "entr.",
     "dimension at 95 %": "95 %",
     "dimension at 99 %": "99 %",
     "dead units": "dead",

@@ -24,7 +24,7 @@ _LAYER_COLUMNS = {
     "weight_rank": "rank of W",
     "weight_relative_rank": "relative rank of W",
     "stable_rank": "stable rank of W",
-    "entropy_rank": "effective rank of W",
+    "entropy_rank": "entropy rank of W",
     "weight_singular_values": "s₁ of W",
     "activation_singular_values": "s₁ of activations",
     "units": "units",

@@ -119,10 +119,11 @@ def profile(
         Over (layer, index): ``weight_singular_values``, ``activation_singular_values``,
         ``preactivation_singular_values`` (the last two over sqrt(N)). Over layer: ``nonlinearity``, ``weight_rank``,
         ``parameter_norm`` (squared), and of the weights ``weight_relative_rank``, ``stable_rank`` ||W||_F^2 /
-        ||W||_op^2, ``entropy_rank`` (the effective rank of Roy and Vetterli, 2007: exp of the entropy of s_i / sum_j
-        s_j), ``full_rank`` (number of singular values) and ``subnormals``; of the activations ``units``,
-        ``dimension_95`` and ``dimension_99`` (:func:`bnrank.measures.usage.centered_dimension`; channels are units and
-        up to 64 positions of an image or sequence are samples) and ``dead_units``. Over (sample, index):
+        ||W||_op^2, ``entropy_rank`` (exp of the entropy of s_i / sum_j s_j, called effective rank by Roy and Vetterli,
+        2007; not :func:`bnrank.spectra.effective_rank`), ``full_rank`` (number of singular values) and ``subnormals``;
+        of the activations ``units``, ``dimension_95`` and ``dimension_99``
+        (:func:`bnrank.measures.usage.centered_dimension`; channels are units and up to 64 positions of an image or
+        sequence are samples) and ``dead_units`` (0 on all samples). Over (sample, index):
         ``jacobian_singular_values``. Over sample: ``log_pseudo_determinant`` (of singular values above 1e-6 times the
         largest), ``ntk_trace``. Coordinates: ``layer``
         (1..L), ``layer_name``, ``layer_kind``, ``index`` (from 1), ``sample`` (row of x). NaN is padding, or marks

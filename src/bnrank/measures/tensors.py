@@ -32,11 +32,12 @@ GRAM_FLOOR = 1e-7
 BLOCK = 2**22  # entries that are looked at together
 ROWS = 4096  # rows of a tall matrix that are decomposed at a time, at least
 
+NOT_FINITE = "entries are NaN or infinite"
 LONG_NAMES = {
     "weight_relative_rank": "number of singular values of W_l above weight_rtol times the largest",
     "full_rank": "number of singular values of W_l",
     "stable_rank": "||W_l||_F^2 / ||W_l||_op^2",
-    "entropy_rank": "effective rank exp(-sum_i p_i log p_i), p_i = s_i / sum_j s_j (Roy and Vetterli, 2007)",
+    "entropy_rank": "entropy rank exp(-sum_i p_i log p_i), p_i = s_i / sum_j s_j (Roy and Vetterli, 2007)",
     "subnormals": "number of subnormal entries of W_l",
 }
 
@@ -221,7 +222,7 @@ def unfit(tensor: Tensor) -> str:
     if not tensor.is_complex() and all(map(math.isfinite, torch.stack(torch.aminmax(tensor)).tolist())):
         return ""  # without a copy
     bad = int((~torch.isfinite(tensor)).sum())
-    return f"{bad} of {tensor.numel()} entries are NaN or infinite" if bad else ""
+    return f"{bad} of {tensor.numel()} {NOT_FINITE}" if bad else ""
 
 
 def _by_gram(found: Entry) -> Any:

@@ -13,13 +13,14 @@ from bnrank._core.axes import OKABE_ITO, axes_for, dress
 from bnrank._core.content import Part, Table
 from bnrank._core.results import Printed
 from bnrank._core.sampling import evenly_spaced
+from bnrank.measures.tensors import NOT_FINITE
 
 if TYPE_CHECKING:
     import pandas as pd
     import xarray as xr
 
 SHOWN = 20  # rows of a table in text
-WIDE = ("shape", "eff.", "upd. eff.")  # columns left out in text
+WIDE = ("shape", "entropy", "upd. entropy")  # columns left out in text
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -37,7 +38,7 @@ class Comparison(Printed):
     @property
     def headline(self) -> str:
         """The comparison in a sentence or two."""
-        return " ".join(filter(None, [self._weights(), self._outputs()]))
+        return " ".join(filter(None, [self._lost(), self._weights(), self._outputs()]))
 
     @property
     def notes(self) -> list[str]:
@@ -69,13 +70,13 @@ class Comparison(Printed):
             for name, heading in (
                 ("weight_relative_rank", "rank"),
                 ("stable_rank", "stable"),
-                ("entropy_rank", "eff."),
+                ("entropy_rank", "entropy"),
             ):
                 row[heading] = _from_to(both[name][0, i], both[name][1, i])
             changed = one["update_norm"] > 0
             row["update rank"] = None if math.isnan(one["update_rank"]) else int(one["update_rank"])
             row["upd. stable"] = _known(one["update_stable_rank"]) if changed else None
-            row["upd. eff."] = _known(one["update_entropy_rank"]) if changed else None
+            row["upd. entropy"] = _known(one["update_entropy_rank"]) if changed else None
             beyond = changed and both["full_rank"][0, i] > self.top  # else all of it is
             row[f"in top {self.top}"] = f"{100 * one['update_share']:.3g} %" if beyond else None
             row["overlap l, r"] = self._overlap(i)
@@ -179,6 +180,15 @@ class Comparison(Printed):
                 if len(chosen) < len(rows):
                     lines.append(f"{len(chosen)} of {len(rows)} {what} shown; .data has all")
         return [*lines, *self.notes]
+
+    def _lost(self) -> str:
+        """Return how many tensors are NaN or infinite somewhere, and nothing where none is."""
+        rows = [row for row in remarks.rows(self.data, "skipped") if NOT_FINITE in row["reason"]]
+        if not rows:
+            return ""
+        total = len(rows) + self.data.sizes["layer"] + self.data.sizes["tensor"]
+        names = ", ".join(row["name"] for row in rows[:2]) + (f" and {len(rows) - 2} others" if len(rows) > 2 else "")
+        return f"{len(rows)} of {_counted(total, 'tensor', 'tensors')} could not be compared, NaN or infinite: {names}."
 
     def _weights(self) -> str:
         data = self.data

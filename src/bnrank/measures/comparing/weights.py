@@ -31,7 +31,7 @@ LONG_NAMES = {
     "update_rank": "number of singular values of W_b - W_a above the rounding of stored entries",
     "update_relative_rank": "number of singular values of W_b - W_a above weight_rtol times the largest",
     "update_stable_rank": "stable rank of W_b - W_a, ||.||_F^2 / ||.||_op^2",
-    "update_entropy_rank": "effective rank of W_b - W_a, exp of the entropy of s_i / sum_j s_j",
+    "update_entropy_rank": "entropy rank of W_b - W_a, exp of the entropy of s_i / sum_j s_j",
     "update_share": "share of ||W_b - W_a||_F^2 in the largest singular values, as many as `top`",
     "left_angles": "principal angles in radians of the leading left singular subspaces of W_a and W_b",
     "right_angles": "principal angles in radians of the leading right singular subspaces of W_a and W_b",

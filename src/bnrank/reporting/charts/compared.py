@@ -10,7 +10,7 @@ from bnrank.reporting.charts.parts import Change, Chart, Control, Group, View
 
 MAX_NAMES = 30
 """Largest number of layers named on an axis."""
-RANKS = {"stable rank": "stable_rank", "effective rank": "entropy_rank", "relative rank": "relative_rank"}
+RANKS = {"stable rank": "stable_rank", "entropy rank": "entropy_rank", "relative rank": "relative_rank"}
 SIMILARITIES = {"linear CKA": "cka", "debiased CKA": "cka_debiased", "mean CCA": "cca"}
 
 

@@ -7,6 +7,7 @@ import numpy as np
 from bnrank._core.sampling import evenly_spaced
 from bnrank.reporting.charts import parts
 from bnrank.reporting.charts.parts import Chart, Group, View
+from bnrank.training.watching import divergence
 from bnrank.training.watching.records import SHOWN, Record
 
 TITLES = {
@@ -18,9 +19,10 @@ TITLES = {
     "effective_rank": "Effective rank of the weights",
     "tail": "Share of ‖W‖² outside the largest tenth of singular values",
     "dead_units": "Dead inputs",
+    "constant_units": "Constant inputs",
     "subnormals": "Subnormal weights",
 }
-COUNTS = ("dead_units", "subnormals")
+COUNTS = ("dead_units", "constant_units", "subnormals")
 
 
 def watched_view(record: Record) -> View:
@@ -29,6 +31,8 @@ def watched_view(record: Record) -> View:
     steps = history["step"].values.tolist()
     for name, title in TITLES.items():
         values = history[name].values if name in history else np.zeros((0, 0))
+        if name == "constant_units" and name in history and np.nansum(values) == np.nansum(history["dead_units"]):
+            continue  # the dead ones alone
         known = np.flatnonzero(np.isfinite(values).any(0))
         if (np.isfinite(values).any(1)).sum() < 2 or (name in COUNTS and not np.nansum(values)):
             continue
@@ -55,10 +59,12 @@ def watched_headline(record: Record) -> str:
     if not len(steps):
         return "Nothing was measured yet."
     last, when = history.isel(step=-1), f"step {steps[-1]:,}"
-    said = []
+    said = [f"{remark}." for remark in divergence.remarks(history)]
     if "dimension_95" in history and np.isfinite(last["dimension_95"].values).any():
         low, high = int(np.nanmin(last["dimension_95"].values)), int(np.nanmax(last["dimension_95"].values))
-        said.append(f"Layers use {low} to {high} dimensions at 95 percent of variance at {when}.")
+        apart = "nonfinite_units" in last and bool((last["nonfinite_units"] > 0).any())
+        which = "Other layers" if apart else "Layers"
+        said.append(f"{which} use {low} to {high} dimensions at 95 percent of variance at {when}.")
     elif "stable_rank" in history and np.isfinite(last["stable_rank"].values).any():
         first = f"{_range(history['stable_rank'].values[0])} at step {steps[0]:,}, " if len(steps) > 1 else ""
         said.append(f"Stable ranks of the weights: {first}{_range(last['stable_rank'].values)} at {when}.")

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bnrank.training.watching import quantities
 from bnrank.training.watching.parts import OUTPUT, Part
 
 
@@ -22,16 +23,31 @@ class Seen:
         (n, units), a copy of some rows: samples, and places of images or times.
     units : int
         Number of units: features or channels.
+    dead : Tensor
+        Number of units that are 0 on all rows, not only on those copied.
     constant : Tensor
         Number of units with the same value on all rows, not only on those copied.
+    nonfinite : Tensor
+        Number of units that are NaN or infinite on some row, not only on those copied.
     training : bool
         Whether the layer was in training mode.
     """
 
     rows: Tensor
     units: int
+    dead: Tensor
     constant: Tensor
+    nonfinite: Tensor
     training: bool
+
+    def measured(self) -> dict[str, float]:
+        """Return the quantities of the activations; dimensions are NaN where a unit is NaN or infinite on some row."""
+        bad, many = float(self.nonfinite), len(self.rows) > 1
+        found = quantities.of_rows(self.rows[:0] if bad else self.rows)
+        # of a single row, every unit has one value
+        found["dead_units"] = float(self.dead) if many else math.nan
+        found["constant_units"] = float(self.constant) if many else math.nan
+        return found | {"nonfinite_units": bad, "units": float(self.units), "rows": float(len(self.rows))}
 
 
 class Capture:
@@ -56,7 +72,7 @@ class Capture:
         self.failures: list[str] = []
         self._parts: dict[nn.Module, list[Part]] = {}
         for part in parts:
-            if part.enters and not isinstance(part.module, torch.jit.ScriptModule):
+            if not part.unseen:
                 self._parts.setdefault(part.module, []).append(part)
         last: Any = parts[-1] if parts else None  # where it is a Conv1d, outputs are (N, channels, places)
         self._line_channels = last.module.out_channels if last is not None and last.spatial == 1 else -1
@@ -120,14 +136,16 @@ class Capture:
         units, shape = by_unit.shape[-1], by_unit.shape[:-1]
         count = math.prod(shape)
         rest = [i for i in range(tensor.ndim) if i != dim % tensor.ndim]
-        constant = (tensor.amin(rest) == tensor.amax(rest)).sum() if rest else torch.tensor(0)
+        low, high = (tensor.amin(rest), tensor.amax(rest)) if rest else (tensor, tensor)
+        finite = torch.isfinite(low) & torch.isfinite(high)
         if count > self.max_rows:
             chosen = self._rows(count).to(tensor.device)
             index = torch.unravel_index(chosen, shape)
             rows = by_unit[index]
         else:
             rows = by_unit.reshape(count, units).clone()
-        return Seen(rows, units, constant, training)
+        dead = ((low == 0) & (high == 0)).sum()
+        return Seen(rows, units, dead, (low == high).sum(), (~finite).sum(), training)
 
     def _rows(self, count: int) -> Tensor:
         """Return which of ``count`` rows are copied: the same at every measurement."""
@@ -159,6 +177,14 @@ def call(net: nn.Module, x: Any) -> Any:
     if isinstance(x, Mapping):
         return net(**x)
     return net(*x) if isinstance(x, tuple | list) else net(x)
+
+
+def shapes(x: Any) -> str:
+    """Return the shapes of a batch in words."""
+    if isinstance(x, Tensor):
+        return f"shape {tuple(x.shape)} ({str(x.dtype).removeprefix('torch.')})"
+    named = x.items() if isinstance(x, Mapping) else enumerate(x)
+    return ", ".join(f"{name}: {shapes(v) if isinstance(v, Tensor) else type(v).__name__}" for name, v in named)
 
 
 def _plain_precision(tensor: Tensor) -> Any:

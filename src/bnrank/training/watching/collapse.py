@@ -1,19 +1,20 @@
-"""When representations count as collapsed."""
+"""When representations count as collapsed, or are not finite."""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from bnrank._core import validation
+from bnrank.training.watching.divergence import KINDS
 
 
 class CollapseError(RuntimeError):
-    """Representations have collapsed; raised by `Watch.step` if its `Collapse` has ``stop``.
+    """Representations have collapsed or are not finite; raised by `Watch.step` if its `Collapse` has ``stop``.
 
     Attributes
     ----------
     layers : dict of str to int
-        Collapsed layers, with the step since which they are below the threshold.
+        Layers that have collapsed or are not finite, with the step since which they have or are.
     """
 
     def __init__(self, message: str, layers: Mapping[str, int] | None = None) -> None:
@@ -26,16 +27,21 @@ class Collapse:
     """When the inputs of a layer, or the outputs of the network, count as collapsed.
 
     A layer has collapsed if the dimension of its centered inputs at 95 percent of their variance was below ``below`` in
-    ``times`` consecutive measurements. Measurements without a dimension (NaN) are passed over.
+    ``times`` consecutive measurements. Measurements without a dimension, those of a single row, are passed over.
+
+    A layer whose weights or inputs are NaN or infinite somewhere has not collapsed, but is as good a reason to stop: so
+    many consecutive measurements stop the training, too, with a message that says so. For an output that is infinite by
+    design, such as masked logits, name the other ``layers``.
 
     Parameters
     ----------
     below : float
         Least dimension that is not collapsed.
     times : int
-        Number of consecutive measurements.
+        Number of consecutive measurements, of a collapse and of values that are not finite.
     layers : sequence of str, optional
-        Names of layers, or "output". Default: all with at least ``below`` inputs. A layer whose inputs have few
+        Names of layers, or "output". Default: all with at least ``below`` inputs and, for values that are not finite,
+        all. A layer whose inputs have few
         dimensions by design, such as a bottleneck or the network's own input, is best left out.
     stop : bool
         Whether training stops: in a plain loop `Watch.step` raises `CollapseError`; callbacks stop the trainer.
@@ -68,15 +74,28 @@ class Collapse:
 
 @dataclass
 class Detector:
-    """The consecutive measurements in which layers were below the threshold."""
+    """The consecutive measurements in which layers were below the threshold, or not finite.
+
+    Attributes
+    ----------
+    rule : Collapse
+        The threshold, the layers, and how many consecutive measurements count.
+    collapsed, nonfinite : dict of str to int
+        Layers of which as many were, with the step since which they are.
+    """
 
     rule: Collapse
-    since: dict[str, int] = field(default_factory=dict)
-    counts: dict[str, int] = field(default_factory=dict)
     collapsed: dict[str, int] = field(default_factory=dict)
+    nonfinite: dict[str, int] = field(default_factory=dict)
+    _runs: dict[str, tuple[str, int, int]] = field(default_factory=dict)  # state, step since which, measurements
+
+    @property
+    def found(self) -> dict[str, int]:
+        """Layers that have collapsed or are not finite, with the step since which they have or are."""
+        return self.collapsed | self.nonfinite
 
     def update(self, step: int, rows: Mapping[str, Mapping[str, float]]) -> dict[str, int]:
-        """Take the rows of one measurement by layer; return the layers that have collapsed just now, since which step.
+        """Take the rows of one measurement by layer; return the layers found just now, with the step since which.
 
         Examples
         --------
@@ -87,17 +106,42 @@ class Detector:
         """
         new = {}
         for name, row in rows.items():
-            value, units = row.get("dimension_95", math.nan), row.get("units", math.nan)
-            if math.isnan(value):
+            state = self._state(name, row)
+            if state is None:
                 continue
-            watched = units >= self.rule.below if self.rule.layers is None else name in self.rule.layers
-            if not watched or value >= self.rule.below:
-                self.counts.pop(name, None)
+            before, since, count = self._runs.get(name, ("", step, 0))
+            if state != before:
+                since, count = step, 0
                 self.collapsed.pop(name, None)
-                continue
-            self.counts[name] = self.counts.get(name, 0) + 1
-            if self.counts[name] == 1:
-                self.since[name] = step
-            if self.counts[name] >= self.rule.times and name not in self.collapsed:
-                new[name] = self.collapsed[name] = self.since[name]
+                self.nonfinite.pop(name, None)
+            self._runs[name] = state, since, count + 1
+            if state and count + 1 == self.rule.times:
+                (self.collapsed if state == "collapsed" else self.nonfinite)[name] = new[name] = since
         return new
+
+    def reason(self, step: int, new: Mapping[str, int]) -> str:
+        """Return in words what :meth:`update` has found at a step."""
+        rule = self.rule
+        during = f"in {rule.times} consecutive measurements" if rule.times > 1 else "in this measurement"
+        parts = []
+        if names := _since({name: since for name, since in new.items() if name in self.nonfinite}):
+            parts.append(f"not finite at step {step}: weights or activations are NaN or infinite {during}, at {names}")
+        if names := _since({name: since for name, since in new.items() if name in self.collapsed}):
+            fewer = f"fewer than {rule.below:g} dimensions at 95 percent of variance"
+            parts.append(f"collapsed at step {step}: the activations at {names} vary in {fewer} {during}")
+        return "; ".join(parts)
+
+    def _state(self, name: str, row: Mapping[str, float]) -> str | None:
+        """Return "collapsed", "not finite" or, of a layer that is neither or not watched, ""; None without values."""
+        named = self.rule.layers is None or name in self.rule.layers
+        if named and any(row.get(quantity, 0) > 0 for quantity in KINDS):
+            return "not finite"
+        value, units = row.get("dimension_95", math.nan), row.get("units", math.nan)
+        if math.isnan(value):
+            return None
+        wide = self.rule.layers is not None or units >= self.rule.below
+        return "collapsed" if named and wide and value < self.rule.below else ""
+
+
+def _since(layers: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} (since step {step})" for name, step in layers.items())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import warnings
 from collections.abc import Sequence
@@ -15,9 +14,9 @@ from torch import Tensor, nn
 from bnrank._core import validation
 from bnrank.networks.functional import unwrap
 from bnrank.training.watching import callbacks, quantities
-from bnrank.training.watching.capturing import Capture, call, probing
+from bnrank.training.watching.capturing import Capture, call, probing, shapes
 from bnrank.training.watching.collapse import Collapse, CollapseError, Detector
-from bnrank.training.watching.parts import OUTPUT, parts_of
+from bnrank.training.watching.parts import OUTPUT, parts_of, without_activations
 from bnrank.training.watching.records import Measured, Record, dataset
 from bnrank.training.watching.writers import CSVWriter, Writer
 
@@ -101,13 +100,11 @@ class Watch(Record):
     @property
     def history(self) -> xr.Dataset:
         """The measurements so far over (step, layer)."""
-        attrs = {"title": f"watch of {type(self.net).__name__}", "every": self.every, "notes": "\n".join(self.notes)}
+        seen = {name for m in self._measured for name, row in m.rows.items() if "units" in row}
+        notes = self._notes + without_activations(self.parts, seen)
+        notes += [f"collapsed since step {step}: {name}" for name, step in self.collapsed.items()]
+        attrs = {"title": f"watch of {type(self.net).__name__}", "every": self.every, "notes": "\n".join(notes)}
         return dataset(self._measured, self.layers, self.what, attrs)
-
-    @property
-    def notes(self) -> list[str]:
-        """Remarks on the measurements and on collapsed layers."""
-        return self._notes + [f"collapsed since step {step}: {name}" for name, step in self.collapsed.items()]
 
     @property
     def collapsed(self) -> dict[str, int]:
@@ -128,14 +125,15 @@ class Watch(Record):
         Raises
         ------
         CollapseError
-            If representations have collapsed, and the watch's `Collapse` has ``stop``. The watch is closed then.
+            If representations have collapsed or are not finite, and the watch's `Collapse` has ``stop``. The watch is
+            closed then.
         ValueError
             If ``number`` is not larger than at the last call.
         """
         measured, reason = self.advance(number)
         if reason:
             self.close()
-            raise CollapseError(reason, self.collapsed)
+            raise CollapseError(reason, None if self._detector is None else self._detector.found)
         return measured
 
     def advance(self, number: int | None = None) -> tuple[bool, str]:
@@ -169,15 +167,10 @@ class Watch(Record):
 
     def _judge(self, found: Measured) -> str:
         """Return why the training should stop, or an empty text; warn of a collapse that does not stop it."""
-        if self._detector is None or not (collapsed := self._detector.update(found.step, found.rows)):
+        if self._detector is None or not (new := self._detector.update(found.step, found.rows)):
             return ""
-        rule = self._detector.rule
-        since = ", ".join(f"{name} (since step {step})" for name, step in collapsed.items())
-        text = (
-            f"collapsed at step {found.step}: the activations at {since} vary in fewer than {rule.below:g} dimensions "
-            f"at 95 percent of variance in {rule.times} consecutive measurements"
-        )
-        if rule.stop:
+        text = self._detector.reason(found.step, new)
+        if self._detector.rule.stop:
             return text
         warnings.warn(f"bnrank.watch: {text}", RuntimeWarning, stacklevel=4)
         return ""
@@ -231,6 +224,17 @@ class Watch(Record):
         else:
             self._capture.disarm()
 
+    def _fails(self, error: Exception) -> None:
+        """Warn, once per reason, that the network fails on ``x``; raise where nothing else is measured."""
+        self._capture.seen = {}
+        text = f"x: got {shapes(self.x)}, on which the network fails: {type(error).__name__}: {error}"
+        if set(self.what) == {"activations"}:
+            raise ValueError(text) from error
+        text = f"activations not measured, {text}"
+        if text not in self._notes:
+            self._remark(text)
+            warnings.warn(f"bnrank.watch: {text}; training continues", RuntimeWarning, stacklevel=7)
+
     def _remark(self, text: str) -> None:
         if text not in self._notes:
             self._notes.append(text)
@@ -258,22 +262,23 @@ class Watch(Record):
         return Measured(self.steps, rows, values, drift)
 
     def _activations(self, rows: dict[str, dict[str, float]]) -> None:
+        failed = False
         if self.x is not None:
             self._capture.arm()
             try:
                 with probing(self.net):
                     call(self.net, self.x)
+            except Exception as error:
+                failed = True
+                self._fails(error)
             finally:
                 self._capture.disarm()
         for name, seen in self._capture.seen.items():
-            found = quantities.of_rows(seen.rows)
-            rows[name] |= found | {"units": float(seen.units), "rows": float(len(seen.rows))}
-            # of a single row, every unit has one value
-            rows[name]["dead_units"] = float(seen.constant) if len(seen.rows) > 1 else math.nan
+            rows[name] |= seen.measured()
         self._capture.disarm()
         for failure in self._capture.failures:
             self._remark(f"activations not measured, {failure}")
-        if not self._capture.seen:
+        if not self._capture.seen and not failed:
             self._remark(
                 "no forward pass was seen: pass x, or call the network and not a compiled or traced copy of it"
             )
@@ -307,10 +312,11 @@ def watch(
         share of ||W||_F^2 outside the largest tenth of singular values ("tail"), norms, and the 10 largest singular
         values of every parameter with at least two dimensions, as a matrix (out, in x kernel). "activations": the
         dimensions of the centered inputs of every layer, and of the network's output, at 95 and 99 percent of their
-        variance (:func:`bnrank.measures.usage.centered_dimension`), and the number of dead ones. "subnormals": the
-        numbers of subnormal weights.
+        variance (:func:`bnrank.measures.usage.centered_dimension`), and the numbers of dead ones, which are 0 on all
+        rows, and of constant ones. "subnormals": the numbers of subnormal weights.
     x : Tensor, tuple or mapping, optional
-        A fixed batch on which activations are measured, in eval mode, after the step. Default: the batch of the
+        A fixed batch on which activations are measured, in eval mode, after the step. Where the network fails on it, a
+        RuntimeWarning says so once and weights alone are measured. Default: the batch of the
         training's own forward pass, seen by hooks that are present only before a measured step; the activations are
         then those before the step.
     monitor : object with a method ``drift``, optional
@@ -319,7 +325,8 @@ def watch(
         Where measurements are written at once: `CSVWriter`, `TensorBoardWriter`, `WandbWriter`, `MLflowWriter` of
         :mod:`bnrank.training`, or a path, for a CSV file.
     collapse : Collapse, optional
-        When representations count as collapsed, and whether this stops the training. Default: it is not checked.
+        When representations count as collapsed, and whether this, or values that are NaN or infinite, stops the
+        training. Default: neither is checked.
     max_rows : int
         Largest number of rows (samples, and places of images or times of sequences) for the dimensions.
 
@@ -336,9 +343,12 @@ def watch(
     Notes
     -----
     Units of a convolution's input are channels, and rows are samples and places; units of other layers are the last
-    dimension. Layers without a matrix (normalization) and biases are in ``.skipped``. In a validation pass between two
+    dimension. Layers without a matrix (normalization) and biases are in ``.skipped``; ``.notes`` says of which weights
+    the activations cannot be seen, such as the recurrent ones of an LSTM, and why. In a validation pass between two
     training steps the hooks may be present; a pass in training mode replaces what it left. Parts of a network in
-    ``torch.compile`` do not call hooks: pass ``x``, which runs the network uncompiled.
+    ``torch.compile`` do not call hooks: pass ``x``, which runs the network uncompiled. Of a weight or an activation
+    that is NaN or infinite somewhere, ranks and dimensions are NaN; ``.notes``, the printed watch and its page say
+    since which step.
 
     Examples
     --------

@@ -1,16 +1,18 @@
 """The parts of a network that a watch measures: weight matrices, and the inputs of the layers that hold them."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 from bnrank.networks.functional import unwrap
 from bnrank.networks.reasons import Skipped
+from bnrank.training.watching.divergence import shortened
 
 OUTPUT = "output"
 """Name of the row of the network's output."""
-ENTERING = ("weight", "weight_ih_l0", "in_proj_weight")
+ENTERING = ("weight", "weight_ih", "weight_ih_l0", "weight_ih_l0_reverse", "in_proj_weight", "q_proj_weight")
 _CONVOLUTIONS: dict[type[nn.Module], int] = {
     **{nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv3d: 3},
     **{nn.ConvTranspose1d: 1, nn.ConvTranspose2d: 2, nn.ConvTranspose3d: 3},
@@ -31,15 +33,15 @@ class Part:
         The layer that holds it.
     spatial : int
         Number of dimensions of the images that the layer takes: 0 for linear layers.
-    enters : bool
-        Whether the weight acts on the layer's own input, as the recurrent weights of an LSTM do not.
+    unseen : str
+        Why no hook can see what the weight acts on; empty where it is the layer's own input.
     """
 
     name: str
     parameter: str
     module: nn.Module
     spatial: int = 0
-    enters: bool = True
+    unseen: str = ""
 
     @property
     def unit_dim(self) -> int:
@@ -67,8 +69,39 @@ def parts_of(net: nn.Module) -> tuple[list[Part], list[Skipped]]:
             continue
         spatial = next((count for kind, count in _CONVOLUTIONS.items() if isinstance(module, kind)), 0)
         label = (owner or own) if own == "weight" else name
-        found.append(Part(label, name, module, spatial, own in ENTERING))
+        found.append(Part(label, name, module, spatial, _unseen(own, module, modules.get(owner.rpartition(".")[0]))))
     return found, skipped
+
+
+def _unseen(own: str, module: nn.Module, parent: nn.Module | None) -> str:
+    """Return why what a parameter acts on is not the input of its module, or cannot be seen, or an empty string."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return "scripted layers call no hooks"
+    if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+        return "the input is an index and not a vector"
+    if isinstance(parent, nn.MultiheadAttention):
+        return "attention computes the input inside and does not call the layer"
+    if own in ENTERING:
+        return ""
+    if isinstance(module, nn.RNNBase | nn.RNNCellBase):
+        return "the recurrent layer computes the input inside"
+    return "the weight does not act on the first input of its module"
+
+
+def without_activations(parts: Sequence[Part], seen: Collection[str]) -> list[str]:
+    """Return a remark per reason on the weights that have no activations, where others have been seen.
+
+    Examples
+    --------
+    >>> without_activations(parts_of(nn.LSTM(3, 4))[0], ["weight_ih_l0"])
+    ['activations not measured at weight_hh_l0: the recurrent layer computes the input inside']
+    """
+    found: dict[str, list[str]] = {}
+    for part in parts if seen else ():
+        if part.name not in seen:
+            reason = part.unseen or "no input of floating-point numbers was seen: the layer may not have been called"
+            found.setdefault(reason, []).append(part.name)
+    return [f"activations not measured at {shortened(names)}: {reason}" for reason, names in found.items()]
 
 
 def _reason(p: Tensor) -> str:

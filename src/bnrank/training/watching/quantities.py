@@ -15,17 +15,20 @@ ITERATIONS = 30  # of the power method, for larger ones
 
 WEIGHTS = {
     "stable_rank": "||W||_F^2 / ||W||_op^2",
-    "effective_rank": "(sum of singular values)^2 / sum of their squares, of W",
+    "effective_rank": "effective rank (sum of singular values)^2 / sum of their squares, of W",
     "weight_dimension_95": "number of singular values of W with 95 percent of ||W||_F^2",
     "weight_dimension_99": "number of singular values of W with 99 percent of ||W||_F^2",
     "tail": "share of ||W||_F^2 outside the largest tenth of singular values",
     "norm": "||W||_F",
     "operator_norm": "||W||_op",
+    "nonfinite": "number of entries of W that are NaN or infinite",
 }
 ACTIVATIONS = {
     "dimension_95": "dimension of the centered inputs of the layer at 95 percent of their variance",
     "dimension_99": "dimension of the centered inputs of the layer at 99 percent of their variance",
-    "dead_units": "number of inputs of the layer with the same value on all rows, 0 after a ReLU",
+    "dead_units": "number of inputs of the layer that are 0 on all rows",
+    "constant_units": "number of inputs of the layer with the same value on all rows, dead ones among them",
+    "nonfinite_units": "number of inputs of the layer that are NaN or infinite on some row",
     "units": "number of inputs of the layer",
     "rows": "number of rows (samples, and places or times) of the dimension",
 }
@@ -34,7 +37,7 @@ CHANGES = {
     "change": "||W - W_0||_F / ||W_0||_F, W_0 of the first checkpoint",
     "change_since": "||W - W'||_F / ||W'||_F, W' of the checkpoint before",
     "update_stable_rank": "stable rank of W - W_0",
-    "update_effective_rank": "(sum of singular values)^2 / sum of their squares, of W - W_0",
+    "update_effective_rank": "effective rank (sum of singular values)^2 / sum of their squares, of W - W_0",
     "update_share": "share of ||W - W_0||_F^2 in the largest singular values, as many as `top`",
 }
 SIMILARITY = {
@@ -55,9 +58,9 @@ LONG_NAMES = {**WEIGHTS, **ACTIVATIONS, **SUBNORMALS, **CHANGES, **SIMILARITY}
 def of_weight(weight: Tensor) -> tuple[dict[str, float], list[float]]:
     """Return the quantities of a weight as a matrix (out, in x kernel), and its largest singular values.
 
-    The Gram matrix of a flattened kernel is the mean over all frequencies of that of the convolution. All is NaN where
-    an entry is not finite. Of a matrix with both sides above 1024, only the norms and the stable rank are measured, the
-    operator norm by the power method, which gives a lower bound.
+    The Gram matrix of a flattened kernel is the mean over all frequencies of that of the convolution. All but
+    "nonfinite" is NaN where an entry is NaN or infinite. Of a matrix with both sides above 1024, only the norms and the
+    stable rank are measured, the operator norm by the power method, which gives a lower bound.
 
     Examples
     --------
@@ -65,12 +68,12 @@ def of_weight(weight: Tensor) -> tuple[dict[str, float], list[float]]:
     >>> found["stable_rank"], found["effective_rank"], values
     (1.25, 1.8, [2.0, 1.0])
     """
-    found = dict.fromkeys(WEIGHTS, math.nan)
+    found = dict.fromkeys(WEIGHTS, math.nan) | {"nonfinite": 0.0}
     matrix = _double(weight.detach()).flatten(1)
     matrix = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
     size = float(matrix.abs().max())
     if not math.isfinite(size):
-        return found, []
+        return found | {"nonfinite": float((~torch.isfinite(matrix)).sum())}, []
     if size == 0:
         zero = dict.fromkeys(WEIGHTS, 0.0)
         return zero | {"stable_rank": math.nan, "tail": math.nan}, [0.0] * min(LARGEST, len(matrix))

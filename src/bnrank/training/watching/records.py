@@ -15,6 +15,7 @@ from bnrank._core.content import Part, Table
 from bnrank._core.results import Printed
 from bnrank._core.sampling import evenly_spaced
 from bnrank._version import __version__
+from bnrank.training.watching import divergence
 from bnrank.training.watching.quantities import LARGEST, LONG_NAMES, QUANTITIES
 
 if TYPE_CHECKING:
@@ -115,8 +116,9 @@ class Record(Printed):
 
     @property
     def notes(self) -> list[str]:
-        """Remarks."""
-        return [note for note in str(self.history.attrs.get("notes", "")).split("\n") if note]
+        """Remarks: since which step which layers are NaN or infinite, what was not measured, which layers collapsed."""
+        history = self.history
+        return divergence.remarks(history) + [note for note in str(history.attrs.get("notes", "")).split("\n") if note]
 
     def to_frame(self) -> pd.DataFrame:
         """Return one row per step and layer, the quantities in columns."""
@@ -125,7 +127,10 @@ class Record(Printed):
         return history[flat].to_dataframe().reset_index()
 
     def summary(self) -> list[dict[str, object]]:
-        """Return a row per layer: quantities at the last measurement, and dimensions from the first to the last."""
+        """Return a row per layer: quantities at the last measurement, and dimensions from the first to the last.
+
+        A dimension or a rank of weights or inputs that are NaN or infinite then is written as NaN.
+        """
         return [_summary(self.history.isel(layer=i)) for i in range(self.history.sizes["layer"])]
 
     def plot(self, axes: Any = None) -> Any:
@@ -186,7 +191,8 @@ class Record(Printed):
         if not len(steps):
             return [f"{title}: nothing measured yet", *self.notes]
         chosen = evenly_spaced(len(rows), SHOWN).tolist()
-        lines: list[Part] = [f"{title}: {self.span}"]
+        diverged = divergence.remarks(history)
+        lines: list[Part] = [f"{title}: {self.span}", *diverged]
         shown = Table(f"Layers at step {steps[-1]:,}", [rows[i] for i in chosen])
         lines.append(shown if rows else "no layer with a weight matrix")
         if len(chosen) < len(rows):
@@ -195,7 +201,7 @@ class Record(Printed):
             worst = int(np.nanargmax(history["drift"].values[-1]))
             name, value = history["quantity"].values[worst], history["drift"].values[-1, worst]
             lines.append(f"conserved quantities: largest relative drift {value:.2e}, {name}")
-        return [*lines, *self.notes]
+        return [*lines, *(note for note in self.notes if note not in diverged)]
 
 
 def _summary(one: xr.Dataset) -> dict[str, object]:
@@ -203,15 +209,16 @@ def _summary(one: xr.Dataset) -> dict[str, object]:
     last = {name: _last(one[name].values) for name in one.data_vars if one[name].dims == ("step",)}
     if "units" in last:
         row["inputs"] = _whole(last["units"])
-        first = _first(one["dimension_95"].values)
-        end = last["dimension_95"]
-        row["dimension (95 %)"] = "–" if math.isnan(end) else f"{first:.0f} to {end:.0f}"
+        row["dimension (95 %)"] = _range(one, "dimension_95", "nonfinite_units", ".0f")
         row["dead"] = _whole(last["dead_units"])
+        constant = last.get("constant_units", math.nan)
+        if constant > last["dead_units"]:
+            row["constant"] = int(constant)
     if "stable_rank" in last:
-        start = _first(one["stable_rank"].values)
-        end = last["stable_rank"]
-        row["stable rank of W"] = "–" if math.isnan(end) else f"{start:.3g} to {end:.3g}"
-        row["effective rank"], row["tail"] = _known(last["effective_rank"]), _known(last["tail"])
+        row["stable rank of W"] = _range(one, "stable_rank", "nonfinite", ".3g")
+        lost = divergence.ends(one, "nonfinite")[1]
+        for heading, name in (("effective rank", "effective_rank"), ("tail", "tail")):
+            row[heading] = None if lost else _known(last[name])
     if "change" in last:
         row["change"], row["of it, stable rank"] = _known(last["change"]), _known(last["update_stable_rank"])
         share = last["update_share"]
@@ -228,9 +235,15 @@ def _last(values: Any) -> float:
     return float(known[-1]) if len(known) else math.nan
 
 
-def _first(values: Any) -> float:
+def _range(one: xr.Dataset, name: str, counted: str, form: str) -> str:
+    """Return the first and the last value, or NaN where the layer is NaN or infinite; a dash where it has neither."""
+    values = one[name].values
     known = values[np.isfinite(values)]
-    return float(known[0]) if len(known) else math.nan
+    lost = divergence.ends(one, counted)
+    if not len(known) and not any(lost):
+        return "–"
+    ends = (known[0], known[-1]) if len(known) else (math.nan, math.nan)
+    return " to ".join("NaN" if gone else f"{end:{form}}" for gone, end in zip(lost, ends, strict=True))
 
 
 def _known(value: float) -> float | None:
