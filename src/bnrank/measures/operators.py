@@ -27,7 +27,7 @@ LARGEST = 6  # singular values that are computed without forming the matrix
 LANCZOS_RTOL = 1e-7
 SUBSPACE = 30  # vectors that Lanczos iterations keep
 PRODUCTS = 120  # expected number of products with the operator and its transpose
-RANKS = "effective and relative rank are those of the bounds, stable rank is"
+RANKS = "entropy and relative rank are those of the bounds, stable rank is"
 _NUMPY_MODES = {"zeros": "constant", "reflect": "reflect", "replicate": "edge", "circular": "wrap"}
 
 
