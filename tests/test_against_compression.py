@@ -265,6 +265,14 @@ def test_tolerances_follow_from_the_change_after_fine_tuning(measured, monkeypat
     assert [(p["strength"], p["tuned"]) for p in points] == [(tol, tuned) for tol in given for tuned in (False, True)]
 
 
+def test_a_network_that_nothing_can_be_removed_of_is_tried_once_per_target(measured, monkeypatch):
+    contest = compression.Contest(measured[1], tuning=True)
+    monkeypatch.setattr(contest, "compressed", lambda tol, tune, completions: contest.net)
+    monkeypatch.setattr(compression, "fine_tuned", lambda network, x, outputs, steps: network)
+    points = contest.own_adapted()["points"]
+    assert [p["change"] for p in points] == [0.0] * 2 * len(compression.TARGETS)
+
+
 def test_the_best_of_a_target_is_the_smallest_that_meets_it(measured):
     results, choices = measured[-1], 0
     for result in [r for r in results if "points" in r]:

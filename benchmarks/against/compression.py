@@ -40,6 +40,7 @@ FEW_MORE = (0.11, 0.2, 0.4)  # the same without fine-tuning
 ALLOWED = 1.1  # times the target: the tolerance without fine-tuning; compress reserves a seventh of it
 AGAIN = 0.95  # of the tolerance that is in proportion to the target
 OWN_TUNING = (0.02,)
+LARGEST = 0.9  # tolerance
 FIRST, NEXT, TRIES = 1.4, 0.97, 3  # tolerances before fine-tuning: first over target, the next below it, how many
 STEPS = 200  # of fine-tuning
 EVERY = 3  # of the strengths of a peer that are fine-tuned
@@ -164,7 +165,9 @@ class Contest:
                 network = self.compressed(tol, 0, completions=True)
                 points.append(self.noted(network, tol, False))
                 points.append(self.noted(fine_tuned(network, self.x, self.outputs, STEPS), tol, True))
-                tol *= NEXT * target / points[-1]["change"]
+                if points[-1]["change"] == 0:  # nothing can be removed
+                    break
+                tol = min(tol * NEXT * target / points[-1]["change"], LARGEST)
         return {"points": points}
 
     def own_tuned(self) -> dict[str, Any]:

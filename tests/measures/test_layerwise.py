@@ -80,6 +80,18 @@ def test_few_samples_have_no_more_dimensions_than_units_that_vary(samples):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_large_constant_unit_hides_no_dimension(dtype):
+    torch.manual_seed(0)
+    net, x = nn.Sequential(nn.Linear(10, 20), nn.ReLU(), nn.Linear(20, 3)), normal(200, 10)
+    before = use(net, x, dtype=dtype)[0].dimensions
+    with torch.no_grad():
+        net[0].weight[0], net[0].bias[0] = 0.0, 3e5
+    after = use(net, x, dtype=dtype)[0].dimensions
+    assert min(after) > 9
+    assert all(abs(a - b) <= 1 for a, b in zip(after, before, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_rounding_of_equal_rows_is_no_dimension(dtype):
     """Rows of a matrix product can differ in their last place although the inputs are equal."""
     torch.manual_seed(0)

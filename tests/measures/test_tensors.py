@@ -433,7 +433,7 @@ def test_matrices_and_kernels_of_integers_count_as_left_out(tmp_path):
         "steps": torch.tensor(3),
     }
     save_file(state, tmp_path / "int.safetensors")
-    entries = sum(value.numel() for key, value in state.items() if key not in ("ids", "causal", "steps"))
+    entries = sum(value.numel() for key, value in state.items() if key not in ("positions", "ids", "causal", "steps"))
     for source in (state, tmp_path / "int.safetensors"):
         ds = profile(source)
         assert list(values_of(ds)) == ["b.weight"]
@@ -443,10 +443,9 @@ def test_matrices_and_kernels_of_integers_count_as_left_out(tmp_path):
             ("a.weight", "int8"),
             ("c.weight", "uint8"),
             ("packed.qweight", "int32"),
-            ("positions", "int64"),
         ):
             assert reasons[name].startswith(f"integers ({dtype}), probably quantized weights")
-        assert {reasons[name] for name in ("ids", "steps")} == {"integers or truth values (int64)"}
+        assert {reasons[name] for name in ("positions", "ids", "steps")} == {"integers or truth values (int64)"}
         assert reasons["causal"] == "integers or truth values (bool)"
     quantized = torch.quantize_per_tensor(normal(5, 7), 0.1, 0, torch.qint8)
     ds = profile({"a": quantized, "b": normal(5, 7)})

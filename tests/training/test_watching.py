@@ -10,6 +10,7 @@ from bnrank.measures.usage import centered_dimension
 from bnrank.reporting.charts.watched import watched_view
 from bnrank.training import Collapse, CollapseError
 from bnrank.training.watching import quantities
+from bnrank.training.watching.collapse import Detector
 from bnrank.training.watching.parts import parts_of
 
 
@@ -560,3 +561,41 @@ def test_bad_arguments_are_named(options, error, text):
 
 
 # on disk and in loggers ----------------------------------------------------------------------------------------------
+
+
+def test_measurements_that_are_not_finite_are_consecutive_also_without_a_dimension():
+    """A recurrent weight that is NaN, restored and NaN again has not been NaN twice in a row."""
+    detector = Detector(Collapse(below=2, times=2))
+    found = [detector.update(step, {"h": {"nonfinite": bad}}) for step, bad in enumerate((1.0, 0.0, 1.0, 1.0))]
+    assert found == [{}, {}, {}, {"h": 2}]
+    assert detector.update(4, {"h": {"nonfinite": 0.0}}) == {}
+    assert detector.found == {}
+    low, unknown = ({"nonfinite": 0.0, "dimension_95": d, "units": 8.0} for d in (1.0, float("nan")))
+    assert [detector.update(step, {"a": row}) for step, row in enumerate((low, unknown, low))] == [{}, {}, {"a": 0}]
+
+
+def test_attention_that_is_the_network_itself_has_the_activations_of_its_input():
+    x = torch.randn(60, 3, 4, generator=torch.Generator().manual_seed(0))
+    watch = bnrank.watch(nn.MultiheadAttention(4, 2, batch_first=True), every=1, x=(x, x, x))
+    watch.step()
+    assert float(watch.history["units"].sel(layer="in_proj_weight").values[-1]) == 4
+
+
+def measure_often(watch):
+    for _ in range(5):
+        watch.step()
+
+
+def test_a_failure_whose_message_changes_is_warned_of_once():
+    class Fails(nn.Linear):
+        calls = 0
+
+        def forward(self, x):
+            Fails.calls += 1
+            raise RuntimeError(f"tried to allocate {Fails.calls} bytes")
+
+    watch = bnrank.watch(Fails(3, 2), every=1, x=torch.ones(4, 3))
+    with pytest.warns(RuntimeWarning, match="x: got shape") as warned:
+        measure_often(watch)
+    assert len(warned) == 1
+    assert sum("tried to allocate" in note for note in watch.notes) == 1

@@ -158,7 +158,7 @@ def stable_rank(values: Values, squared_norm: float | None = None) -> Tensor:
     values = _checked(values)
     validation.expect(not bool(torch.isinf(values).any()), "values", "infinite entries", "finite ones")
     if squared_norm is not None:
-        return squared_norm / _largest(values)[..., 0].square()
+        return (squared_norm / _largest(values)[..., 0] / _largest(values)[..., 0]).clamp(min=1.0)
     return (values / _largest(values)).square().sum(-1)
 
 

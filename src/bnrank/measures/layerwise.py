@@ -15,7 +15,7 @@ from bnrank.networks.capturing import Taker, stream
 from bnrank.networks.reading import Layer, Reading
 
 POSITIONS = 64  # of one sample, in an image or a sequence
-ROUNDING = 100  # units of the last place of a layer's largest activation, within which equal rows can differ
+ROUNDING = 100  # units in the last place within which activations of equal rows can differ
 MAX_ENTRIES = 2**25  # of a covariance matrix, or of the rows of few samples: 256 MiB
 
 
@@ -99,14 +99,20 @@ class _Rows:
         if not bool(torch.isfinite(values).all()):
             return LayerUse(self.units, unknown, dead, "dimension: activations are NaN or infinite")
         values = torch.where(values > 1e-14 * values.max() * len(values), values, 0.0)  # rounding of equal rows
-        varying = int(self.varying().sum())
+        varying = self.varying()
         values = values[: min(self.count - 1, varying)]
         return LayerUse(self.units, variance_dimension(values, self.count, max(1, varying), shares), dead)
 
-    def varying(self) -> Tensor:
-        """Return which units differ between rows by more than rounding, which depends on the rows in a block."""
-        size = torch.maximum(self.low.abs(), self.high.abs()).max()
-        return self.high - self.low > ROUNDING * self.precision * size
+    def varying(self) -> int:
+        """Return how many units vary; 0 where none does by more than rounding, which depends on the rows in a block.
+
+        Rounding is in proportion to the units themselves, or to most units of the layer: not to a few large ones.
+        """
+        sizes = torch.maximum(self.low.abs(), self.high.abs())
+        moved = self.high - self.low
+        if not bool((moved > ROUNDING * self.precision * sizes.clamp(min=float(sizes.median()))).any()):
+            return 0
+        return int((moved > 0).sum())
 
 
 def layer_use(

@@ -166,7 +166,13 @@ class _Operator:
             pixels = np.pad(np.arange(size), pads, mode=cast(Any, mode), **outside)
             taps = self.conv.dilation[d] * np.arange(self.kernel.shape[2 + d])
             read = pixels[self.conv.stride[d] * np.arange(out)[:, None] + taps]
-            both = ((read[:, :, None] == read[:, None, :]) & (read[:, :, None] >= 0)).sum(0)
+            if mode == "constant":  # the taps of one place read different pixels
+                counts = torch.from_numpy((read >= 0).sum(0)).to(paired)
+                paired = paired.movedim(2 + d, -1).mul(counts).movedim(-1, 2 + d)
+                continue
+            both = np.zeros((len(taps), len(taps)), dtype=np.int64)
+            for some in np.array_split(read, -(-read.size * len(taps) // BLOCK_ENTRIES)):
+                both += (some[:, :, None] == some[:, None, :]).sum(0)
             counts = torch.from_numpy(both).to(paired)
             paired = torch.tensordot(paired, counts, dims=([2 + d], [0])).movedim(-1, 2 + d)
         return float((self.kernel * paired).sum())

@@ -18,6 +18,7 @@ PATCHES = (
 )
 GATES = {4: ("input", "forget", "cell", "output"), 3: ("reset", "update", "new")}
 QKV = ("q", "k", "v")
+QUANTIZED = ("int8", "uint8", "int4", "uint4", "int32", "qint8", "quint8", "qint32")  # int64 are indices
 _RECURRENT = re.compile(r"(?P<stem>.*?)weight_(?P<which>ih|hh)(?P<suffix>(_l\d+(_reverse)?)?)$")
 _FUSED = re.compile(r"(^|\.)(in_proj_weight|(qkv|c_attn|qkv_proj|wqkv|Wqkv|to_qkv)\.weight)$")
 _INTERLEAVED = re.compile(r"(^|\.)query_key_value\.weight$")
@@ -97,7 +98,7 @@ def is_matrix_of_integers(found: Entry, shapes: Mapping[str, tuple[int, ...]]) -
     >>> [is_matrix_of_integers(entry("weight", torch.ones(*s, dtype=int8)), {}) for s in ((2, 3), (2, 3, 5, 5), (3,))]
     [True, True, False]
     """
-    if found.floating or found.dtype == "bool" or not found.is_tensor:
+    if found.floating or found.dtype not in QUANTIZED or not found.is_tensor:
         return False
     return bool(pieces(replace(found, floating=True, reason=""), shapes)[0])
 
@@ -113,7 +114,7 @@ def _reason(found: Entry, shapes: Mapping[str, tuple[int, ...]]) -> str:
     if not found.floating:
         if not is_matrix_of_integers(found, shapes):
             return f"integers or truth values ({found.dtype})"
-        others = {"uint8": " or a mask", "int64": " or indices"}.get(found.dtype, "")
+        others = " or a mask" if found.dtype == "uint8" else ""
         what = f"probably quantized weights{others}; measure the network before quantization"
         return f"integers ({found.dtype}), {what}"
     if 0 in shape:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
-from torch.nn.utils.prune import BasePruningMethod
 
 from bnrank._core import validation
-from bnrank.networks.functional import copied, unwrap
-from bnrank.networks.layers import computed_of
+from bnrank.networks.functional import unwrap
+from bnrank.networks.layers import computed_of, effective
 
 _TRAINING = re.compile(r"(^|_)(optim|optimi[sz]ers?|(lr_)?sched(ulers?)?|scaler|rng|amp|opt_state)(_|$)", re.IGNORECASE)
 
@@ -275,7 +275,6 @@ def of_module(net: nn.Module) -> list[Entry]:
 
 
 def _of_modules(state: Mapping[str, object], owners: Mapping[str, nn.Module]) -> Iterator[Entry]:
-    values: dict[tuple[nn.Module, str], Tensor] = {}
     seen: set[str] = set()
     for name, value in state.items():
         place, key = _given(name, owners)
@@ -286,9 +285,10 @@ def _of_modules(state: Mapping[str, object], owners: Mapping[str, nn.Module]) ->
         how = "parametrization" if parametrize.is_parametrized(part, key) else "reparametrization"
         if computed not in seen:
             seen.add(computed)
-            if (part, key) not in values:
-                values[part, key] = _computed(part, key)
-            yield entry(computed, values[part, key], **_role(part, key), note=f"computed by a {how}")
+            value = functools.partial(_computed, part, key)
+            storage = ("computed", id(part), key)  # where modules are shared
+            described = entry(computed, value(), **_role(part, key), note=f"computed by a {how}")
+            yield replace(described, load=value, storage=storage)
         yield replace(entry(name, value), reason=f"of a {how}; {computed}, which it gives, is measured", into=computed)
 
 
@@ -303,13 +303,9 @@ def _given(name: str, owners: Mapping[str, nn.Module]) -> tuple[str, str]:
 
 
 def _computed(part: nn.Module, key: str) -> Tensor:
-    """Return a reparametrized tensor, computed on a copy in eval mode: some parametrizations learn."""
-    with torch.no_grad(), parametrize.cached():
-        part = copied(part).eval()
-        for hook in list(part._forward_pre_hooks.values()):
-            if hasattr(hook, "compute_weight") or isinstance(hook, BasePruningMethod):
-                cast(Any, hook)(part, ())
-        return cast(Tensor, getattr(part, key))
+    """Return a tensor that hooks compute, as in eval mode."""
+    with torch.no_grad():
+        return effective(part, key).detach()
 
 
 def _role(part: nn.Module | None, key: str) -> dict[str, Any]:

@@ -186,9 +186,8 @@ class Comparison(Printed):
         rows = [row for row in remarks.rows(self.data, "skipped") if NOT_FINITE in row["reason"]]
         if not rows:
             return ""
-        total = len(rows) + self.data.sizes["layer"] + self.data.sizes["tensor"]
         names = ", ".join(row["name"] for row in rows[:2]) + (f" and {len(rows) - 2} others" if len(rows) > 2 else "")
-        return f"{len(rows)} of {_counted(total, 'tensor', 'tensors')} could not be compared, NaN or infinite: {names}."
+        return f"{_counted(len(rows), 'tensor', 'tensors')} could not be compared, NaN or infinite: {names}."
 
     def _weights(self) -> str:
         data = self.data

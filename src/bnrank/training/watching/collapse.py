@@ -41,8 +41,8 @@ class Collapse:
         Number of consecutive measurements, of a collapse and of values that are not finite.
     layers : sequence of str, optional
         Names of layers, or "output". Default: all with at least ``below`` inputs and, for values that are not finite,
-        all. A layer whose inputs have few
-        dimensions by design, such as a bottleneck or the network's own input, is best left out.
+        all. A layer whose inputs have few dimensions by design, such as a bottleneck or the network's own input, is
+        best left out.
     stop : bool
         Whether training stops: in a plain loop `Watch.step` raises `CollapseError`; callbacks stop the trainer.
 
@@ -110,6 +110,10 @@ class Detector:
             if state is None:
                 continue
             before, since, count = self._runs.get(name, ("", step, 0))
+            if state == "finite":  # without a dimension, which neither begins nor ends a collapse
+                if before != "not finite":
+                    continue
+                state = ""
             if state != before:
                 since, count = step, 0
                 self.collapsed.pop(name, None)
@@ -132,13 +136,16 @@ class Detector:
         return "; ".join(parts)
 
     def _state(self, name: str, row: Mapping[str, float]) -> str | None:
-        """Return "collapsed", "not finite" or, of a layer that is neither or not watched, ""; None without values."""
+        """Return "collapsed", "not finite" or, of a layer that is neither or not watched, "".
+
+        "finite" without a dimension; None where nothing is known.
+        """
         named = self.rule.layers is None or name in self.rule.layers
         if named and any(row.get(quantity, 0) > 0 for quantity in KINDS):
             return "not finite"
         value, units = row.get("dimension_95", math.nan), row.get("units", math.nan)
         if math.isnan(value):
-            return None
+            return "finite" if any(row.get(quantity) == 0 for quantity in KINDS) else None
         wide = self.rule.layers is not None or units >= self.rule.below
         return "collapsed" if named and wide and value < self.rule.below else ""
 

@@ -225,13 +225,14 @@ class Watch(Record):
             self._capture.disarm()
 
     def _fails(self, error: Exception) -> None:
-        """Warn, once per reason, that the network fails on ``x``; raise where nothing else is measured."""
+        """Warn once that the network fails on ``x``; raise where nothing else is measured."""
         self._capture.seen = {}
         text = f"x: got {shapes(self.x)}, on which the network fails: {type(error).__name__}: {error}"
         if set(self.what) == {"activations"}:
             raise ValueError(text) from error
         text = f"activations not measured, {text}"
-        if text not in self._notes:
+        kind = text.partition(f": {type(error).__name__}: ")[0]  # numbers in the message can change
+        if not any(note.startswith(kind) for note in self._notes):
             self._remark(text)
             warnings.warn(f"bnrank.watch: {text}; training continues", RuntimeWarning, stacklevel=7)
 

@@ -69,8 +69,13 @@ def parts_of(net: nn.Module) -> tuple[list[Part], list[Skipped]]:
             continue
         spatial = next((count for kind, count in _CONVOLUTIONS.items() if isinstance(module, kind)), 0)
         label = (owner or own) if own == "weight" else name
-        found.append(Part(label, name, module, spatial, _unseen(own, module, modules.get(owner.rpartition(".")[0]))))
+        found.append(Part(label, name, module, spatial, _unseen(own, module, _parent(owner, modules))))
     return found, skipped
+
+
+def _parent(owner: str, modules: Mapping[str, nn.Module]) -> nn.Module | None:
+    """Return the module that holds another one, None for the network itself."""
+    return modules[owner.rpartition(".")[0]] if owner else None
 
 
 def _unseen(own: str, module: nn.Module, parent: nn.Module | None) -> str:
@@ -79,7 +84,7 @@ def _unseen(own: str, module: nn.Module, parent: nn.Module | None) -> str:
         return "scripted layers call no hooks"
     if isinstance(module, nn.Embedding | nn.EmbeddingBag):
         return "the input is an index and not a vector"
-    if isinstance(parent, nn.MultiheadAttention):
+    if type(parent) is nn.MultiheadAttention:  # subclasses may call it
         return "attention computes the input inside and does not call the layer"
     if own in ENTERING:
         return ""

@@ -243,7 +243,8 @@ def _range(one: xr.Dataset, name: str, counted: str, form: str) -> str:
     if not len(known) and not any(lost):
         return "–"
     ends = (known[0], known[-1]) if len(known) else (math.nan, math.nan)
-    return " to ".join("NaN" if gone else f"{end:{form}}" for gone, end in zip(lost, ends, strict=True))
+    words = ("NaN" if gone else f"{end:{form}}" for gone, end in zip(lost, ends, strict=True))
+    return " to ".join("–" if word == "nan" else word for word in words)
 
 
 def _known(value: float) -> float | None:
