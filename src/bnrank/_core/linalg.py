@@ -144,11 +144,10 @@ def entropy_rank(values: Values) -> Tensor:
     return torch.where(_largest(values)[..., 0] > 0, torch.special.entr(shares).sum(-1).exp(), 0.0)
 
 
-def stable_rank(values: Values, squared_norm: float | None = None) -> Tensor:
+def stable_rank(values: Values) -> Tensor:
     """Return ||A||_F^2 / ||A||_op^2 = sum_i s_i^2 / s_1^2 of each matrix, at least 1; NaN where all values are 0.
 
-    ``squared_norm`` is ||A||_F^2 where only the largest value is known. In a wide layer it also sees the bulk: n^2
-    entries of size eps add 1 to it where n eps reaches s_1.
+    In a wide layer it also sees the bulk: n^2 entries of size eps add 1 to it where n eps reaches s_1.
 
     Examples
     --------
@@ -157,9 +156,21 @@ def stable_rank(values: Values, squared_norm: float | None = None) -> Tensor:
     """
     values = _checked(values)
     validation.expect(not bool(torch.isinf(values).any()), "values", "infinite entries", "finite ones")
-    if squared_norm is not None:
-        return (squared_norm / _largest(values)[..., 0] / _largest(values)[..., 0]).clamp(min=1.0)
     return (values / _largest(values)).square().sum(-1)
+
+
+def stable_rank_from(squared_norm: float, values: Tensor) -> float:
+    """Return the stable rank of a matrix of which only the norm and the largest singular value are exact.
+
+    A lower bound where the largest is an upper one.
+
+    Examples
+    --------
+    >>> stable_rank_from(5.0, torch.tensor([2.0, 1.5])), stable_rank_from(5.0, torch.tensor([3.0, 1.5]))
+    (1.25, 1.0)
+    """
+    top = float(values[0])
+    return max(1.0, squared_norm / top / top) if top > 0 else math.nan
 
 
 def exp(value: float) -> float:

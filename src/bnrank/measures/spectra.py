@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from bnrank._core import heap, validation
 from bnrank._core.deadline import Deadline
-from bnrank._core.linalg import effective_rank, entropy_rank, rank, stable_rank
+from bnrank._core.linalg import effective_rank, entropy_rank, rank, stable_rank, stable_rank_from
 from bnrank.measures.accumulating import METHODS, Accumulator
 from bnrank.measures.convolution import conv_singular_values, per_dimension
 from bnrank.measures.operators import are_disjoint_patches, layer_singular_values, layer_squared_norm
@@ -78,7 +78,10 @@ class Spectra(dict[str, Tensor]):
         (1.25, 2.0)
         """
         norms = self.squared_norms
-        return tuple(float(stable_rank(values, norms.get(name))) for name, values in self.items())
+        return tuple(
+            stable_rank_from(norms[name], values) if name in norms else float(stable_rank(values))
+            for name, values in self.items()
+        )
 
 
 def singular_values(matrix: Tensor, name: str = "matrix") -> Tensor:

@@ -67,7 +67,8 @@ def ranks(
     for values, norm in zip(rows, squared_norms or [None] * len(rows), strict=True):
         found = [math.nan] * 4
         if values is not None and values.numel():
-            stable, entropy = linalg.stable_rank(values, norm), linalg.entropy_rank(values)
+            stable = linalg.stable_rank(values) if norm is None else linalg.stable_rank_from(norm, values)
+            entropy = linalg.entropy_rank(values)
             found = [float(linalg.rank(values, rtol)), float(len(values)), float(stable), float(entropy)]
         for column, number in zip(out.values(), found, strict=True):
             column.append(number)
