@@ -267,7 +267,7 @@ def test_activations_that_are_no_images_and_such_that_are_flattened_behind_an_ac
 
 
 def test_the_profile_of_a_circular_network(tmp_path, monkeypatch):
-    net, x = bottleneck_network(), normal(5, 1, 6)
+    net, x = bottleneck_network(), normal(50, 1, 6)
     ds = bnrank.profile(net, x)
     xr.testing.assert_equal(
         ds.frequency_singular_values.drop_vars("layer_kind"), frequencies.weight_singular_values(net, x)

@@ -121,7 +121,7 @@ def test_bad_arguments_are_named(arguments, error, match):
 @pytest.mark.parametrize(("shape", "kernel"), [((1, 6), 6), ((2, 4, 5), [3, 5])])
 def test_saved_traced_and_measured(tmp_path, shape, kernel):
     net = network(shape, [4, 4, 2], kernel, slope=0.1)
-    x = images(5, *shape)
+    x = images(50, *shape)
     found = bnrank.load(bnrank.save(net, tmp_path / "net.safetensors"))
     assert type(found) is CircularConvolutional
     assert found.settings == net.settings
