@@ -159,9 +159,9 @@ def profile(
     >>> import torch, bnrank
     >>> profile({"a.weight": torch.eye(3), "a.bias": torch.ones(3)}).stable_rank.values
     array([3.])
-    >>> ds = profile(bnrank.MLP([3, 8, 8, 2], seed=0), torch.eye(3))
+    >>> ds = profile(bnrank.MLP([3, 8, 8, 2], seed=0), torch.randn(50, 3))
     >>> dict(ds.sizes)
-    {'layer': 3, 'index': 8, 'sample': 3}
+    {'layer': 3, 'index': 8, 'sample': 50}
     >>> ds.weight_rank.values
     array([3., 7., 2.])
     """
@@ -298,7 +298,7 @@ def describe(profile: xr.Dataset) -> list[str]:
     --------
     >>> import torch
     >>> from torch import nn
-    >>> ds = profile(nn.Sequential(nn.Linear(2, 3), nn.PReLU(), nn.Linear(3, 1)), torch.eye(2))
+    >>> ds = profile(nn.Sequential(nn.Linear(2, 3), nn.PReLU(), nn.Linear(3, 1)), torch.randn(50, 2))
     >>> describe(ds)
     ['skipped 1 (PReLU): activation with a learned slope and no weight matrix']
     """
