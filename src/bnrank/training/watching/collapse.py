@@ -29,9 +29,9 @@ class Collapse:
     A layer has collapsed if the dimension of its centered inputs at 95 percent of their variance was below ``below`` in
     ``times`` consecutive measurements. Measurements without a dimension, those of a single row, are passed over.
 
-    A layer whose weights or inputs are NaN or infinite somewhere has not collapsed, but is as good a reason to stop: so
-    many consecutive measurements stop the training, too, with a message that says so. For an output that is infinite by
-    design, such as masked logits, name the other ``layers``.
+    A layer whose weights or inputs are NaN or infinite in ``times`` consecutive measurements also stops the training,
+    with a message that says so. Where the output is infinite by design, as for masked logits, name the other
+    ``layers``.
 
     Parameters
     ----------
@@ -81,7 +81,7 @@ class Detector:
     rule : Collapse
         The threshold, the layers, and how many consecutive measurements count.
     collapsed, nonfinite : dict of str to int
-        Layers of which as many were, with the step since which they are.
+        Layers that were so in ``rule.times`` measurements in a row, with the step since which they are.
     """
 
     rule: Collapse

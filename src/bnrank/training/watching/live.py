@@ -317,9 +317,9 @@ def watch(
         rows, and of constant ones. "subnormals": the numbers of subnormal weights.
     x : Tensor, tuple or mapping, optional
         A fixed batch on which activations are measured, in eval mode, after the step. Where the network fails on it, a
-        RuntimeWarning says so once and weights alone are measured. Default: the batch of the
-        training's own forward pass, seen by hooks that are present only before a measured step; the activations are
-        then those before the step.
+        RuntimeWarning says so once and weights alone are measured. Default: the batch of the training's own forward
+        pass, seen by hooks that are present only before a measured step; the activations are then those before the
+        step.
     monitor : object with a method ``drift``, optional
         A `bnrank.invariants.Monitor` that is attached to the optimizer: the drift of conserved quantities is recorded.
     writers : Writer, path or sequence of these
