@@ -89,6 +89,22 @@ def test_the_fit_of_the_entries_left_solves_the_dense_system():
     assert torch.allclose(one.nearest(target, penalty).flatten(), nearest, atol=1e-9)
 
 
+def test_layers_with_many_inputs_are_fitted_in_float32_almost_as_well(monkeypatch):
+    net, x = made(lambda: nn.Linear(40, 8), nn.Tanh, lambda: nn.Linear(8, 3)), normal(300, 40) @ normal(40, 40, seed=1)
+    found, fitted = {}, {}
+    for wide in (zeros.WIDE, 39):
+        monkeypatch.setattr(zeros, "WIDE", wide)
+        found[wide] = zeros.curvatures(judged(net, x), net, ["0", "2"], 100)
+        kept = zeros.thinnest(found[wide], 100)
+        fitted[wide] = {name: part.weight for name, part in zeros._with_zeros(net, found[wide], kept).items()}
+    assert [one["0"].weight.dtype for one in found.values()] == [torch.float64, torch.float32]
+    assert found[39]["2"].weight.dtype == torch.float64
+    for name, weight in fitted[39].items():
+        assert weight.dtype == torch.float64
+        assert torch.equal(weight == 0, fitted[zeros.WIDE][name] == 0)
+        assert torch.allclose(weight, fitted[zeros.WIDE][name], rtol=1e-3, atol=1e-4 * float(weight.detach().abs().max()))
+
+
 @pytest.mark.parametrize("chunk_size", [200, 64])
 def test_the_curvature_predicts_the_change_of_a_linear_network(chunk_size):
     net, x = made(lambda: nn.Linear(5, 4), lambda: nn.Linear(4, 3)), normal(200, 5) @ normal(5, 5, seed=1)

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, cast
 
 import torch
@@ -22,11 +23,12 @@ from bnrank.networks.gated import FactoredRecurrent
 
 DRAWS = 12  # random directions of the output per sample, where there are more outputs
 MAX_VALUES = 2**22  # of the rows of inputs of one layer in one block of samples
-MAX_INPUTS = 8192  # of a unit: their second moments take minutes and about 4 gigabytes
+MAX_INPUTS = 8192  # of a unit: their second moments take minutes and gigabytes
+WIDE = 2048  # inputs of a unit, above which zeros are chosen and fitted in float32
 DAMPING = 1e-3  # of the diagonals, relative to their mean
 ROUNDS, GROWTH, PENALTY = 60, 1.12, 0.004  # of the alternation: steps, growth of the penalty in each, the first
 HALF = 0.5  # of the rounds in which the number of zeros increases
-CYCLES, PRECISION = 200, 1e-16  # of conjugate gradients
+CYCLES, PRECISION, SINGLE_PRECISION = 200, 1e-16, 1e-10  # of conjugate gradients; squares, in float32 the last
 TRIALS = 8  # fractions of zeros that are measured
 FIRST = 0.2  # the first of them
 POWER = 1.5  # change grows about like this power of the fraction of zeros
@@ -38,7 +40,7 @@ class Curvature:
     """The change of the output to second order, of one layer: tr(G D A D^T), D the change of its weight and bias.
 
     Rows and columns are scaled by the geometric mean of the change when one of them is set to zero alone, and when
-    all others make up for it.
+    all others make up for it. In float32 where units have over 2,048 inputs: changes are measured in float64.
 
     Attributes
     ----------
@@ -59,18 +61,23 @@ class Curvature:
     columns: Tensor
     spectra: tuple[Tensor, Tensor, Tensor, Tensor]
 
+    @cached_property
+    def rotated(self) -> Tensor:
+        """The weight in the bases of eigenvectors, times the products of eigenvalues."""
+        a, u, b, v = self.spectra
+        return (u.T @ self.weight @ v) * a[:, None] * b
+
     def nearest(self, target: Tensor, penalty: float) -> Tensor:
         """Return the minimizer of the change plus ``penalty`` times the squared distance to a target."""
         a, u, b, v = self.spectra
-        right = self.out @ self.weight @ self.into + penalty * target
-        return u @ ((u.T @ right @ v) / (a[:, None] * b + penalty)) @ v.T
+        return u @ ((self.rotated + penalty * (u.T @ target @ v)) / (a[:, None] * b + penalty)) @ v.T
 
     def fitted(self, kept: Tensor) -> Tensor:
         """Return the weight of least change with zeros outside of ``kept``: conjugate gradients."""
         found = self.weight * kept
         left = -(self.out @ (found - self.weight) @ self.into) * kept
         step, size = left.clone(), float(left.square().sum())
-        least = PRECISION * size
+        least = size * (PRECISION if found.dtype == torch.float64 else SINGLE_PRECISION)
         for _ in range(CYCLES):
             if size <= least:
                 break
@@ -108,26 +115,32 @@ def curvatures(judge: Judge, net: nn.Module, names: Sequence[str], chunk_size: i
                 rows, weight = rows[chosen], weight[chosen]
             if layer.bias is not None:
                 rows = torch.cat([rows, rows.new_ones(len(rows), 1)], 1)
-            grams[name][1] = grams[name][1] + (rows * weight[:, None]).T @ rows
+            grams[name][1] = torch.addmm(grams[name][1], (rows * weight[:, None]).T, rows)
             grams[name][2] = grams[name][2] + weight.sum()
-    return {
-        name: _curvature(net.get_submodule(name), out, into / total)
-        for name, (out, into, total) in grams.items()
-        if total > 0 and min(out.trace(), (into / total).trace()) > torch.finfo(out.dtype).tiny  # else it has no use
-    }
+    found = {}
+    for name in list(grams):
+        out, into, total = grams.pop(name)
+        into = into.div_(total)
+        if total > 0 and all(torch.finfo(out.dtype).tiny < gram.trace() < math.inf for gram in (out, into)):
+            found[name] = _curvature(net.get_submodule(name), out, into)  # else the layer has no use
+    return found
 
 
 def _curvature(layer: Any, out: Tensor, into: Tensor) -> Curvature:
+    """Return the curvature from second moments, which are modified."""
     weight = layer.weight.detach().flatten(1)
     if layer.bias is not None:
         weight = torch.cat([weight, layer.bias.detach()[:, None]], 1)
+    dtype = torch.float32 if len(into) > WIDE else torch.float64
     scales, scaled = [], []
     for gram in (out, into):
-        damped = gram + DAMPING * gram.diagonal().mean() * torch.eye(len(gram)).to(gram)
-        scales.append((damped.diagonal() / torch.linalg.inv(damped).diagonal()) ** 0.25)
-        scaled.append(damped / scales[-1][:, None] / scales[-1])
+        gram.diagonal().add_(DAMPING * gram.diagonal().mean())
+        inverse = torch.cholesky_inverse(torch.linalg.cholesky(gram)).diagonal()
+        scales.append((gram.diagonal() / inverse) ** 0.25)
+        scaled.append(gram.div_(scales[-1][:, None]).div_(scales[-1]).to(dtype))
     spectra = (*torch.linalg.eigh(scaled[0]), *torch.linalg.eigh(scaled[1]))
-    return Curvature(weight * scales[0][:, None] * scales[1], scaled[0], scaled[1], scales[0], scales[1], spectra)
+    weight = (weight * scales[0][:, None] * scales[1]).to(dtype)
+    return Curvature(weight, scaled[0], scaled[1], scales[0], scales[1], spectra)
 
 
 def _patches(layer: Any, value: Tensor) -> Tensor:
@@ -261,7 +274,7 @@ def _with_zeros(net: nn.Module, found: dict[str, Curvature], kept: dict[str, Ten
     layers = {}
     for name, one in found.items():
         layer: Any = net.get_submodule(name)
-        weight = one.fitted(kept[name].to(one.weight)) / one.rows[:, None] / one.columns
+        weight = one.fitted(kept[name].to(one.weight)).to(one.rows) / one.rows[:, None] / one.columns
         bias = None if layer.bias is None else weight[:, -1]
         layers[name] = with_weight(layer, weight if bias is None else weight[:, :-1], bias)
     return layers
