@@ -163,6 +163,12 @@ def test_fine_tuning_lowers_the_error_keeps_zeros_and_leaves_the_network_alone()
         after = compression_peers.finished(compression_peers.fine_tuned(cut, x, net(x), 40))
         assert (after(x) - net(x)).norm() < 0.9 * (before(x) - net(x)).norm()
         assert compression_peers.costs(after, x, True)[0] <= compression_peers.costs(before, x, True)[0]
+    sparse = compression_peers.finished(compression_peers.PEERS["magnitude, single entries"].shrink(net, x, 0.4))
+    for kept in (True, False):
+        after = compression_peers.fine_tuned(sparse, x, net(x), 40, sparse=kept)
+        assert (after(x) - net(x)).norm() < 0.9 * (sparse(x) - net(x)).norm()
+        same = [torch.equal(p == 0, q == 0) for p, q in zip(sparse.parameters(), after.parameters(), strict=True)]
+        assert all(same) == kept
     wild = compression_peers.fine_tuned(before, x, net(x), 5, rates=(1e6,))
     assert torch.equal(wild(x), before(x))  # what is no better is not taken
 
@@ -256,9 +262,11 @@ def test_tolerances_follow_from_the_change_after_fine_tuning(measured, monkeypat
     contest = compression.Contest(trained, tuning=True)
     given = []
     monkeypatch.setattr(contest, "compressed", lambda tol, tune, completions: given.append(tol) or tol)
-    monkeypatch.setattr(compression, "fine_tuned", lambda tol, x, outputs, steps: tol / 2)
-    monkeypatch.setattr(contest, "noted", lambda found, tol, tuned: {"change": found, "strength": tol, "tuned": tuned})
-    points = contest.own_adapted()["points"]
+    monkeypatch.setattr(compression, "fine_tuned", lambda tol, x, outputs, steps, sparse: tol / 2)
+    monkeypatch.setattr(
+        contest, "noted", lambda found, tol, tuned, _: {"change": found, "strength": tol, "tuned": tuned}
+    )
+    points = contest.own_adapted("completions")["points"]
     assert given == pytest.approx(
         [tol for t in compression.TARGETS for tol in (compression.FIRST * t, *[compression.NEXT * 2 * t] * 2)]
     )
@@ -268,8 +276,8 @@ def test_tolerances_follow_from_the_change_after_fine_tuning(measured, monkeypat
 def test_a_network_that_nothing_can_be_removed_of_is_tried_once_per_target(measured, monkeypatch):
     contest = compression.Contest(measured[1], tuning=True)
     monkeypatch.setattr(contest, "compressed", lambda tol, tune, completions: contest.net)
-    monkeypatch.setattr(compression, "fine_tuned", lambda network, x, outputs, steps: network)
-    points = contest.own_adapted()["points"]
+    monkeypatch.setattr(compression, "fine_tuned", lambda network, x, outputs, steps, sparse: network)
+    points = contest.own_adapted("completions")["points"]
     assert [p["change"] for p in points] == [0.0] * 2 * len(compression.TARGETS)
 
 

@@ -26,6 +26,7 @@ SUBJECTS = (
     "compression_completions",
     "compression_zeros",
     "compression_tuned",
+    "compression_tuned_zeros",
     "prediction",
 )
 

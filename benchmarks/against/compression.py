@@ -108,9 +108,9 @@ class Contest:
                 result |= {"best": self.best(result)}
         return found
 
-    def results_fine_tuned(self) -> list[dict[str, Any]]:
-        """Return what bnrank with completions and the other methods give, fine-tuned, with latencies."""
-        found = [trials.attempt("bnrank, completions=True", self.own_adapted), *self.others()]
+    def results_fine_tuned(self, option: str) -> list[dict[str, Any]]:
+        """Return what bnrank with an option and the other methods give, fine-tuned, with latencies."""
+        found = [trials.attempt(f"bnrank, {option}=True", lambda: self.own_adapted(option)), *self.others()]
         self.time([result for result in found if "points" in result])
         return found
 
@@ -152,19 +152,20 @@ class Contest:
                 points.append(self.noted(self.compressed(smaller, 0, **settings), smaller, False, sparse))
         return {"points": points, "kept": kept}
 
-    def own_adapted(self) -> dict[str, Any]:
-        """Compress by bnrank with completions and fine-tune, for each target at tolerances that follow from the change.
+    def own_adapted(self, option: str) -> dict[str, Any]:
+        """Compress by bnrank with an option and fine-tune, for each target at tolerances that follow from the change.
 
         The first is in a fixed proportion to the target, the next ones would end just below the target if the change
         were in proportion to the tolerance.
         """
-        points = []
+        points, sparse = [], option == "zeros"
         for target in TARGETS:
             tol = FIRST * target
             for _ in range(TRIES):
-                network = self.compressed(tol, 0, completions=True)
-                points.append(self.noted(network, tol, False))
-                points.append(self.noted(fine_tuned(network, self.x, self.outputs, STEPS), tol, True))
+                network = self.compressed(tol, 0, **{option: True})
+                points.append(self.noted(network, tol, False, sparse))
+                tuned = fine_tuned(network, self.x, self.outputs, STEPS, sparse=sparse)
+                points.append(self.noted(tuned, tol, True, sparse))
                 if points[-1]["change"] == 0:  # nothing can be removed
                     break
                 tol = min(tol * NEXT * target / points[-1]["change"], LARGEST)

@@ -18,6 +18,7 @@ OPTIONS = {
     "compression_completions": "`completions=True`",
     "compression_zeros": "`zeros=True`",
     "compression_tuned": "`completions=True`, fine-tuned",
+    "compression_tuned_zeros": "`zeros=True`, fine-tuned",
 }
 APART = {"compression_completions", "compression_tuned"}  # where methods of dense layers have a column of their own
 SPARSE = {"magnitude, single entries"}  # methods that set entries to zero, which are not counted

@@ -29,4 +29,4 @@ def cells(quick: bool) -> list[dict[str, Any]]:
 def measure(cell: dict[str, Any]) -> list[dict[str, Any]]:
     """Train or load the network of a cell, compress it in all ways, and fine-tune."""
     trained = CASES[cell["case"]].trained(cell["seed"])
-    return Contest(replace(trained, labels=None)).results_fine_tuned()
+    return Contest(replace(trained, labels=None)).results_fine_tuned("completions")
