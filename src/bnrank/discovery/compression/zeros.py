@@ -28,7 +28,7 @@ WIDE = 2048  # inputs of a unit, above which zeros are chosen and fitted in floa
 DAMPING = 1e-3  # of the diagonals, relative to their mean
 ROUNDS, GROWTH, PENALTY = 60, 1.12, 0.004  # of the alternation: steps, growth of the penalty in each, the first
 HALF = 0.5  # of the rounds in which the number of zeros increases
-CYCLES, PRECISION, SINGLE_PRECISION = 200, 1e-16, 1e-10  # of conjugate gradients; squares, in float32 the last
+CYCLES, PRECISION = 60, 1e-16  # of conjugate gradients
 TRIALS = 8  # fractions of zeros that are measured
 FIRST = 0.2  # the first of them
 POWER = 1.5  # change grows about like this power of the fraction of zeros
@@ -72,12 +72,13 @@ class Curvature:
         a, u, b, v = self.spectra
         return u @ ((self.rotated + penalty * (u.T @ target @ v)) / (a[:, None] * b + penalty)) @ v.T
 
-    def fitted(self, kept: Tensor) -> Tensor:
-        """Return the weight of least change with zeros outside of ``kept``: conjugate gradients."""
-        found = self.weight * kept
-        left = -(self.out @ (found - self.weight) @ self.into) * kept
+    def fitted(self, start: Tensor) -> Tensor:
+        """Return the weight of least change that is zero wherever the start is: conjugate gradients."""
+        kept = start != 0
+        found = start
+        left = (self.out @ (self.weight - start) @ self.into) * kept
         step, size = left.clone(), float(left.square().sum())
-        least = size * (PRECISION if found.dtype == torch.float64 else SINGLE_PRECISION)
+        least = PRECISION * float(((self.out @ self.weight @ self.into) * kept).square().sum())
         for _ in range(CYCLES):
             if size <= least:
                 break
@@ -205,7 +206,7 @@ def _gradients(
 
 
 def thinnest(found: dict[str, Curvature], count: int) -> dict[str, Tensor]:
-    """Return which entries stay when ``count`` of those that are not zero become zero, in all layers together.
+    """Return scaled weights in which ``count`` more entries are zero, of all layers together, and the others fitted.
 
     Alternating directions (Boyd et al., 2011): the weights of least change near a sparse target, and the target, their
     largest entries. The penalty of the distance grows, and so does the number of zeros in the first half of the rounds.
@@ -224,7 +225,7 @@ def thinnest(found: dict[str, Curvature], count: int) -> dict[str, Tensor]:
             target[name] = value * ((value.abs() > least) & free[name])
             gap[name] = value - target[name]
         penalty *= GROWTH
-    return {name: value != 0 for name, value in target.items()}
+    return target
 
 
 def thinned(
@@ -254,13 +255,13 @@ def thinned(
             break
         count = round(share * entries)
         budget.current().trial(f"{count:,} zeros for a change of {100 * tol:.2g} percent")
-        kept = thinnest(found, count)
-        layers = _with_zeros(net, found, kept)
+        target = thinnest(found, count)
+        layers = _with_zeros(net, found, target)
         with swapped(net, {name: (layer,) for name, layer in layers.items()}):
             change = judge((net,))
         if change <= tol:
-            zeroed = entries - sum(int(own.sum()) for own in kept.values())  # more than count where sizes are equal
-            best, below = (layers, change, zeroed), share
+            left = sum(int((own != 0).sum()) for own in target.values())  # fewer than asked for where sizes are equal
+            best, below = (layers, change, entries - left), share
             if change > NEAR * tol:
                 break
         else:
@@ -270,11 +271,11 @@ def thinned(
     return best
 
 
-def _with_zeros(net: nn.Module, found: dict[str, Curvature], kept: dict[str, Tensor]) -> dict[str, nn.Module]:
+def _with_zeros(net: nn.Module, found: dict[str, Curvature], target: dict[str, Tensor]) -> dict[str, nn.Module]:
     layers = {}
     for name, one in found.items():
         layer: Any = net.get_submodule(name)
-        weight = one.fitted(kept[name].to(one.weight)).to(one.rows) / one.rows[:, None] / one.columns
+        weight = one.fitted(target[name]).to(one.rows) / one.rows[:, None] / one.columns
         bias = None if layer.bias is None else weight[:, -1]
         layers[name] = with_weight(layer, weight if bias is None else weight[:, :-1], bias)
     return layers
