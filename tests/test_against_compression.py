@@ -16,7 +16,14 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import functools
 
-from benchmarks.against import compression, compression_cases, compression_peers, compression_picture, trials
+from benchmarks.against import (
+    compression,
+    compression_cases,
+    compression_models,
+    compression_peers,
+    compression_picture,
+    trials,
+)
 
 import helpers
 
@@ -153,6 +160,12 @@ def test_torch_pruning_takes_neurons_out_for_good():
         ]
         assert sizes[0] > sizes[1] > sizes[2]
         assert compression_peers.graph_pruned(net, x, 0.5)(x).shape == net(x).shape
+
+
+def test_layers_with_heads_are_found():
+    attention, block = nn.MultiheadAttention(8, 2), compression_models.Block(8, 4)
+    found = compression_peers.heads(nn.Sequential(attention, nn.Linear(8, 8), block))
+    assert found == {attention: 2, block.query: 4, block.key: 4, block.value: 4}
 
 
 def test_fine_tuning_lowers_the_error_keeps_zeros_and_leaves_the_network_alone():

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-__all__ = ["Characters", "Pitch", "Vision", "Voice", "characters", "convolutional", "perceptron", "sounds"]
+__all__ = ["Block", "Characters", "Pitch", "Vision", "Voice", "characters", "convolutional", "perceptron", "sounds"]
 
 LENGTH, KNOWN = 24, 96  # characters of a text, and printable ones with one for all others
 MASK = KNOWN

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import prune
 
+from benchmarks.against.compression_models import Block
 from bnrank.discovery.compression import multiply_adds, parameters
 
 Layer = nn.Linear | nn.Conv1d | nn.Conv2d
@@ -139,10 +140,22 @@ def graph_pruned(net: nn.Sequential, x: Tensor, kept: float) -> nn.Module:
         max_pruning_ratio=1 - 1 / min(len(layer.weight) for layer in hidden),  # a neuron stays
         ignored_layers=layers(work)[-1:],
         iterative_steps=ITERATIONS,
+        num_heads=heads(work),
     )
     for _ in range(ITERATIONS):
         pruner.step()
     return work
+
+
+def heads(net: nn.Module) -> dict[nn.Module, int]:
+    """Return the number of heads of every layer whose units are divided among heads, by the layer."""
+    found: dict[nn.Module, int] = {}
+    for part in net.modules():
+        if isinstance(part, nn.MultiheadAttention):
+            found[part] = part.num_heads
+        elif isinstance(part, Block):
+            found |= dict.fromkeys((part.query, part.key, part.value), part.heads)
+    return found
 
 
 def truncated(net: nn.Module, x: Tensor, cut: float) -> nn.Module:
