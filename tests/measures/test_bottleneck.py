@@ -35,11 +35,11 @@ def test_a_planted_bottleneck_is_found(data, rank, depth):
 def test_noise_is_undetermined_and_says_why():
     found = bottlenecks.detect(spectra.weight_singular_values(bnrank.MLP([10, 50, 50, 50, 10], seed=0)))
     assert (found.rank, found.start, found.gap) == (None, None, None)
-    assert "1 layer(s), expected 2" in found.reason  # the last, whose 10 values happen to be all near 1
+    assert "1 layer, expected 2" in found.reason  # the last, whose 10 values happen to be all near 1
     assert "no layer has a clear gap" in bottlenecks.detect(np.full((3, 2), 0.3)).reason
     one = bottlenecks.detect(planted(2, 6, 3, 3))
     assert one.rank is None
-    assert "1 layer(s), expected 2" in one.reason
+    assert "1 layer, expected 2" in one.reason
     assert bottlenecks.detect(planted(2, 6, 3, 3), min_layers=1).rank == 2
 
 

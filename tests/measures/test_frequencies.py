@@ -262,7 +262,7 @@ def test_activations_that_are_no_images_and_such_that_are_flattened_behind_an_ac
     ]
     with torch.no_grad():
         net.conv2.bias = nn.Parameter(torch.tensor([0.0, np.inf, 0.0]).double())
-    with pytest.raises(ValueError, match="activations of layer 'conv2': got NaN or infinite"):
+    with pytest.raises(ValueError, match="layer 'conv2', the input of layer 'output': got NaN or infinite"):
         frequencies.activation_singular_values(net, x)
 
 

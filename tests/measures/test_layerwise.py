@@ -3,6 +3,7 @@
 import functools
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -43,7 +44,7 @@ def test_channels_are_units_and_positions_are_samples(monkeypatch):
     net = nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4 * 4, 2))
     x = normal(9, 2, 6, 6) + 5
     found = use(net, x)
-    assert [layer.units for layer in found] == [3, 16, 2]
+    assert [layer.units for layer in found] == [3, 4, 2]
     a = net[:2](x).double().movedim(1, -1).flatten(0, 2).detach()
     assert found[0].dimensions == usage.centered_dimension(a)
     monkeypatch.setattr(layerwise, "POSITIONS", 2)
@@ -53,13 +54,64 @@ def test_channels_are_units_and_positions_are_samples(monkeypatch):
     assert [layer.units for layer in use(sequence, normal(8, 7, 4))] == [5, 3]
 
 
+def by_channel(values):
+    """Return the width, dimensions and dead channels of (N, C, H, W), by numpy."""
+    rows = np.moveaxis(values.detach().double().numpy(), 1, -1).reshape(-1, values.shape[1])
+    spectrum = np.linalg.eigvalsh(np.cov(rows.T))[::-1].clip(0)
+    shares = np.cumsum(spectrum) / spectrum.sum()
+    return rows.shape[1], tuple(int((shares < q).sum()) + 1 for q in (0.95, 0.99)), int((rows == 0).all(0).sum())
+
+
+@pytest.mark.parametrize("after", ["flatten", "method", "view", "pool", "last", "output"])
+def test_flattened_images_are_measured_by_channel(after):
+    torch.manual_seed(0)
+    convolutions = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1), nn.ReLU())
+    with torch.no_grad():
+        convolutions[2].bias[:3] = -1000.0
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.convolutions, self.head = convolutions, nn.Linear(72 if after == "pool" else 288, 4)
+
+        def forward(self, x):
+            z = self.convolutions(x)
+            if after == "pool":
+                z = nn.functional.max_pool2d(z, 2)
+            if after == "last":
+                return self.head(z.permute(0, 2, 3, 1).flatten(1))
+            z = {"flatten": nn.Flatten(), "method": lambda z: z.flatten(1)}.get(after, lambda z: z.view(len(z), -1))(z)
+            return z if after == "output" else self.head(z)
+
+    x = normal(100, 3, 6, 6)
+    values = convolutions(x)
+    expected = by_channel(nn.functional.max_pool2d(values, 2) if after == "pool" else values)
+    found = use(Net(), x)[1]
+    assert (found.units, found.dimensions, found.dead) == expected
+    assert expected[2] == 3
+    if after != "pool":
+        unflattened = use(convolutions, x)[1]
+        assert unflattened == found
+    if after == "flatten":
+        measured, pair = bnrank.profile(Net(), x), bnrank.compare(Net(), Net(), x)
+        assert measured.units.values.tolist() == [8, 8, 4]
+        assert measured.dead_units.values.tolist() == [0, 3, 0]
+        assert pair.data.units_a.values.tolist() == [8, 8, 4]
+
+
+def test_flattened_sequences_are_measured_by_feature_and_vectors_as_they_are():
+    net = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Flatten(), nn.Linear(35, 6), nn.Unflatten(1, (2, 3)))
+    net = nn.Sequential(net, nn.Tanh(), nn.Flatten(), nn.Linear(6, 2))
+    assert [layer.units for layer in use(net, normal(60, 7, 4))] == [5, 6, 2]
+
+
 def test_equal_samples_one_sample_and_too_many_units_have_no_false_dimension(monkeypatch):
     net = bnrank.MLP([4, 9, 3], seed=0)
     assert use(net, normal(1, 4).repeat(20, 1))[0].dimensions == (0, 0)
     assert use(net, normal(1, 4).repeat(5, 1), chunk_size=2)[0].dimensions == (0, 0)
     (single, _) = use(net, normal(1, 4))
     assert math.isnan(single.dimensions[0])
-    assert single.note == "dimension: one sample has no variance"
+    assert single.note == "dimension and dead units: one sample has no variance"
     monkeypatch.setattr(layerwise, "MAX_ENTRIES", 20)
     large, small = use(net, normal(30, 4))
     assert "9 units need more than 20 numbers" in large.note
@@ -115,3 +167,17 @@ def test_activations_whose_squares_overflow_have_no_dimension():
     net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).double()
     x = 1e200 * torch.randn(20, 3, dtype=torch.float64)
     assert all(math.isnan(found.dimensions[0]) and "not finite" in found.note for found in use(net, x))
+
+
+def test_a_single_row_has_no_dead_units():
+    """Every unit of a single row has one value; a watch says so, too."""
+    net, x = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), normal(1, 4)
+    assert np.isnan(bnrank.profile(net, x).dead_units.values).all()
+    watch = bnrank.watch(net, x=x)
+    watch.step()
+    watch.close()
+    assert np.isnan(watch.history.dead_units.values).all()
+    image = nn.Sequential(nn.Conv2d(1, 3, 1), nn.ReLU(), nn.Conv2d(3, 2, 1))
+    with torch.no_grad():
+        image[0].bias[0] = -1000.0
+    assert [layer.dead for layer in use(image, normal(1, 1, 5, 5))] == [1, 0]  # 25 rows

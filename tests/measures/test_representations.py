@@ -261,7 +261,7 @@ def test_values_that_overflow_are_refused():
     with torch.no_grad():
         net[0].weight.fill_(1e300)
         net[1].weight.fill_(1e300)
-    with pytest.raises(ValueError, match="'1' have NaN or infinite"):
+    with pytest.raises(ValueError, match="preactivations of layer '1': got NaN or infinite"):
         kernels(net, torch.ones(2, 1))
 
 

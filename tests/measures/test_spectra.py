@@ -288,13 +288,42 @@ def test_ranks_of_layers():
         found.ranks(rtol=1.0)
 
 
+class Logarithm(nn.Module):
+    """A logarithm of negative numbers follows the layer."""
+
+    def __init__(self, more):
+        super().__init__()
+        self.l, self.more = nn.Linear(6, 8), more
+
+    def forward(self, x):
+        return self.more(torch.log(self.l(x) - 100))
+
+
+@pytest.mark.parametrize(
+    ("more", "where"),
+    [
+        (nn.Identity(), "the output of the network, after layer 'l'"),
+        (nn.Linear(8, 2), "activations of layer 'l', the input of layer 'more'"),
+    ],
+)
+def test_values_that_are_not_finite_are_named_by_where_they_are(more, where):
+    net, x = Logarithm(more), normal(9, 6).float()
+    for call in (lambda: bnrank.profile(net, x), lambda: bnrank.compare(net, net, x)):
+        with pytest.raises(ValueError, match=f"^(net|a): {where}: got NaN"):
+            call()
+    with torch.no_grad():
+        net.double().l.weight[0, 0] = 1e308  # its own values are infinite, and named first
+    with pytest.raises(ValueError, match="preactivations of layer 'l': got NaN"):
+        bnrank.profile(net, 1e3 * x)
+
+
 def test_errors_name_the_argument_or_the_layer():
     net, x = bnrank.MLP([3, 4, 2]), normal(5, 3)
     with torch.no_grad():
         net.weights[1][0, 0] = torch.nan
     with pytest.raises(ValueError, match=r"layer 'layers.1': got NaN"):
         spectra.weight_singular_values(net)
-    with pytest.raises(ValueError, match=r"activations of layer 'layers.1': got NaN"):
+    with pytest.raises(ValueError, match=r"the output of the network, after layer 'layers.1': got NaN"):
         spectra.activation_singular_values(net, x)
     with pytest.raises(ValueError, match="method: got 'svd'"):
         spectra.activation_singular_values(net, x, method="svd")

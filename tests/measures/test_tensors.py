@@ -159,6 +159,17 @@ def test_columns_are_what_their_measures_say():
     assert all(ds[name].attrs["long_name"] for name in ds.data_vars)
 
 
+def test_a_bilinear_layer_is_no_convolution():
+    net = nn.ModuleDict({"a": nn.Linear(6, 8), "b": nn.Bilinear(8, 4, 5)})
+    found = profile(net)
+    assert found.layer_kind.values.tolist() == ["linear", "bilinear"]
+    expected = np.linalg.svd(net["b"].weight.detach().double().numpy().reshape(5, 32), compute_uv=False)
+    assert np.allclose(found.weight_singular_values.values[1, :5], expected)
+    text = "\n".join(describe(found))
+    assert "b.weight: as the matrix (out, in1 x in2) that maps products of an entry of each input" in text
+    assert "convolution" not in text
+
+
 def test_patches_are_the_covariance_of_the_outputs_for_white_noise():
     kernel = normal(5, 3, 3, 3)
     ds = profile({"conv.weight": kernel})

@@ -300,7 +300,8 @@ def test_a_profile_leads_with_its_bottleneck_and_the_dimensions_that_its_layers_
     for layer in net:
         torch.nn.init.orthogonal_(layer.weight, gain=0.4)  # too small for a bottleneck
     linear = "layers use 2 of 8 dimensions at 95 percent of variance."
-    assert f"No bottleneck: {linear}" in Page(report(bnrank.profile(net, x), tmp_path / "a.html")).text
+    none = "Undetermined bottleneck: no layer has a clear gap."
+    assert f"{none} L{linear[1:]}" in Page(report(bnrank.profile(net, x), tmp_path / "a.html")).text
     with torch.no_grad():
         for layer in net:
             layer.weight.copy_(torch.diag(torch.tensor([1.0, 1.0, 1.0, 0, 0, 0, 0, 0])))
@@ -315,8 +316,8 @@ def test_a_profile_leads_with_its_bottleneck_and_the_dimensions_that_its_layers_
         net[1].weight.copy_(0.4 * torch.eye(8, 4))
     page = Page(report({"one": bnrank.profile(net, x), "two": passing}, tmp_path / "d.html"))
     mixed = "layers use 2 dimensions at 95 percent of variance, 25 to 50 percent of their units."
-    assert f"one No bottleneck: {mixed}" in page.text
-    assert tables.headline(bnrank.profile(net, x[:1])) == "No bottleneck."
+    assert f"one {none} L{mixed[1:]}" in page.text
+    assert tables.headline(bnrank.profile(net, x[:1])) == none
 
 
 def test_the_map_of_all_layers_shows_powers_of_ten_of_each_layers_largest():

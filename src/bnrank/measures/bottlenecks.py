@@ -120,7 +120,8 @@ def detect(
     first, length, rank = run[0], len(run), counts[run[0]]
     shortest = min(min_layers, len(rows))
     if length < shortest:
-        reason = f"the longest run of layers with the same clear gap has {length} layer(s), expected {shortest}"
+        plural = "" if length == 1 else "s"
+        reason = f"the longest run of layers with the same clear gap has {length} layer{plural}, expected {shortest}"
         return Bottleneck(None, None, None, None, (), *settings, reason)
     middle = rows[first + (length - 1) // 2]
     above = middle[rank - 1] if rank else 1.0

@@ -30,20 +30,20 @@ class LayerUse:
     dimensions : tuple of float
         Dimension of the centered activations at 95 and 99 percent of the variance, corrected for few samples; NaN where
         it is not computed.
-    dead : int
-        Units that are 0 on all samples and positions.
+    dead : float
+        Number of units that are 0 on all samples and positions; NaN for one sample with one position.
     note : str
         Why a dimension is missing.
     """
 
     units: int
     dimensions: tuple[float, ...]
-    dead: int
+    dead: float
     note: str = ""
 
 
 class _Rows:
-    """Mean and covariance of rows that come in blocks; for fewer rows than units, the rows themselves.
+    """Mean and covariance of ``samples`` rows that come in blocks; for fewer rows than units, the rows themselves.
 
     Blocks are combined by the formula of Chan, Golub and LeVeque (1979), which subtracts no large numbers.
     """
@@ -52,7 +52,7 @@ class _Rows:
         self.units, self.count = units, 0
         self.low = torch.full((units,), math.inf, dtype=torch.float64)
         self.high = -self.low
-        self.precision = 0.0
+        self.precision, self.several = 0.0, samples > 1
         self.few = samples < units
         self.too_large = units * min(units, samples) > MAX_ENTRIES
         self.mean = torch.zeros(units, dtype=torch.float64)
@@ -82,12 +82,13 @@ class _Rows:
 
     def use(self, shares: Sequence[float]) -> LayerUse:
         """Return the result for all rows so far."""
-        unknown, dead = (math.nan,) * len(shares), int(((self.low == 0) & (self.high == 0)).sum())
+        unknown, dead = (math.nan,) * len(shares), float(((self.low == 0) & (self.high == 0)).sum())
+        dead = dead if self.several else math.nan  # of a single row, every unit has one value
         if self.too_large:
             text = f"{self.units} units need more than {MAX_ENTRIES} numbers"
             return LayerUse(self.units, unknown, dead, f"dimension: {text}")
         if self.count < 2:
-            return LayerUse(self.units, unknown, dead, "dimension: one sample has no variance")
+            return LayerUse(self.units, unknown, dead, "dimension and dead units: one sample has no variance")
         if self.few:
             rows = torch.cat(self.rows)
             rows = rows - rows.mean(0)
@@ -128,6 +129,7 @@ def layer_use(
 
     Units are features, or channels of an image; the positions of an image or sequence count as samples, at most 64 of
     each sample, evenly spaced. Dead units are 0 at every position.
+    Images and sequences that are flattened for the next layer are measured in the same way.
 
     Parameters
     ----------
@@ -173,7 +175,7 @@ class Uses(Taker):
         """Add a block."""
         own = self.layers[layer]
         following = self.layers[min(layer + 1, len(self.layers) - 1)]
-        rows = _by_unit(values, own if own.apart else following)
+        rows = _by_unit(values, own, own if own.apart else following)
         if own.name not in self.found:
             places = min(rows.shape[1], POSITIONS)
             self.found[own.name] = _Rows(rows.shape[2], self.samples * places)
@@ -184,10 +186,21 @@ class Uses(Taker):
         return {layer.name: self.found.pop(layer.name).use(shares) for layer in self.layers if not over()}
 
 
-def _by_unit(values: Tensor, after: Layer) -> Tensor:
-    """Return activations as (n, places, units): channels come second where a convolution reads them, else last."""
+def _by_unit(values: Tensor, own: Layer, reader: Layer) -> Tensor:
+    """Return activations as (n, places, units): channels come second where a convolution reads them, else last.
+
+    Images and sequences that were flattened have their units where the layer has them.
+    """
+    positions = own.output_shape is None or len(own.output_shape) > 1
+    if values.ndim == 2 and positions and math.prod(own.unflattened) == values.shape[1]:
+        values, reader = values.reshape(len(values), *own.unflattened), own
     if values.ndim < 2:
         return values.reshape(len(values), 1, 1)
-    if values.ndim > 2 and "conv" in after.kind:
+    second = "conv" in reader.kind
+    if reader is own and own.output_shape and values.ndim > 2:  # permuted, where only the other place has the width
+        width = own.output_shape[0 if second else -1]
+        places = values.shape[1] == width, values.shape[-1] == width
+        second = places[0] if any(places) and not all(places) else second
+    if values.ndim > 2 and second:
         values = values.movedim(1, -1)
     return values.reshape(len(values), -1, values.shape[-1])

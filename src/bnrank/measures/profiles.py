@@ -48,7 +48,7 @@ _LONG_NAMES = {
     "units": "width of a_l: features, or channels of an image",
     "dimension_95": "dimension of the centered a_l at 95 percent of the variance, corrected for few samples",
     "dimension_99": "dimension of the centered a_l at 99 percent of the variance, corrected for few samples",
-    "dead_units": "number of units of a_l that are 0 on all samples",
+    "dead_units": "number of units of a_l that are 0 on all samples; NaN for a single row",
     "layer": "layer, 1..L",
     "index": "index of the singular value",
     "sample": "row of x",
@@ -123,11 +123,11 @@ def profile(
         2007; not :func:`bnrank.spectra.effective_rank`), ``full_rank`` (number of singular values) and ``subnormals``;
         of the activations ``units``, ``dimension_95`` and ``dimension_99``
         (:func:`bnrank.measures.usage.centered_dimension`; channels are units and up to 64 positions of an image or
-        sequence are samples) and ``dead_units`` (0 on all samples). Over (sample, index):
-        ``jacobian_singular_values``. Over sample: ``log_pseudo_determinant`` (of singular values above 1e-6 times the
-        largest), ``ntk_trace``. Coordinates: ``layer``
-        (1..L), ``layer_name``, ``layer_kind``, ``index`` (from 1), ``sample`` (row of x). NaN is padding, or marks
-        undefined and skipped values. Attributes hold tolerances, N and the bottleneck: ``bottleneck_rank``,
+        sequence are samples, also where it is flattened for the next layer) and ``dead_units`` (0 on all samples; NaN
+        for one sample with one position). Over (sample, index): ``jacobian_singular_values``. Over sample:
+        ``log_pseudo_determinant`` (of singular values above 1e-6 times the largest), ``ntk_trace``. Coordinates:
+        ``layer`` (1..L), ``layer_name``, ``layer_kind``, ``index`` (from 1), ``sample`` (row of x). NaN is padding, or
+        marks undefined and skipped values. Attributes hold tolerances, N and the bottleneck: ``bottleneck_rank``,
         ``bottleneck_start``, ``bottleneck_end`` and ``bottleneck_gap``, absent where undetermined
         (``bottleneck_reason`` says why) or infinite. Skipped modules are entries along ``skipped`` (``skipped_name``,
         ``skipped_type``, ``skipped_reason``), assumptions are entries along ``note`` (``note_name``, ``note_note``);

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from bnrank._core import linalg, validation
 from bnrank._core.validation import Data
 from bnrank.measures.spectra import WHICH
-from bnrank.networks.capturing import capture
+from bnrank.networks.capturing import capture, named
 from bnrank.networks.functional import example
 from bnrank.networks.reading import read
 
@@ -92,9 +92,10 @@ def kernels(net: nn.Module, x: Data, *, which: str = "preactivations", chunk_siz
     parts = [getattr(part, which) for part in capture(net, x, reading, chunk_size)]
     found = [x, *(torch.cat(pieces) for pieces in zip(*parts, strict=True))]
     names = ("input", *(layer.name for layer in reading.layers))
-    for name, value in zip(names, found, strict=True):
+    for number, value in enumerate(found[1:]):
         if not bool(torch.isfinite(value).all()):
-            raise ValueError(f"net: {which} of {name!r} have NaN or infinite entries, expected finite ones")
+            where = named(reading.layers, number, which)
+            raise ValueError(f"net: {where}: got NaN or infinite entries, expected finite ones")
     scale = 1 / math.sqrt(len(x))
     return Kernels(names, tuple(scale * value.detach().flatten(1).to(torch.float64) for value in found))
 

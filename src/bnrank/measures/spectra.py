@@ -14,7 +14,7 @@ from bnrank._core.linalg import effective_rank, entropy_rank, rank, stable_rank,
 from bnrank.measures.accumulating import METHODS, Accumulator
 from bnrank.measures.convolution import conv_singular_values, per_dimension
 from bnrank.measures.operators import are_disjoint_patches, layer_singular_values, layer_squared_norm
-from bnrank.networks.capturing import Taker, stream
+from bnrank.networks.capturing import Taker, named, stream
 from bnrank.networks.functional import example
 from bnrank.networks.inputs import Example, Samples
 from bnrank.networks.reading import Reading, read_or
@@ -191,8 +191,9 @@ def activation_singular_values(
 
     a_l(X), (N, n_l), has one sample per row and is not centered. In an MLP a_l = sigma(a~_l) and a_L = f(x). In any
     other module a_l is the tensor that enters the next layer read, after anything in between (normalization, pooling, a
-    sum), and the module's output for the last one; a~_l is the output of the layer. Tensors with more dimensions are
-    flattened to (N, features), so an image of C x H x W is one vector.
+    sum), and the module's output for the last one; a~_l is the output of the layer. Where the next layer reads
+    something else, or the module's output does not follow from the last layer, a_l is a~_l. Tensors with more
+    dimensions are flattened to (N, features): an image of C x H x W is one vector, flattened in the module or not.
 
     Parameters
     ----------
@@ -342,7 +343,7 @@ def activation_spectra(
         done = 0 if deadline.over() else stream(net, x, reading, takers, **passes, over=deadline.over)
         first = first if number else done
         heap.give_back()
-        for kind, i in group:
+        for kind, i in sorted(group, key=lambda key: (key[1], key[0] == "activations")):  # errors name the first
             if done < samples or deadline.over():
                 late[kind, i] = deadline.cut(done if done < samples else 0, samples)
                 continue
@@ -351,7 +352,7 @@ def activation_spectra(
                 heap.give_back()
             except ValueError as error:
                 text = str(error).removeprefix("piece: ")
-                raise ValueError(f"net: {kind} of layer {layers[i].name!r}: {text}") from error
+                raise ValueError(f"net: {named(layers, i, kind)}: {text}") from error
     for kind, i in keys:
         if (kind, i) in reasons:
             skipped[kind].append(Skipped.part(layers[i].name, layers[i].module, f"{kind}: {reasons[kind, i]}"))

@@ -39,7 +39,7 @@ class Captured:
     activations : tuple of Tensor
         a_l: the input of the next layer, and the module's output for the last one. For gates of recurrent layers the
         hidden states. For embeddings, projections of attention, and layers whose output the next layer does not read,
-        the output.
+        the layer's own output; so for the last one where the module's output does not follow from it.
     """
 
     rows: slice
@@ -269,6 +269,25 @@ class _Block:
         last = len(self.layers) - 1
         if last not in self.given:
             self._give(last, out, self.waiting.pop(last, None))
+
+
+def named(layers: Sequence[Layer], number: int, which: str) -> str:
+    """Return the "activations" or "preactivations" of a layer in words, by the tensor that they are.
+
+    Examples
+    --------
+    >>> layers = [Layer(1, "a", "linear", nn.Linear(2, 2)), Layer(2, "b", "linear", nn.Linear(2, 2))]
+    >>> [named(layers, i, which) for i, which in enumerate(("activations", "preactivations"))]
+    ["activations of layer 'a', the input of layer 'b'", "preactivations of layer 'b'"]
+    >>> named(layers, 1, "activations")
+    "the output of the network, after layer 'b'"
+    """
+    text = f"{which} of layer {layers[number].name!r}"
+    if which == "preactivations" or layers[number].apart:
+        return text
+    if number == len(layers) - 1:
+        return f"the output of the network, after layer {layers[number].name!r}"
+    return f"{text}, the input of layer {layers[number + 1].name!r}"
 
 
 def _never(layer: Layer, rows: slice) -> ValueError:

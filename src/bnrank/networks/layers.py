@@ -79,6 +79,9 @@ class Layer:
         Why the values that enter and leave the layer cannot be observed; empty if they can.
     apart : bool
         Whether the next layer does not read what this layer returns, as with the query of attention, before the key.
+        For the last layer, whether the output of the module does not follow from it.
+    unflattened : tuple of int
+        The shape of one sample before it is flattened to a vector for the next layer; () if it is not.
     samples_dim : int
         The dimension of the samples in the module's own tensors.
 
@@ -100,6 +103,7 @@ class Layer:
     source: Source | None = None
     reason: str = ""
     apart: bool = False
+    unflattened: tuple[int, ...] = ()
     samples_dim: int = 0
 
     @property

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from bnrank.networks import projections, recurrent
+from bnrank.networks.following import Following
 from bnrank.networks.functional import Functional
 from bnrank.networks.inputs import Samples
 from bnrank.networks.layers import KINDS, Layer, Source, base_of, computed_of, derived, effective, is_weight
@@ -173,20 +174,22 @@ class Run:
         self.shapes: dict[nn.Module, list[tuple[tuple[int, ...], tuple[int, ...]]]] = defaultdict(list)
         self._again: dict[nn.Module, list[Call]] = {}
         self._made: list[tuple[int, Tensor, Key]] = []  # by other modules, with the number of calls so far
-        function = Functional(net)
-        self._run(function, x[torch.arange(2, device=x.device) % len(x)], net)
+        function, first = Functional(net), x[torch.arange(2, device=x.device) % len(x)]
+        out = self._run(function, first, net)
+        self._out = _key(out), out
         values = [
             value for calls in self.calls.values() for call in calls for value in call.values if value is not None
         ]
         if any(before.ndim != 2 or not before.is_floating_point() or len(before) != 2 for before, _, _ in values):
-            first = self.calls, self.shapes, self._made
+            once = self.calls, self.shapes, self._made
             self.calls, self.shapes, self._made = defaultdict(list), defaultdict(list), []
             with suppress(ValueError):
                 self._run(function, x[torch.arange(3, device=x.device) % len(x)], net)
                 self._again = self.calls
-            self.calls, self.shapes, self._made = first
+            self.calls, self.shapes, self._made = once
+        self._following = Following(function, holders, first)
 
-    def _run(self, function: Functional, x: Samples, net: nn.Module) -> None:
+    def _run(self, function: Functional, x: Samples, net: nn.Module) -> Tensor:
         order = itertools.count()
 
         def note(part: nn.Module, values: list[Values | None]) -> None:
@@ -212,7 +215,7 @@ class Run:
             for part in net.modules():
                 if part not in self.holders and not isinstance(part, torch.jit.ScriptModule):
                     stack.callback(part.register_forward_hook(shape, with_kwargs=True).remove)
-            function(x)
+            return function(x)
 
     def order(self, part: nn.Module) -> int:
         """Return the number of the first call of a module."""
@@ -262,28 +265,32 @@ class Run:
         return (before, after, dim) if len(before) >= least else None
 
     def apart(self, layers: list[Layer]) -> list[Layer]:
-        """Return the layers, in order of execution, with whether the next one reads something else."""
-        found: list[Layer] = []
+        """Return the layers, in order of execution, with whether and how the next one reads what they return."""
+        places = {weight.name: (part, i) for part, own in self.holders.items() for i, weight in enumerate(own)}
         existing: set[Key] = set()
-        places = {(weight.name): (part, i) for part, own in self.holders.items() for i, weight in enumerate(own)}
-        pairs = []
-        for layer in layers:
-            part, number = places[layer.name]
-            call = self.calls[part][0]
-            value, key = call.values[number], call.keys[number]
-            assert value is not None
-            assert key is not None
-            pairs.append((key, value[0].is_floating_point(), value[2] is not None, call.order))
         made = self._made[::-1]
-        for i, layer in enumerate(layers):
-            existing.add(pairs[i][0][0])
-            while made and made[-1][0] < pairs[i][3]:
+        found: list[Layer] = []
+        for layer, after in itertools.zip_longest(layers, layers[1:]):
+            call, value, (entered, left) = self._of(*places[layer.name])
+            reader = None if after is None else places[after.name][0]
+            existing.add(entered)
+            while made and made[-1][0] < call.order:
                 existing.add(made.pop()[2])
-            following = pairs[i + 1] if i + 1 < len(layers) else None
-            other = following is not None and (not following[1] or following[0][0] in existing)
-            found.append(replace(layer, apart=pairs[i][2] or other))
-            existing.add(pairs[i][0][1])
+            reads = self._following.reads(reader, places[layer.name][0])
+            if reads is None:
+                following = self._out[0] if after is None else self._of(*places[after.name])[2][0]
+                reads = following not in existing
+            reads &= after is None or self._of(*places[after.name])[1][0].is_floating_point()
+            apart = value[2] is not None or not reads
+            shape = () if apart else self._following.unflattened(reader, places[layer.name][0])
+            found.append(replace(layer, apart=apart, unflattened=shape))
+            existing.add(left)
         return found
+
+    def _of(self, part: nn.Module, number: int) -> tuple[Call, Values, tuple[Key, Key]]:
+        """Return the first call of a module, and the values of one of its weights in it."""
+        call = self.calls[part][0]
+        return call, cast(Values, call.values[number]), cast("tuple[Key, Key]", call.keys[number])
 
     def is_once(self, part: nn.Module) -> bool:
         """Return whether a module that holds no weight runs once, on one tensor with the samples first."""

@@ -16,6 +16,7 @@ PATCHES = (
     "image size these are not the singular values of the convolution on images; their squares are the eigenvalues of "
     "the covariance of the output channels where the input is white noise. For kernels of one tap both agree"
 )
+PRODUCTS = "as the matrix (out, in1 x in2) that maps products of an entry of each input to the output"
 GATES = {4: ("input", "forget", "cell", "output"), 3: ("reset", "update", "new")}
 QKV = ("q", "k", "v")
 QUANTIZED = ("int8", "uint8", "int4", "uint4", "int32", "qint8", "quint8", "qint32")  # int64 are indices
@@ -36,7 +37,7 @@ class Piece:
     name : str
         That of the tensor, and of the part in brackets.
     kind : str
-        "linear", "matrix", "embedding", "conv2d", "conv2d patches" and so on.
+        "linear", "matrix", "embedding", "bilinear", "conv2d", "conv2d patches" and so on.
     shape : tuple of int
         (rows, columns).
     take : callable
@@ -72,6 +73,9 @@ def pieces(found: Entry, shapes: Mapping[str, tuple[int, ...]]) -> tuple[list[Pi
     shape, whole = found.shape, found.name
     if found.role == "recurrent":
         return _directions(found), found.note
+    if found.role == "bilinear":
+        size = shape[0], shape[1] * shape[2]
+        return [Piece(whole, "bilinear", size, lambda t: t.flatten(1))], "; ".join(filter(None, (found.note, PRODUCTS)))
     if len(shape) == 2 or found.role in ("linear", "embedding"):
         return _matrices(found, shapes)
     if not found.role and not _WEIGHT.search(whole):

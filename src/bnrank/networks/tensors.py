@@ -39,7 +39,7 @@ class Entry:
     storage : object
         Equal for tensors that are one in memory; None where unknown.
     role : str
-        "linear", "embedding", "conv", "transposed", or "recurrent" where known; "" otherwise.
+        "linear", "embedding", "conv", "transposed", "bilinear" or "recurrent" where known; "" otherwise.
     groups : int
         Of a convolution, where known.
     gates : tuple of str
@@ -319,6 +319,8 @@ def _role(part: nn.Module | None, key: str) -> dict[str, Any]:
         return {"role": "transposed" if part.transposed else "conv", "groups": part.groups}
     if key == "weight" and isinstance(part, nn.Embedding | nn.EmbeddingBag):
         return {"role": "embedding"}
+    if key == "weight" and isinstance(part, nn.Bilinear):
+        return {"role": "bilinear"}
     if key == "weight" and isinstance(part, nn.Linear):
         return {"role": "linear"}
     return {}

@@ -18,7 +18,7 @@ from bnrank._core.sampling import evenly_spaced
 from bnrank.measures import similarity
 from bnrank.measures.layerwise import LayerUse, Uses, few_samples
 from bnrank.measures.spectra import Widths, grouped
-from bnrank.networks.capturing import Taker, stream
+from bnrank.networks.capturing import Taker, named, stream
 from bnrank.networks.functional import check_finite, example
 from bnrank.networks.reading import read
 
@@ -35,7 +35,7 @@ LONG_NAMES = {
         for share in ("95", "99")
         for n in "ab"
     },
-    **{f"dead_units_{n}": f"number of units of {n} that are 0 on all samples" for n in "ab"},
+    **{f"dead_units_{n}": f"number of units of {n} that are 0 on all samples; NaN for a single row" for n in "ab"},
 }
 
 
@@ -118,7 +118,7 @@ class View:
                 if not number:
                     used, output = uses.use(), torch.cat(kept.outputs)
                 for i in group:
-                    grams[i] = self._gram(kept.held.pop(i), layers[i].name)
+                    grams[i] = self._gram(kept.held.pop(i), named(layers, i, "activations"))
         missed = [layer.name for layer, found in zip(layers, grams, strict=True) if found is None]
         late = [f"activations of {', '.join(missed)}: {deadline.missed}"] if missed else []
         names = tuple(layer.name for layer in layers)
@@ -135,9 +135,9 @@ class View:
         keys = [("activations", i) for i in range(len(self.reading.layers))]
         return [[i for _, i in group] for group in grouped(keys, {k: len(self.samples) * sizes.found[k] for k in keys})]
 
-    def _gram(self, values: Tensor, layer: str) -> Tensor:
+    def _gram(self, values: Tensor, name: str) -> Tensor:
         if not bool(torch.isfinite(values).all()):
-            raise ValueError(f"net: activations of {layer!r} are NaN or infinite, expected finite ones")
+            raise ValueError(f"net: {name}: got NaN or infinite entries, expected finite ones")
         return similarity.gram(values)
 
 

@@ -18,7 +18,7 @@ from bnrank.measures import bottlenecks
 from bnrank.measures.convolution import layer_blocks
 from bnrank.measures.frequencies.modes import Convolutions, checked, label
 from bnrank.measures.spectra import MAX_ENTRIES, WHICH, Accumulator
-from bnrank.networks.capturing import Captured, capture
+from bnrank.networks.capturing import Captured, capture, named
 from bnrank.networks.functional import example
 from bnrank.networks.reading import Reading, read_or
 
@@ -382,9 +382,9 @@ def _images(
 
     def transform(part: Captured) -> list[Tensor]:
         images = [getattr(part, which)[i].double().reshape(-1, *shape) for i, shape in chosen]
-        for layer, image in zip(result.layers, images, strict=True):
+        for (i, _), image in zip(chosen, images, strict=True):
             if not bool(torch.isfinite(image).all()):
-                raise ValueError(f"net: {which} of layer {layer.name!r}: got NaN or infinite entries")
+                raise ValueError(f"net: {named(reading.layers, i, which)}: got NaN or infinite entries")
         return [torch.fft.fftn(image, dim=dims, norm="ortho").movedim(1, -1)[at] for image in images]
 
     return result, map(transform, capture(net, x, reading, chunk_size, dtype))
