@@ -142,10 +142,7 @@ def gradient_at(loss: Loss, outputs: Tensor, y: object) -> Tensor:
         return torch.autograd.grad(cost.reshape(()), leaf)[0]
     validation.choice(loss, "loss", NAMED)
     count, width = outputs.shape
-    if loss == "mse":
-        y = validation.samples(validation.targets(y, width), "y", features=width).to(outputs)
-    else:
-        y = validation.classes(y, "y", width)
+    y = validation.samples(y, "y", features=width).to(outputs) if loss == "mse" else validation.classes(y, "y", width)
     validation.expect(len(y) == count, "y", f"{len(y)} samples", f"as many as x has, {count}")
     gradient = outputs[None].clone()
     cost_and_gradient(loss, gradient, y, count)
