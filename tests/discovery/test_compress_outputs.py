@@ -10,6 +10,7 @@ import bnrank
 from bnrank.discovery import Timing, compress
 from bnrank.discovery.compression import returned
 from bnrank.discovery.compression.lowrank import places
+from bnrank.discovery.compression.wholes import split_up
 from bnrank.discovery.compression.widths import pairs
 from bnrank.networks.functional import Functional
 from helpers import normal
@@ -170,3 +171,22 @@ def test_a_page_counts_the_entries_that_are_not_zero(tmp_path):
     page = bnrank.report(result, tmp_path / "page.html").read_text()
     assert f"{before:,} parameters that are not zero became {after:,}, {before / after:.3g} times fewer" in page
     assert f", {after:,} of them not zero" in result.certificate.headline
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.rnn, self.head = nn.LSTM(6, 12, batch_first=True), nn.Linear(12, 2)
+
+    def forward(self, x):
+        hidden, (last, _) = self.rnn(x)
+        return {"last": last, "logits": self.head(hidden[:, -1])}
+
+
+def test_recurrent_layers_of_a_module_with_several_outputs_are_split():
+    net = Recurrent().double().eval()
+    assert split_up(net, X.double()[:2, None]) == ["rnn"]
+    result = compress(Recurrent(), normal(300, 3, 6).float(), tol=0.05, timing=TIMING)
+    assert result.changed
+    assert result.network(X[:, None])["last"].shape == (1, 300, 12)
