@@ -322,3 +322,49 @@ def test_the_code_of_the_guide_with_peft_runs(capsys):
     trainable, _ = names["adapted"].get_nb_trainable_parameters()
     assert trainable == names["pattern"].parameters <= names["budget"]
     assert "{" in capsys.readouterr().out
+
+
+class Scalar(nn.Module):
+    """Outputs of shape (N,)."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = bnrank.MLP([4, 8, 1], seed=0)
+
+    def forward(self, x):
+        return self.body(x).squeeze(-1)
+
+
+def test_outputs_and_targets_of_shape_n_are_one_column():
+    x, y = normal(60, 4).float(), normal(60, seed=1).float()
+    common = {"budget": 40, "steps": 8}
+    column = dict(bnrank.lora_ranks(Scalar().body, x, y[:, None], **common))
+    for net, target in ((Scalar(), y), (Scalar(), y[:, None]), (Scalar().body, y)):
+        ranks = {
+            name.replace("body", "").replace("^\\.", "^"): k
+            for name, k in bnrank.lora_ranks(net, x, target, **common).items()
+        }
+        assert ranks == column
+    shapes = set()
+
+    def loss(out, y):
+        shapes.add((out.ndim, y.ndim))
+        return (out - y).square().mean()
+
+    bnrank.lora_ranks(Scalar(), x, y, loss=loss, **common)
+    assert shapes == {(1, 1)}
+
+
+def test_messages_say_what_came_and_what_to_do():
+    x, net = normal(600, 4).float(), bnrank.MLP([4, 8, 8], seed=0)
+    for given, y, message in (
+        (net, normal(600, 3), r"^y: got shape \(600, 3\), expected that of outputs, \(600, 8\)"),
+        (net, torch.zeros(600, 3).long(), r"^y: got shape \(600, 3\), expected class indices of shape \(600,\)"),
+        (Scalar(), torch.arange(600) % 2, '^y: got several classes for a network with one output.*loss="logistic"'),
+        (nn.ReLU(), x, "^net: got ReLU without linear or convolutional layers, expected layers"),
+        (Scalar().half(), 1e3 * normal(600), "^net: training adapters.*convert net to float32 or bfloat16"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            bnrank.lora_ranks(given, x, y, budget=100, steps=4)
+    with pytest.raises(TypeError, match=r"expected a torch\.nn\.Module$"):
+        bnrank.lora_ranks(net.state_dict(), x, x, budget=100)

@@ -342,6 +342,18 @@ def classes(value: Tensor | np.ndarray, name: str, count: int | None = None) -> 
     return labels
 
 
+def targets(value: Any, d_out: int) -> Any:
+    """Return y as given; real targets (N,) as (N, 1) where a network has one output.
+
+    Examples
+    --------
+    >>> targets(torch.zeros(3), 1).shape, targets(torch.zeros(3, dtype=torch.int64), 1).shape
+    (torch.Size([3, 1]), torch.Size([3]))
+    """
+    alone = d_out == 1 and isinstance(value, Tensor) and value.ndim == 1 and value.is_floating_point()
+    return value.unsqueeze(1) if alone else value
+
+
 def samples(value: object, name: str, *, features: int | None = None, minimum: int = 1, ndim: int | None = 2) -> Tensor:
     """Return data as a floating-point tensor, one sample per row.
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bnrank._core import devices, validation
-from bnrank.networks.inputs import Inputs, Samples, main_output
+from bnrank.networks.inputs import Inputs, Samples, columns, main_output
 from bnrank.training.objectives import LOSSES
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d)
@@ -148,7 +148,10 @@ class Problem:
                 yield self.x[rows], self.y[rows]
 
     def outputs(self, x: Samples, factors: Factors | None = None) -> Tensor:
-        """Return the main output of the network, (N, ...), with adapters or with the weights that it has."""
+        """Return the main output of the network, (N, ...), with adapters or with the weights that it has.
+
+        One of shape (N,) is a column, (N, 1), but for a function as loss, which gets what it gets in a training.
+        """
         given = x if isinstance(x, Inputs) else Inputs((x,))
         held = {f"{n}.weight" if n else "weight": w for n, w in self._merged(factors or {}).items()}
         with devices.forked(self.y.device):
@@ -162,7 +165,8 @@ class Problem:
             raise ValueError(
                 f"net: returns {validation.describe(out)}, expected a tensor (N, ...) for {len(x)} samples"
             )
-        return out.movedim(given.dim, 0)
+        out = out.movedim(given.dim, 0)
+        return out if callable(self.loss) else columns(out)
 
     def cost(self, out: Tensor, y: Tensor) -> Tensor:
         """Return the loss, over blocks of samples on average that of all samples."""
@@ -172,29 +176,36 @@ class Problem:
         if self.loss == "cross_entropy":
             total = nn.functional.cross_entropy(out.flatten(0, -2), y.flatten(), ignore_index=IGNORED, reduction="sum")
             return total / (self.labels * len(out))
-        return LOSSES[self.loss](out.flatten(1), y.to(out.dtype).flatten(1))
+        return LOSSES[self.loss](out.flatten(1), columns(y).to(out.dtype).flatten(1))
 
     def _check(self, out: Tensor, y: Tensor) -> None:
         """Refuse targets that do not fit the outputs, and functions that are no loss."""
+
+        def shape_of(some: Tensor) -> tuple[int, ...]:
+            return (len(self.x), *some.shape[1:])  # not of the block
+
         if callable(self.loss):
             cost = self.loss(out, y)
             scalar = isinstance(cost, Tensor) and cost.ndim == 0
             validation.expect(scalar, "loss", validation.describe(cost), "a function that returns a tensor of shape ()")
         elif self.loss == "cross_entropy":
-            fits = out.ndim >= 2 and y.shape == out.shape[:-1] and not y.is_floating_point()
-            validation.expect(fits, "y", f"shape {tuple(y.shape)}", f"class indices of shape {tuple(out.shape[:-1])}")
+            fits = y.shape == out.shape[:-1] and not y.is_floating_point()
+            validation.expect(fits, "y", f"shape {shape_of(y)}", f"class indices of shape {shape_of(out[..., 0])}")
             kept = y[y != IGNORED]
+            if out.shape[-1] == 1:
+                advice = 'floating-point targets, or -1 and +1 with loss="logistic"'
+                validation.expect(not kept.any(), "y", "several classes for a network with one output", advice)
             if len(kept):
                 validation.classes(kept, "y", out.shape[-1])
         else:
-            fits = y.shape == out.shape
-            validation.expect(fits, "y", f"shape {tuple(y.shape)}", f"that of outputs, {tuple(out.shape)}")
+            fits = columns(y).shape == out.shape
+            validation.expect(fits, "y", f"shape {shape_of(y)}", f"that of outputs, {shape_of(out)}")
             signs = self.loss != "logistic" or bool((y.abs() == 1).all())
             validation.expect(signs, "y", "other entries than -1 and +1", "-1 and +1 for the logistic loss")
 
     def _drawn(self, out: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
         """Return a function of the outputs whose gradient is that of the loss of every sample, for a drawn target."""
-        flat = out.flatten(0, -2) if self.loss == "cross_entropy" else out.flatten(1)
+        flat = out.flatten(0, -2) if self.loss == "cross_entropy" else columns(out).flatten(1)
         noise = torch.rand(flat.shape, generator=generator, dtype=torch.float64).to(flat.device).clamp(1e-12, 1 - 1e-12)
         if self.loss == "cross_entropy":  # the largest of the logits plus Gumbel noise has the softmax's distribution
             label = (flat.detach().double() - (-noise.log()).log()).argmax(1)

@@ -94,8 +94,8 @@ def lora_ranks(
         Samples of the new task, (N, ...); integers for networks that embed them. A mapping is passed as ``net(**x)``,
         a tuple as ``net(*x)``.
     y : Tensor or ndarray
-        Targets: (N, ...) in the shape of the outputs, -1 and +1 for "logistic"; or class indices from 0, (N,) or
-        (N, ...); -100 for positions to be ignored.
+        Targets: (N, ...) in the shape of the outputs, (N,) for (N, 1), too; -1 and +1 for "logistic"; or class indices
+        from 0, (N,) or (N, ...); -100 for positions to be ignored.
     budget : int
         Number of parameters of all adapters. Uniform rank r costs r times the sum of n_in + n_out.
     loss : str or callable, optional
@@ -137,7 +137,6 @@ def lora_ranks(
     >>> pattern.parameters <= 40, all(rank > 0 for rank in pattern.values())
     (True, True)
     """
-    validation.kind(net, "net", nn.Module, "a torch.nn.Module")
     check_finite(net)
     budget, chunk_size = validation.integer(budget, "budget"), validation.integer(chunk_size, "chunk_size")
     steps, seed = validation.integer(steps, "steps"), validation.seed(seed)
@@ -161,7 +160,7 @@ def _chosen(
 ) -> RankPattern:
     """Return the ranks of adapters of a network, which is changed."""
     layers, skipped = _layers(own)
-    validation.expect(layers, "net", f"{type(own).__name__} with {len(skipped)} unsuitable layers", "linear layers")
+    validation.expect(layers, "net", _without_layers(own, skipped), "layers that can have an adapter")
     inside = "a module with the layer inside, such as nn.Sequential(net): adapters are placed in the parent of a layer"
     validation.expect("" not in layers, "net", f"a {type(own).__name__} alone", inside)
     found = Problem(own, layers, loss, samples, targets, chunk_size)
@@ -188,7 +187,9 @@ def _proposed(
     rate = min(tried, key=lambda rate: tried[rate])
     factors, value = found.trained(start, steps, rate, PENALTY, seed)
     if not math.isfinite(value):
-        raise ValueError("net: training low-rank adapters gives a loss that is not finite, expected a finite one")
+        half = any(f.dtype == torch.float16 for pair in factors.values() for f in pair)
+        advice = "; convert net to float32 or bfloat16, whose range is larger" if half else ""
+        raise ValueError(f"net: training adapters gives a loss that is not finite, expected a finite one{advice}")
     found.move(factors)
     found.prepare((seed + 1) % 2**64)
     cut: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
@@ -239,6 +240,15 @@ def _targets(y: Any, n: int) -> Tensor:
     validation.expect(not targets.is_complex() and targets.dtype != torch.bool, "y", targets, "real numbers", TypeError)
     validation.expect(targets.ndim > 0 and len(targets) == n, "y", f"shape {tuple(targets.shape)}", expected)
     return validation.finite(targets, "y")
+
+
+def _without_layers(net: nn.Module, skipped: dict[str, str]) -> str:
+    """Return in words that a network has no layer for an adapter, and why."""
+    kind = type(net).__name__
+    if not skipped:
+        return f"{kind} without linear or convolutional layers"
+    name, why = next(iter(skipped.items()))
+    return f"{kind} with {len(skipped)} linear or convolutional layer(s) that cannot ({name or 'the module'}: {why})"
 
 
 def _layers(net: nn.Module) -> tuple[dict[str, Any], dict[str, str]]:

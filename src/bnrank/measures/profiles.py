@@ -78,16 +78,16 @@ def profile(
     ----------
     net : torch.nn.Module, mapping or path
         Any module that runs and has a weight matrix. It is left unchanged. Of several outputs the main one counts:
-        ``.logits``, ``.last_hidden_state`` or the first tensor. Without x also a state dict, or a file of weights:
-        ``.safetensors``, ``.onnx`` (needs the package onnx), ``.pt``, ``.pth``, ``.bin`` or ``.ckpt`` (tensors and
-        plain values only), or a TorchScript archive. No code of a file is run.
+        ``.logits``, ``.last_hidden_state`` or the first tensor; one of shape (N,) is one feature. Without x also a
+        state dict, or a file of weights: ``.safetensors``, ``.onnx`` (needs the package onnx), ``.pt``, ``.pth``,
+        ``.bin`` or ``.ckpt`` (tensors and plain values only), or a TorchScript archive. No code of a file is run.
     x : Tensor or ndarray, tuple or mapping of them, optional
         Samples, (N, ...), or tokens, integers. A mapping is passed as ``net(**x)``, a tuple as ``net(*x)``. For
         recurrent and attention modules of torch by themselves with ``batch_first=False``: (time, N, features).
         Without samples only the weights are measured, see Notes.
     y : Tensor or ndarray, optional
-        (N, d_out) for the mean squared error (1/N) sum_i ||f(x_i) - y_i||^2, or class indices, (N,), for the mean
-        cross-entropy: adds the variable ``cost``.
+        (N, d_out), or (N,) for one output, for the mean squared error (1/N) sum_i ||f(x_i) - y_i||^2; or class
+        indices, integers (N,), for the mean cross-entropy: adds the variable ``cost``.
     what : sequence of str, optional
         From "weights", "activations", "jacobian", "ntk" and "operators". Default: the first four, without what is
         expensive: spectra of whole activations, Jacobians and the NTK are left out beyond a number of operations, and
@@ -345,6 +345,7 @@ def _target(y: Data, n: int, d_out: int) -> Tensor:
         expected = "targets, floating point of shape (N, d_out), or class indices"
         raise TypeError(f"y: got {validation.describe(y)}, expected {expected}") from error
     if y.is_floating_point():
+        y = validation.targets(y, d_out)
         y = validation.samples(y, "y", ndim=None if y.ndim > 2 else 2).flatten(1)
         got = f"{y.shape[1]} outputs per sample"
         validation.expect(y.shape[1] == d_out, "y", got, f"{d_out} as in the network's output")

@@ -16,7 +16,7 @@ from torch.nn.parameter import is_lazy
 from bnrank._core import devices, validation
 from bnrank._core.shared import Shared
 from bnrank.networks.casting import cast_when_run, large_weights, same
-from bnrank.networks.inputs import Inputs, Samples, main_output, several
+from bnrank.networks.inputs import OUTPUTS, Inputs, Samples, columns, main_output, several
 from bnrank.networks.mlp import MLP, LinearNetwork
 
 Copied = TypeVar("Copied", nn.Module, "tuple[nn.Module, ...]", Any)
@@ -27,7 +27,7 @@ class Functional:
 
     Parameters and buffers are copied and cast once. Every call runs in eval mode; modes and random generators are
     restored afterwards. Attributes that are neither parameters nor buffers are not cast. Of several outputs the main
-    one counts, see :func:`~bnrank.networks.inputs.main_output`.
+    one counts, see :func:`~bnrank.networks.inputs.main_output`; one of shape (N,) is returned as one feature, (N, 1).
 
     Parameters
     ----------
@@ -80,16 +80,28 @@ class Functional:
 
     def with_parameters(self, parameters: dict[str, Tensor], x: Samples) -> Tensor:
         """Return f(x) with other parameters, in the same dtype and on the same device."""
+        return columns(self._main(parameters, x))
+
+    def main(self, x: Samples) -> Tensor:
+        """Return f(x) in the shape that the module gives it, (N,) or (N, ...)."""
+        return self._main(self.parameters, x)
+
+    def is_plain(self, x: Samples) -> bool:
+        """Return whether the module returns one tensor with a row for each sample: no other values, and no (N,)."""
+        with torch.no_grad():
+            returned = self._run(self.parameters, x)
+        return isinstance(returned, Tensor) and returned.ndim > 1
+
+    def _main(self, parameters: dict[str, Tensor], x: Samples) -> Tensor:
+        """Return the main output, samples first."""
         kind, dim = type(self.module).__name__, x.dim if isinstance(x, Inputs) else 0
-        try:
-            returned = self._returned(parameters, x)
-        except Exception as error:
-            raise self._failure(parameters, x, error) from error
+        returned = self._run(parameters, x)
         out = main_output(returned)
         if not isinstance(out, Tensor):
             raise ValueError(
-                f"net: {kind} returns {type(returned).__name__}, expected a tensor, or a tuple, mapping or object "
-                "that holds one; wrap it in a module that returns the tensor of interest"
+                f"net: {kind} returns {type(returned).__name__}, expected a tensor, a tuple, mapping or dataclass "
+                f"that holds one, or an object with one in {', '.join(OUTPUTS)}; wrap it in a module that returns "
+                "the tensor of interest"
             )
         dense = not out.is_nested and out.layout == torch.strided and not out.is_complex()
         if not dense:
@@ -99,6 +111,13 @@ class Functional:
             expected = "(N, ...)" if dim == 0 else "(time, N, ...)"
             raise ValueError(f"net: the output has shape {tuple(out.shape)} for {len(x)} samples, expected {expected}")
         return out.movedim(dim, 0)
+
+    def _run(self, parameters: dict[str, Tensor], x: Samples) -> Any:
+        """Return what the module returns; raise ValueError, with the reason, where it fails."""
+        try:
+            return self._returned(parameters, x)
+        except Exception as error:
+            raise self._failure(parameters, x, error) from error
 
     def _returned(self, parameters: dict[str, Tensor], x: Samples) -> Any:
         """Return what the module returns."""

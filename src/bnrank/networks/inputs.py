@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import is_dataclass
 from typing import Any
 
 import numpy as np
@@ -133,8 +134,9 @@ def several(net: nn.Module, x: Any, name: str = "x", minimum: int = 1) -> Inputs
 def main_output(out: Any) -> Any:
     """Return the tensor of interest among what a module returns; the value itself where there is none.
 
-    Of a mapping or an object: logits, last_hidden_state or out, else the first floating-point tensor. Of a tuple or
-    list the first entry that is or holds one: the output of a recurrent layer or of attention.
+    Of a mapping, a dataclass or an object with one of them: logits, last_hidden_state or out, else the first
+    floating-point tensor. Of a tuple or list the first entry that is or holds one: the output of a recurrent layer or
+    of attention.
 
     Examples
     --------
@@ -143,7 +145,8 @@ def main_output(out: Any) -> Any:
     """
     if isinstance(out, Tensor):
         return out
-    if isinstance(out, Mapping) or any(isinstance(getattr(out, name, None), Tensor) for name in OUTPUTS):
+    named = is_dataclass(out) or any(isinstance(getattr(out, name, None), Tensor) for name in OUTPUTS)
+    if isinstance(out, Mapping) or named:
         inside = dict(out) if isinstance(out, Mapping) else vars(out)
         known = inside if isinstance(out, Mapping) else {name: getattr(out, name, None) for name in OUTPUTS}
         values: Iterator[Any] = iter([*(known.get(name) for name in OUTPUTS), *inside.values()])
@@ -152,6 +155,31 @@ def main_output(out: Any) -> Any:
     else:
         return out
     return next((value for value in values if isinstance(value, Tensor) and value.is_floating_point()), out)
+
+
+def columns(out: Tensor) -> Tensor:
+    """Return outputs or targets (N, ...); those of shape (N,) count as one feature, (N, 1).
+
+    Examples
+    --------
+    >>> columns(torch.zeros(3)).shape, columns(torch.zeros(3, 2)).shape
+    (torch.Size([3, 1]), torch.Size([3, 2]))
+    """
+    return out if out.ndim > 1 else out.reshape(-1, 1)
+
+
+class MainOutput(nn.Module):
+    """The main output among what a module returns, with one row for each sample: a last part of a ``nn.Sequential``.
+
+    Examples
+    --------
+    >>> MainOutput()({"logits": torch.zeros(3), "loss": torch.ones(())}).shape
+    torch.Size([3, 1])
+    """
+
+    def forward(self, returned: Any) -> Tensor:
+        """Return the tensor, (N, ...)."""
+        return columns(main_output(returned))
 
 
 def _time_first(net: nn.Module) -> bool:

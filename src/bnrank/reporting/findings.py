@@ -212,7 +212,9 @@ def _compression(found: Compressed) -> tuple[str, str, str]:
         return "Returned unchanged", "warn", found.reason or "nothing could be removed"
     said = f"{before:,} parameters became {after:,}, {before / max(after, 1):.3g} times fewer"
     if 0 < certificate.nonzero < after:
-        said += f"; {certificate.nonzero:,} of them are not zero"
+        first, then = certificate.nonzero_before, certificate.nonzero
+        said = f"{first:,} parameters that are not zero became {then:,}, {first / then:.3g} times fewer"
+        said += f"; {after:,} with the zeros"
     if (accuracy := certificate.held_out_accuracy) is not None:
         said += f"; held-out accuracy {100 * accuracy.before:.2f} % before, {100 * accuracy.after:.2f} % after"
     change = f"change on held-out samples {_percent(certificate.held_out.centered)} of the spread of the outputs"
@@ -263,10 +265,11 @@ def _compression_tables(found: Compressed) -> list[Block]:
 
 def _bounds(found: Compressed) -> Iterable[str]:
     certificate = found.certificate
-    yield (
-        f"For i.i.d. samples, at most {_percent(certificate.share_beyond)} change by more than the largest "
-        "held-out change, with 95 percent confidence."
-    )
+    if found.changed:
+        yield (
+            f"For i.i.d. samples, at most {_percent(certificate.share_beyond)} change by more than the largest "
+            "held-out change, with 95 percent confidence."
+        )
     if certificate.rank is not None:
         yield f"The network returned has bottleneck rank at most {certificate.rank}, on all inputs (T18)."
     if certificate.jacobian_rank is not None:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from bnrank._core import linalg
 from bnrank.networks.chain import Chain, read_chain
 from bnrank.networks.functional import Functional, copied, unwrap
+from bnrank.networks.inputs import MainOutput
 from bnrank.networks.mlp import MLP, from_layers, leaky_relu
 
 Pair = tuple[nn.Module, nn.Module]
@@ -182,17 +183,19 @@ def _module_cuts(net: nn.Module, x: Tensor) -> Iterator[Cut]:
     parts = [part for part in net._modules.values() if part is not None] if type(net) is nn.Sequential else []
     parts = parts or [net]
     functions = [Functional(part) for part in parts]
+    runs: list[Callable[[Tensor], Tensor]] = [*(function.main for function in functions[:-1]), functions[-1]]
 
     def cut(start: int, place: str, shape: torch.Size, values: Tensor) -> Cut:
         def rest(values: Tensor) -> Tensor:
             a = values.reshape(len(values), *shape).clone()  # a part may work in place
-            for function in functions[start:]:
-                a = function(a)
+            for run in runs[start:]:
+                a = run(a)
             return a.flatten(1)
 
         def split(basis: Basis) -> Pair:
             copies = [copied(part).double().eval() for part in parts]
-            inner: list[nn.Module] = [nn.Flatten()]
+            inner: list[nn.Module] = [MainOutput()] if start == len(parts) and not plain else []
+            inner.append(nn.Flatten())
             outer: list[nn.Module] = [nn.Unflatten(1, tuple(shape))] if len(shape) != 1 else []
             if basis.directions is not None:
                 q = basis.columns
@@ -202,7 +205,7 @@ def _module_cuts(net: nn.Module, x: Tensor) -> Iterator[Cut]:
 
         return Cut(start, place, values, True, rest, split, Basis(None, torch.zeros_like(values[0])))
 
-    a = x
+    a, plain = x, True
     with torch.no_grad():
         for i in range(len(parts) + 1):
             place = "input" if i == 0 else "output" if i == len(parts) else "activation"
@@ -210,4 +213,5 @@ def _module_cuts(net: nn.Module, x: Tensor) -> Iterator[Cut]:
                 values = a.flatten(1).to(functions[0].device, torch.float64, copy=True)
                 yield cut(i, place, a.shape[1:], values)
             if i < len(parts):
-                a = functions[i](a)
+                before, a = a, runs[i](a)
+                plain = i + 1 < len(parts) or functions[i].is_plain(before[:2])

@@ -119,7 +119,7 @@ class Facts:
     def _read_targets(self, y: Any) -> Tensor:
         """Return targets (N, d_out) in float64, or class indices (N,), after checking that they fit."""
         outputs = self.outputs.shape[1]
-        y = validation.from_array(y, "y") if isinstance(y, np.ndarray) else y
+        y = validation.targets(validation.from_array(y, "y") if isinstance(y, np.ndarray) else y, outputs)
         if isinstance(y, Tensor) and not y.is_floating_point():
             targets = validation.classes(y, "y", outputs)
         else:

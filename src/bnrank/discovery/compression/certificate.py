@@ -227,9 +227,14 @@ class Certificate(Printed):
     def speedup_certain(self) -> bool:
         """Whether nothing changed, or the quartile ranges of the times do not overlap."""
         before, after = self.latency_before, self.latency
-        if before == after:
+        if self._unchanged:
             return True
         return before.low > after.high if self.speedup > 1 else after.low > before.high
+
+    @property
+    def _unchanged(self) -> bool:
+        """Whether both networks are the same, so that one latency was measured."""
+        return self.latency_before == self.latency
 
     @property
     def share_beyond(self) -> float:
@@ -247,6 +252,7 @@ class Certificate(Printed):
     def headline(self) -> str:
         """Size, speed and whether the tolerance is met, in a line."""
         size = f"{self.parameters_before:,} to {self.parameters:,} parameters"
+        size += f", {self.nonzero:,} of them not zero" if 0 < self.nonzero < self.parameters else ""
         speed = f"{self.speedup:.3g} times as fast" if self.speedup_certain else "speedup uncertain"
         return f"{size}, {speed}; tolerance {_percent(self.tol)} of the spread {'met' if self.met else 'NOT met'}"
 
@@ -278,6 +284,8 @@ class Certificate(Printed):
             if of is not None:
                 lines.append(f"accuracy {label}: {100 * of.before:.2f} % before, {100 * of.after:.2f} % after")
         lines.append(f"tolerance {_percent(self.tol)} of the spread: {'met' if self.met else 'NOT met'}")
+        if self._unchanged:
+            return lines
         beyond = f"new samples beyond the largest held-out change: at most {_percent(self.share_beyond)}"
         return [*lines, f"{beyond} (95 percent confidence)"]
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bnrank._core import validation
-from bnrank.discovery.compression import budget
+from bnrank.discovery.compression import budget, returned
 from bnrank.discovery.compression.long_kernels import LongKernels
 from bnrank.discovery.compression.parts import LINEAR, Parts, channel_rows, first_input, flow, is_linear, run
 from bnrank.discovery.storage import plain_array
@@ -216,7 +216,7 @@ def affordable_whole(net: nn.Module, x: Tensor, max_samples: int) -> tuple[int, 
         for part in leaves:
             note = part.register_forward_hook(lambda _, __, out: sizes.append(_entries(out)))
             stack.callback(note.remove)
-        sizes.append(net(x[:2].clone()).numel())
+        sizes.append(sum(tensor.numel() for tensor in returned.tensors(net(x[:2].clone()))))
     count = min(max_samples, max(64, int(4 * MAX_ENTRIES / max(sizes))))
     return count, max(1, int(MAX_ENTRIES / 4 / max(sum(sizes), 1)))
 

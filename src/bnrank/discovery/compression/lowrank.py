@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from bnrank.discovery.compression.fits import AffineFit, completes, factor_weights, gram_fit, pointwise_pair
 from bnrank.discovery.compression.judging import Judge, check_gradient
 from bnrank.discovery.compression.parts import Counts, Parts, channel_rows, cheapest, is_linear, share
+from bnrank.discovery.compression.returned import apart
 from bnrank.networks import Skipped
 from bnrank.networks.completion import Completion
 
@@ -33,7 +34,8 @@ Choice = dict[str, Parts]
 def places(net: nn.Module, x: Tensor) -> tuple[list[str], list[Skipped]]:
     """Return the names of the linear layers that can be replaced, in order of execution, and the others.
 
-    A layer can be replaced if it runs, is registered once, shares no parameter, and nothing else reads its weight.
+    A layer can be replaced if it runs, is registered once, shares no parameter, nothing else reads its weight, and not
+    only values beside the main output depend on it.
     """
     names = {name: part for name, part in net.named_modules() if is_linear(part)}
     registered = Counter(id(part) for _, part in net.named_modules(remove_duplicate=False))
@@ -50,6 +52,7 @@ def places(net: nn.Module, x: Tensor) -> tuple[list[str], list[Skipped]]:
             skipped.append(Skipped.part(name, part, "its parameters are used in more than one place"))
         elif not times[name]:
             skipped.append(Skipped.part(name, part, "not called"))
+    skipped += apart(net, [name for name in names if times[name]], x[:2])
     left = {part.name for part in skipped}
     found = [name for name in dict.fromkeys(calls) if name not in left]
     for name in list(found):

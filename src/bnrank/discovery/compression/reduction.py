@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from bnrank.discovery.compression import judging
+from bnrank.discovery.compression import judging, returned
 from bnrank.discovery.compression.judging import Judge, tuned
 from bnrank.discovery.compression.parts import Parts, counts, parameters
 from bnrank.discovery.compression.result import finished, replaced
@@ -96,7 +96,7 @@ class Search:
     def judge(self) -> Judge:
         """Return the judge of whole modules."""
         first, second = (
-            (self.x[rows], _flat, self.reference[rows].flatten(1))
+            (self.x[rows], returned.main, self.reference[rows].flatten(1))
             for rows in (slice(0, self.fitted), slice(self.fitted, None))
         )
         return Judge(first, second, self.reference[-self.real :], self.completing)
@@ -111,20 +111,16 @@ class Search:
         return Judge(first, second, self.reference[-self.real :], self.completing)
 
 
-def _flat(value: Tensor) -> Tensor:
-    return value.flatten(1)
-
-
 def _rest(work: nn.Module, name: str, x: Tensor) -> Callable[[Tensor], Tensor]:
     """Return the map from a segment's output to the module's output, for given samples."""
     if not name:
-        return lambda value: value.flatten(1)
+        return returned.main
     stub: Any = nn.Module()
     around = put(copied(work), name, stub)
 
     def rest(value: Tensor) -> Tensor:
         stub.forward = lambda input: value  # the name that nn.Sequential has
-        return cast(Tensor, around(x.clone())).flatten(1)
+        return returned.main(around(x.clone()))
 
     return rest
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from bnrank._core import identity, validation
 from bnrank.discovery import storage
-from bnrank.discovery.compression import budget, judging
+from bnrank.discovery.compression import budget, judging, returned
 from bnrank.discovery.compression.certificate import certified
 from bnrank.discovery.compression.long_kernels import LongKernels, for_kernels_of
 from bnrank.discovery.compression.lowrank import places
@@ -34,6 +34,7 @@ WORK = 10**10  # multiply-adds of the module on all samples, up to which they ar
 SHARES = (0.0, 0.6, 1.0)  # of the tolerance for the segments of a larger module, before its layers are factored
 MARGIN = 0.85  # fraction of the tolerance used: new samples differ more than those of the search
 BEFORE_ZEROS = (0.0, 0.5)  # of the tolerance for everything else, where entries are set to zero
+ENOUGH = 64  # samples that show whether the module is random
 SELECTING = 0.25  # fraction of the search samples used for model selection
 
 
@@ -94,8 +95,10 @@ def compress(
     Parameters
     ----------
     net : torch.nn.Module
-        Any module; it is not modified. Segments of Linear and convolutions with any parts in between, in eval mode, are
-        compressed; everything else is left unchanged and listed.
+        Any module; it is not modified. Of several outputs the change of the main one counts, as in `bnrank.profile`;
+        the network returned has the same structure of outputs, and computes the others itself. Segments of Linear and
+        convolutions with any parts in between, in eval mode, are compressed; everything else is left unchanged and
+        listed.
     x : Tensor, ndarray or DataFrame
         Samples from the distribution the network is applied to, (N, ...), at least 8. Preferably many, and not the
         training data, on which the network may fit noise. No labels are needed.
@@ -188,6 +191,7 @@ def compress(
         if labels is not None:
             validation.classes(labels, name, outputs.shape[1])
     judging.check_spread(original, x, parted.kept, reference)
+    noise = returned.noise(function, x[:ENOUGH])
     work = copied(original).double().eval().requires_grad_(True)
     deciding = parted.deciding.to(function.device, torch.float64 if x.is_floating_point() else x.dtype)
     with torch.no_grad():
@@ -197,6 +201,8 @@ def compress(
     layers = sum(map(is_linear, work.modules()))
     others = layers > sum(map(is_linear, found[0].parts)) if one else layers > 0
     several = [segment for segment in found if one or sum(map(is_linear, segment.parts)) > 1]
+    aside = {part.name for part in returned.apart(work, [segment.name for segment in several], deciding[:2])}
+    several = [segment for segment in several if segment.name not in aside]
     limit = judging.affordable(work, several, deciding, limit)
     chunk_size = limit
     if others:
@@ -237,7 +243,7 @@ def compress(
         certificate=certified((original, network), parted, tol, reference, whole, timing),
         steps=tuple(search.steps),
         skipped=(*skipped, *(part for part in search.skipped if part.name not in {one.name for one in skipped})),
-        reason="; ".join(search.reasons) if outcomes else NONE,
+        reason="; ".join(filter(None, [noise, *search.reasons])) if outcomes else NONE,
         widths_before=layer_widths(original),
         plan={name: storage.describe(parts) for name, parts in new.items()},
         identity=identity.describe(unwrap(net), "net", values=False),

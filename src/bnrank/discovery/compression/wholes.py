@@ -12,6 +12,7 @@ from bnrank.discovery.compression import budget
 from bnrank.discovery.compression.judging import Judge, tuned
 from bnrank.discovery.compression.lowrank import Choice, Factoring
 from bnrank.discovery.compression.parts import LINEAR, Counts, Parts, parameters
+from bnrank.discovery.compression.returned import alike
 from bnrank.discovery.compression.stages import Step, inlined, most
 from bnrank.discovery.compression.widths import Narrowing, pairs
 from bnrank.networks import Skipped
@@ -44,7 +45,7 @@ def split_up(net: nn.Module, x: Tensor) -> list[str]:
             made.unrolled = True
         put(net, name, made)
         after = _output(net, x)
-        if before is not None and after is not None and torch.allclose(before, after, rtol=1e-5, atol=1e-6):
+        if before is not None and after is not None and alike(before, after, rtol=1e-5, atol=1e-6):
             found.append(name)
         else:
             put(net, name, part)
@@ -53,10 +54,11 @@ def split_up(net: nn.Module, x: Tensor) -> list[str]:
     return found
 
 
-def _output(net: nn.Module, x: Tensor) -> Tensor | None:
+def _output(net: nn.Module, x: Tensor) -> Any:
+    """Return what a module returns; None where it does not run."""
     try:
         with torch.no_grad():
-            return cast(Tensor, net(x.clone()))
+            return net(x.clone())
     except (AttributeError, TypeError, RuntimeError):
         return None
 

@@ -13,6 +13,7 @@ from bnrank.discovery.compression.fits import with_weight
 from bnrank.discovery.compression.lowrank import Choice, Factoring, step_of, swapped
 from bnrank.discovery.compression.neurons import by_unit, forward_selection, rewritten, takes_constants
 from bnrank.discovery.compression.parts import cheapest, first_input, share
+from bnrank.discovery.compression.returned import alike
 from bnrank.networks.attention import FactoredAttention
 from bnrank.networks.functional import copied
 
@@ -68,7 +69,7 @@ def pairs(net: nn.Module, names: Sequence[str], x: Tensor) -> list[Pair]:
                     got = net(x[:TRIED].clone())
             except (AttributeError, TypeError, RuntimeError, ValueError):
                 continue
-        if got.shape == expected.shape and torch.allclose(got, expected, rtol=1e-8, atol=1e-9):
+        if alike(got, expected, rtol=1e-8, atol=1e-9):
             found.append(pair)
     return found
 

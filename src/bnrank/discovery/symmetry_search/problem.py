@@ -19,6 +19,7 @@ from bnrank.discovery.symmetry_search.domain import Domain, read_domain
 from bnrank.discovery.symmetry_search.fields import Coordinates, whitened
 from bnrank.measures.jacobian import Jacobian
 from bnrank.networks.functional import Functional, unwrap
+from bnrank.networks.inputs import MainOutput
 
 SHARE = 0.02  # largest fraction of the sum of squares of all Jacobians for a single sample
 FAIR = 5.0  # the same limit for few samples, in multiples of 1 / n
@@ -348,9 +349,8 @@ def _transformed(model: Pipeline, points: np.ndarray) -> np.ndarray:
 
 
 def _with_columns(net: nn.Module, x: Tensor) -> nn.Module:
-    """Return a module with outputs (N, d_out), for one that may return (N,)."""
-    with torch.no_grad():
-        return nn.Sequential(net, nn.Unflatten(0, (-1, 1))) if Functional(net)(x[:2]).ndim == 1 else net
+    """Return a module with outputs (N, d_out), for one that may return (N,) or several values."""
+    return net if Functional(net).is_plain(x[:2]) else nn.Sequential(net, MainOutput())
 
 
 def outputs_of(net: nn.Module, x: Tensor) -> Tensor:

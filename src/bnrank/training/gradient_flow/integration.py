@@ -20,6 +20,7 @@ from bnrank._core.store import Stored
 from bnrank.measures import plateaus
 from bnrank.networks.chain import as_mlp
 from bnrank.networks.functional import Functional, check_finite, check_unshared, copied, example, is_plain_mlp, unwrap
+from bnrank.networks.inputs import columns
 from bnrank.networks.mlp import MLP
 from bnrank.tasks.losses import LOSSES
 from bnrank.tasks.task import Task, as_task, signs
@@ -218,9 +219,11 @@ def _data(
     validation.expect(one_each, "y", found, f"one entry per sample of x, {len(x)}")
     validation.finite(y, "y")
     with torch.no_grad():
-        shape = (len(x), *Functional(net, dtype)(x[:2]).shape[1:])
-    if len(shape) < 2:
-        raise ValueError(f"net: gives outputs of shape {shape}, expected (N, d_out)")
+        out = Functional(net, dtype).main(x[:2])
+    if out.ndim < 2 and callable(loss):  # whose targets may have any shape
+        raise ValueError(f"net: gives outputs of shape ({len(x)},), expected (N, d_out)")
+    shape = (len(x), *columns(out).shape[1:])
+    y = y if callable(loss) else validation.targets(y, shape[-1])
     validation.expect(loss != "mse" or y.shape == shape, "y", found, f"the shape of the outputs, {shape}, for 'mse'")
     if loss == "cross_entropy":
         numbers = not y.is_floating_point() and y.dtype != torch.bool and y.ndim == 1

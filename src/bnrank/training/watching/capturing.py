@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bnrank.networks.inputs import columns, main_output
 from bnrank.training.watching import quantities
 from bnrank.training.watching.parts import OUTPUT, Part
 
@@ -91,7 +92,7 @@ class Capture:
         for module, parts in self._parts.items():
             self._handles.append(module.register_forward_pre_hook(self._entered(parts), with_kwargs=True))
         if not isinstance(self.net, torch.jit.ScriptModule):
-            self._handles.append(self.net.register_forward_hook(self._left))
+            self._handles.append(self.net.register_forward_hook(self._left, with_kwargs=True))
 
     def disarm(self) -> None:
         """Remove the hooks."""
@@ -107,9 +108,11 @@ class Capture:
 
         return hook
 
-    def _left(self, module: nn.Module, args: Any, output: Any) -> None:
+    def _left(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
         if self._wanted(OUTPUT, module):
             found = _first_tensor(output)
+            if found is not None and found.ndim == 1 and not _is_one_sample((*args, *kwargs.values()), len(found)):
+                found = columns(found)
             lines = found is not None and found.ndim == 3 and found.shape[1] == self._line_channels
             images = found is not None and (found.ndim in (4, 5) or lines) and not isinstance(output, Mapping)
             self._keep(OUTPUT, found, 1 if images else -1, module.training)
@@ -191,12 +194,16 @@ def _plain_precision(tensor: Tensor) -> Any:
     return torch.autocast(tensor.device.type, enabled=False)
 
 
+def _is_one_sample(args: Sequence[Any], units: int) -> bool:
+    """Return whether a network that returns a vector was called on one: a single sample, without a dimension for it."""
+    tensors = [value for value in args if isinstance(value, Tensor)]
+    return bool(tensors) and all(tensor.ndim < 2 and tensor.shape != (units,) for tensor in tensors)
+
+
 def _first_tensor(value: Any) -> Tensor | None:
-    """Return the first floating-point tensor of an output, of the arguments of a call, or of what these hold."""
-    if isinstance(value, Tensor):
-        return value if value.is_floating_point() else None
-    for name in ("logits", "last_hidden_state"):
-        if isinstance(found := getattr(value, name, None), Tensor):
-            return found
+    """Return the main tensor of an output, or the first floating-point one of the arguments of a call."""
+    main = main_output(value)
+    if isinstance(main, Tensor):
+        return main if main.is_floating_point() else None
     entries = value.values() if isinstance(value, Mapping) else value if isinstance(value, tuple | list) else ()
     return next((found for entry in entries if (found := _first_tensor(entry)) is not None), None)
