@@ -305,6 +305,20 @@ def test_convolutions_groups_recurrent_weights_and_complex_numbers():
     assert np.nanmax(turned.left_angles) < 1e-3
 
 
+def test_a_module_tells_how_the_kernels_of_its_state_dict_are_read():
+    net = nn.Sequential(nn.ConvTranspose2d(5, 4, 3), nn.Conv2d(4, 8, 3, groups=2))
+    moved = {name: value + 0.1 for name, value in net.state_dict().items()}
+    whole = copy.deepcopy(net)
+    whole.load_state_dict(moved)
+    expected = bnrank.compare(net, whole)
+    for found in (bnrank.compare(net, moved), bnrank.compare(net.state_dict(), whole)):
+        for name in ("stable_rank", "update_norm", "update_stable_rank"):
+            assert np.array_equal(found.data[name].values, expected.data[name].values)
+        assert not any("shapes differ" in note for note in found.notes)
+    along = bnrank.compare([net.state_dict(), whole]).history
+    assert along.stable_rank.values == pytest.approx(expected.data.stable_rank.values, rel=1e-9)
+
+
 def test_a_large_matrix_has_the_same_numbers_by_the_gram_matrix(monkeypatch):
     a, b = {"w": normal(30, 20)}, {"w": normal(30, 20, seed=1)}
     exact = bnrank.compare(a, b).data

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bnrank._core import validation
 from bnrank._core.deadline import Deadline
@@ -15,6 +15,7 @@ from bnrank.measures import similarity, tensors
 from bnrank.measures.comparing import Comparison, representations
 from bnrank.measures.comparing.pair import compared
 from bnrank.networks.inputs import Example
+from bnrank.networks.tensors import of_module
 from bnrank.training.watching import quantities
 from bnrank.training.watching.checkpoints import record_of
 from bnrank.training.watching.parts import matrices_of
@@ -152,6 +153,8 @@ def _sequence(sources: list[Any], x: Any, top: int, some: dict[str, Any], deadli
     before: dict[str, Tensor] = {}
     views: list[representations.Seen] = []
     notes: list[str] = []
+    module = next((source for source in sources if isinstance(source, nn.Module)), None)
+    known = {} if module is None else {e.name: e for e in of_module(module)}
     for step, source in enumerate(sources):
         if measured and deadline.over():
             notes.append(f"networks {step} to {len(sources) - 1}: {deadline.missed}")
@@ -159,8 +162,7 @@ def _sequence(sources: list[Any], x: Any, top: int, some: dict[str, Any], deadli
         rows: dict[str, dict[str, float]] = {}
         values: dict[str, list[float]] = {}
         with tensors.opened(source, f"a[{step}]") as (_, entries):
-            matrices, _ = matrices_of({e.name: e.load() for e in entries if e.floating and not e.reason})
-            matrices = {name: matrix.clone() for name, matrix in matrices.items()}
+            matrices = {name: matrix.clone() for name, matrix in matrices_of(entries, known).items()}
         for name, matrix in matrices.items():
             found, values[name] = quantities.of_weight(matrix)
             start = first.setdefault(name, matrix)

@@ -65,6 +65,7 @@ class Weights:
 
     def add(self, pair: Pair, shapes: tuple[dict[str, Any], dict[str, Any]], top: int) -> None:
         """Measure a pair of tensors, or note why it is not measured."""
+        pair = replace(pair, a=tensor_matrices.told_by(pair.a, pair.b), b=tensor_matrices.told_by(pair.b, pair.a))
         key = tuple(e.storage if e.storage is not None else e.name for e in (pair.a, pair.b))
         if (key[0], key[1]) in self.seen:
             self._skip(pair.a.name, "tied in both networks, compared once")

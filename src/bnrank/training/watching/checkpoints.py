@@ -99,6 +99,7 @@ def read_checkpoints(folder: str | os.PathLike[str], *, top: int = 0) -> Record:
     their steps: the number after "step" or "checkpoint" in the path inside the folder, else the number after "epoch",
     else the last number that is no decimal. Files of one checkpoint that is split (``-00001-of-00003``) are read
     together. Files without a number, such as last.ckpt, are left out and listed in ``.notes``. No code in them is run.
+    Kernels of convolutions are read as (out, in, taps) of one group, since tensors do not tell more.
 
     Parameters
     ----------
@@ -155,7 +156,7 @@ def record_of(folder: object, name: str, top: int, deadline: Deadline | None = N
         values: dict[str, list[float]] = {}
         for path in paths:
             with opened(path, name) as entries:
-                matrices, _ = matrices_of({e.name: e.load() for e in entries if e.floating and not e.reason})
+                matrices = matrices_of(entries)
             for key, matrix in matrices.items():
                 found, values[key] = quantities.of_weight(matrix)
                 rows[key] = found | quantities.of_entries(matrix)

@@ -255,7 +255,7 @@ class Watch(Record):
                     self._remark(f"{part.name}: its weight is no longer in the network")
                     continue
                 if "weights" in self.what:
-                    found, values[part.name] = quantities.of_weight(_dense(weight))
+                    found, values[part.name] = quantities.of_weight(part.matrices(_dense(weight)))
                     rows[part.name] |= found
                 if "subnormals" in self.what:
                     rows[part.name] |= quantities.of_entries(_dense(weight))

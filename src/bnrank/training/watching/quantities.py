@@ -56,11 +56,10 @@ LONG_NAMES = {**WEIGHTS, **ACTIVATIONS, **SUBNORMALS, **CHANGES, **SIMILARITY}
 
 
 def of_weight(weight: Tensor) -> tuple[dict[str, float], list[float]]:
-    """Return the quantities of a weight as a matrix (out, in x kernel), and its largest singular values.
+    """Return the quantities of a matrix, or of the blocks (n, rows, columns) of one, and its largest singular values.
 
-    The Gram matrix of a flattened kernel is the mean over all frequencies of that of the convolution. All but
-    "nonfinite" is NaN where an entry is NaN or infinite. Of a matrix with both sides above 1024, only the norms and the
-    stable rank are measured, the operator norm by the power method, which gives a lower bound.
+    All but "nonfinite" is NaN where an entry is NaN or infinite. Of a block with both sides above 1024, only the norms
+    and the stable rank are measured, the operator norm by the power method, which gives a lower bound.
 
     Examples
     --------
@@ -69,21 +68,22 @@ def of_weight(weight: Tensor) -> tuple[dict[str, float], list[float]]:
     (1.25, 1.8, [2.0, 1.0])
     """
     found = dict.fromkeys(WEIGHTS, math.nan) | {"nonfinite": 0.0}
-    matrix = _double(weight.detach()).flatten(1)
-    matrix = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
+    matrix = _double(weight.detach())
+    matrix = matrix if matrix.ndim == 3 else matrix[None]
+    matrix = matrix.mT if matrix.shape[1] > matrix.shape[2] else matrix
     size = float(matrix.abs().max())
     if not math.isfinite(size):
         return found | {"nonfinite": float((~torch.isfinite(matrix)).sum())}, []
     if size == 0:
         zero = dict.fromkeys(WEIGHTS, 0.0)
-        return zero | {"stable_rank": math.nan, "tail": math.nan}, [0.0] * min(LARGEST, len(matrix))
+        return zero | {"stable_rank": math.nan, "tail": math.nan}, [0.0] * min(LARGEST, _full_rank(matrix))
     matrix = matrix / size  # squares of what is large or small overflow or vanish
     found["norm"] = size * float(matrix.norm())
-    if len(matrix) > MAX_SIDE:
+    if matrix.shape[1] > MAX_SIDE:
         top = _operator_norm(matrix)
         found |= {"operator_norm": size * top, "stable_rank": float(matrix.square().sum()) / top**2}
         return found, [size * top]
-    squares = torch.linalg.eigvalsh(matrix @ matrix.T).clamp(min=0).flip(0).cpu()
+    squares = torch.linalg.eigvalsh(matrix @ matrix.mT).clamp(min=0).flatten().sort(descending=True).values.cpu()
     values = squares.sqrt()
     kept = max(1, round(TAIL * len(values)))
     sums = variance_dimension(squares, len(squares) + 1, len(squares), SHARES, corrected=False)
@@ -118,9 +118,14 @@ def of_change(weight: Tensor, first: Tensor, before: Tensor, top: int) -> dict[s
     if moved["norm"] > 0:
         found["update_stable_rank"] = moved["stable_rank"]
         found["update_effective_rank"] = moved["effective_rank"]
-        if len(values) >= min(top, *now.flatten(1).shape):
+        if len(values) >= min(top, _full_rank(now)):
             found["update_share"] = sum((value / moved["norm"]) ** 2 for value in values[:top])
     return found
+
+
+def _full_rank(weight: Tensor) -> int:
+    """Return the number of singular values of a matrix, or of one with blocks (n, rows, columns)."""
+    return math.prod(weight.shape[:-2]) * min(weight.shape[-2:])
 
 
 def _ratio(moved: float, size: float) -> float:
@@ -169,10 +174,10 @@ def _double(values: Tensor) -> Tensor:
 
 
 def _operator_norm(matrix: Tensor) -> float:
-    """Return the operator norm by the power method, from below."""
+    """Return the largest operator norm of blocks by the power method, from below."""
     generator = torch.Generator().manual_seed(0)
-    vector = torch.randn(matrix.shape[0], dtype=torch.float64, generator=generator).to(matrix.device)
+    vector = torch.randn(*matrix.shape[:2], 1, dtype=torch.float64, generator=generator).to(matrix.device)
     for _ in range(ITERATIONS):
-        vector = matrix @ (matrix.T @ vector)
-        vector = vector / vector.norm()
-    return float((matrix.T @ vector).norm())
+        vector = matrix @ (matrix.mT @ vector)
+        vector = vector / vector.norm(dim=1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
+    return float((matrix.mT @ vector).norm(dim=1).max())
