@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import bnrank
+from bnrank.measures.layerwise import TOO_FEW
 from bnrank.measures.usage import centered_dimension
 from bnrank.networks.tensor_matrices import blocks
 from bnrank.reporting.charts.watched import watched_view
@@ -248,7 +249,7 @@ def test_a_training_that_diverged_is_recorded_as_nan(entry):
 
 def test_values_that_are_finite_again_and_rows_that_are_not_copied_are_remarked_on():
     net, x = plain()
-    found = bnrank.watch(net, every=1, max_rows=5)
+    found = bnrank.watch(net, every=1, max_rows=12)
     for number in range(1, 5):
         with torch.no_grad():
             given = x.clone()
@@ -261,6 +262,14 @@ def test_values_that_are_finite_again_and_rows_that_are_not_copied_are_remarked_
     assert np.isfinite(history["dimension_95"].values[[0, 3]]).all()
     said = "NaN or infinite in 2 measurements, last at step 3, finite later: activations at 0, 2, 4, output"
     assert found.notes == [said]
+
+
+def test_few_rows_have_no_dimension_and_are_remarked_on():
+    net, x = plain()
+    found = bnrank.watch(net, x=x[:6])
+    found.step()
+    assert np.isnan(found.history["dimension_95"].sel(layer="2")).all()
+    assert found.notes == [f"dimensions at 0, 2, 4: {TOO_FEW}"]  # the output varies in 2 dimensions, which are seen
 
 
 @pytest.mark.parametrize("times", [1, 2])

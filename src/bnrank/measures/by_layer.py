@@ -11,7 +11,7 @@ from bnrank._core import validation
 from bnrank._core.content import Fold, Part, Table
 from bnrank._core.results import Printed
 from bnrank.measures.profiles import describe
-from bnrank.measures.usage import FEW
+from bnrank.measures.usage import FEW, LEAST
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -179,9 +179,10 @@ def headline(profile: xr.Dataset) -> str:
         parts.append("No bottleneck")
     if {"dimension_95", "units"} <= set(profile):
         used, units = profile["dimension_95"].values, profile["units"].values
-        known = np.isfinite(used) & np.isfinite(units)
-        if known.any():
-            samples = profile.attrs.get("samples", FEW)
+        known, samples = np.isfinite(used) & np.isfinite(units), profile.attrs.get("samples", FEW)
+        if 1 < samples < LEAST and (known != np.isfinite(units)).any():
+            parts.append(f"dimensions unknown with {samples} samples")
+        elif known.any():
             few = f", uncertain with {samples} samples" if samples < FEW else ""
             parts.append(_used(used[known], units[known]) + few)
     text = ": ".join(parts)

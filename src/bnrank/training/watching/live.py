@@ -16,7 +16,7 @@ from bnrank.networks.functional import unwrap
 from bnrank.training.watching import callbacks, quantities
 from bnrank.training.watching.capturing import Capture, call, probing, shapes
 from bnrank.training.watching.collapse import Collapse, CollapseError, Detector
-from bnrank.training.watching.parts import OUTPUT, parts_of, without_activations
+from bnrank.training.watching.parts import OUTPUT, parts_of, without_activations, without_dimensions
 from bnrank.training.watching.records import Measured, Record, dataset
 from bnrank.training.watching.writers import CSVWriter, Writer
 
@@ -102,6 +102,7 @@ class Watch(Record):
         """The measurements so far over (step, layer)."""
         seen = {name for m in self._measured for name, row in m.rows.items() if "units" in row}
         notes = self._notes + without_activations(self.parts, seen)
+        notes += without_dimensions(m.rows for m in self._measured)
         notes += [f"collapsed since step {step}: {name}" for name, step in self.collapsed.items()]
         attrs = {"title": f"watch of {type(self.net).__name__}", "every": self.every, "notes": "\n".join(notes)}
         return dataset(self._measured, self.layers, self.what, attrs)

@@ -1,11 +1,14 @@
 """The parts of a network that a watch measures: weight matrices, and the inputs of the layers that hold them."""
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from bnrank.measures.layerwise import TOO_FEW
+from bnrank.measures.usage import LEAST
 from bnrank.networks.functional import unwrap
 from bnrank.networks.reasons import Skipped
 from bnrank.networks.tensor_matrices import KERNELS, blocks, told_by
@@ -115,6 +118,23 @@ def without_activations(parts: Sequence[Part], seen: Collection[str]) -> list[st
             reason = part.unseen or "no input of floating-point numbers was seen: the layer may not have been called"
             found.setdefault(reason, []).append(part.name)
     return [f"activations not measured at {shortened(names)}: {reason}" for reason, names in found.items()]
+
+
+def without_dimensions(rows: Iterable[Mapping[str, Mapping[str, float]]]) -> list[str]:
+    """Return a remark on the layers whose dimension cannot be estimated from the few rows of some measurement.
+
+    Examples
+    --------
+    >>> nan = float("nan")
+    >>> without_dimensions([{"0": {"rows": 2.0, "units": 5.0, "dimension_95": nan, "nonfinite_units": 0.0}}])[0][:31]
+    'dimensions at 0: not estimated '
+    """
+    found: dict[str, None] = {}
+    for one in rows:
+        for name, row in one.items():
+            if 1 < row.get("rows", 0) < LEAST and math.isnan(row["dimension_95"]) and not row["nonfinite_units"]:
+                found[name] = None
+    return [f"dimensions at {shortened(list(found))}: {TOO_FEW}"] if found else []
 
 
 def _reason(p: Tensor, kernel: bool) -> str:

@@ -133,7 +133,7 @@ def _ratio(moved: float, size: float) -> float:
 
 
 def of_rows(rows: Tensor, corrected: bool = True) -> dict[str, float]:
-    """Return the dimensions of centered rows (n, units) at 95 and 99 percent of variance; NaN where they have none.
+    """Return the dimensions of centered rows (n, units) at 95 and 99 percent of variance; NaN where they are unknown.
 
     Examples
     --------
