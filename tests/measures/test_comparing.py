@@ -148,6 +148,24 @@ def test_outputs_change_over_their_norm_and_over_their_spread():
     assert "No matrix changed, 1 vector or other tensor did." in str(found)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_outputs_that_differ_by_rounding_have_no_spread(dtype):
+    for seed in range(10):
+        torch.manual_seed(seed)
+        a, b = (nn.Sequential(nn.Linear(5, 16), nn.Tanh(), nn.Linear(16, 3)) for _ in "ab")
+        found = bnrank.compare(a, b, torch.randn(1, 5).repeat(20, 1), dtype=dtype, chunk_size=7)
+        assert found.data.attrs["output_change"] > 0
+        assert "output_change_of_spread" not in found.data.attrs
+        assert "spread" not in found.headline
+    x = 1e3 + 1e-6 * torch.randn(20, 5, dtype=torch.float64)
+    a, b = a.double(), b.double()
+    with torch.no_grad():
+        a[0].weight /= 1e3
+    outputs = [net(x).detach() for net in (a, b)]
+    expected = (outputs[1] - outputs[0]).norm() / (outputs[0] - outputs[0].mean(0)).norm()
+    assert bnrank.compare(a, b, x).data.attrs["output_change_of_spread"] == pytest.approx(float(expected), rel=1e-5)
+
+
 def test_tensors_are_matched_by_name_prefix_and_order():
     state = mlp(4, 6, 5, 2).state_dict()
     for change, how in (

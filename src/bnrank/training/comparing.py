@@ -92,8 +92,8 @@ def compare(
         (:mod:`bnrank.measures.similarity`) of the activations, flattened to (N, features); over layer_a and over
         layer_b, ``dimension_95_a`` and so on, as in a profile. Attributes ``output_change`` and
         ``output_change_of_spread``: the norm of the difference of the outputs over that of the outputs of a, and over
-        that of their deviation from the mean. Along ``unmatched``, ``skipped`` and ``note``: tensors without a
-        partner, those that are not compared, and remarks; see ``.notes``.
+        that of their deviation from the mean, unless this is rounding. Along ``unmatched``, ``skipped`` and ``note``:
+        tensors without a partner, those that are not compared, and remarks; see ``.notes``.
     Record
         Without b: ``.history`` over (step, layer), with the ranks of the weights and, since the first checkpoint,
         ``change``, ``update_stable_rank``, ``update_effective_rank`` and ``update_share``; ``change_since`` the one
