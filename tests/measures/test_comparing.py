@@ -393,6 +393,28 @@ def test_the_headline_says_what_differs(a, b, said):
     assert "All 1" not in headline
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_headline_says_what_is_rounding(dtype):
+    net = mlp(20, 40, 30)
+    name = str(dtype).removeprefix("torch.")
+    stored = {key: value.to(dtype) for key, value in net.state_dict().items()}
+    found = bnrank.compare(net, stored)
+    low, high = found.data.change.values.min(), found.data.change.values.max()
+    said = f"changed, by {low:.3g} to {high:.3g} times their norm, within the rounding of {name} storage"
+    assert found.headline == f"2 of 2 matrices {said}."
+    assert bnrank.compare(net, stored | {"0.bias": 2 * stored["0.bias"]}).headline == (
+        f"2 of 2 matrices {said}, and 1 vector or other tensor by more."
+    )
+    one = bnrank.compare(net, stored | {"0.weight": 2 * stored["0.weight"]})
+    assert one.headline.startswith("1 of 2 matrices changed, by 1 times their norm; the stable rank of the change is ")
+    change = one.data.change.values[1]
+    assert one.headline.endswith(
+        f" 1 other changed by {change:.3g} times their norm, within the rounding of {name} storage."
+    )
+    same = {key: value.double() * (1 + 1e-9) for key, value in net.state_dict().items()}
+    assert "rounding" not in bnrank.compare(net.double(), same).headline
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "text"),
     [
