@@ -97,7 +97,8 @@ def compare(
     Record
         Without b: ``.history`` over (step, layer), with the ranks of the weights and, since the first checkpoint,
         ``change``, ``update_stable_rank``, ``update_effective_rank`` and ``update_share``; ``change_since`` the one
-        before. With x, ``cka`` and ``cka_debiased`` with the first network. Of a sequence, steps count from 0.
+        before, and ``full_rank``. With x, ``cka`` and ``cka_debiased`` with the first network. Of a sequence, steps
+        count from 0.
 
     Raises
     ------

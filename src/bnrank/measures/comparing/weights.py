@@ -121,7 +121,9 @@ class Weights:
 
         count = len(self.a)
         found = xr.Dataset(coords={"layer": np.arange(1, count + 1)})
-        kept = {f"{name}_storage": (name, np.array(dtypes, dtype=str)) for name, dtypes in self.storage.items()}
+        kept: dict[str, Any] = {
+            f"{name}_storage": (name, np.array(dtypes, dtype=str)) for name, dtypes in self.storage.items()
+        }
         if count:
             made = [tensors.tabulated(parts, atol, rtol, max_values) for parts in (self.a, self.b)]
             about = [f"layer_{key}" for key in ("name", "kind", "shape")]
@@ -134,7 +136,7 @@ class Weights:
                 found = found.assign_coords({f"{key}{end}": ("layer", values) for end, values in texts.items()})
             found = found.assign(self._updates(rtol, top, found.sizes["index"]))
         names = np.array([name for name, _ in self.others], dtype=str)
-        return found.assign_coords(tensor=names, **kept).assign(
+        return found.assign_coords(kept | {"tensor": names}).assign(
             tensor_change=("tensor", np.array([value for _, value in self.others], dtype=float))
         )
 

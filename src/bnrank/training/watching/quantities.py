@@ -38,6 +38,7 @@ CHANGES = {
     "change_since": "||W - W'||_F / ||W'||_F, W' of the checkpoint before",
     "update_stable_rank": "stable rank of W - W_0",
     "update_effective_rank": "effective rank (sum of singular values)^2 / sum of their squares, of W - W_0",
+    "full_rank": "number of singular values of W",
     "update_share": "share of ||W - W_0||_F^2 in the largest singular values, as many as `top`",
 }
 SIMILARITY = {
@@ -106,7 +107,7 @@ def of_change(weight: Tensor, first: Tensor, before: Tensor, top: int) -> dict[s
     >>> of_change(torch.diag(torch.tensor([3.0, 2.0])), torch.eye(2), torch.eye(2), 1)["update_stable_rank"]
     1.25
     """
-    found = dict.fromkeys(CHANGES, math.nan)
+    found = dict.fromkeys(CHANGES, math.nan) | {"full_rank": float(_full_rank(weight))}
     if weight.shape != first.shape or weight.shape != before.shape:
         return found
     now, start, last = (_double(t.detach()) for t in (weight, first, before))
