@@ -76,7 +76,7 @@ def test_files_that_cannot_be_read_are_listed_and_skipped(tmp_path):
     assert bnrank.compare(tmp_path).history.step.values.tolist() == [20, 100]
     for path in tmp_path.iterdir():
         path.write_bytes(b"no checkpoint")
-    with pytest.raises(ValueError, match="folder: got .*step-10.pt, which is no"):
+    with pytest.raises(ValueError, match=r"folder: got .*step-10\.pt, which is no"):
         bnrank.training.read_checkpoints(tmp_path)
 
 
