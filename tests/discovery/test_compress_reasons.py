@@ -53,6 +53,29 @@ def test_neurons_that_can_go_are_not_said_to_stay():
     assert "stays" not in found.reason
 
 
+@pytest.mark.parametrize("kept", [1, 3])
+def test_neurons_that_were_pruned_are_not_said_to_stay(kept):
+    net = made(nn.Linear(5, 15), nn.ReLU(), nn.Linear(15, 3))
+    with torch.no_grad():
+        net[0].weight[kept:] = 0
+        net[0].bias[kept:] = -1
+    found = compress(net, normal(100, 5), tol=1e-9, **QUICK)
+    assert f"{15 - kept} dead" in found.steps[0].what
+    assert "every neuron stays" not in found.reason
+    assert "every remaining neuron stays: " in found.reason
+    assert ("each layer keeps at least one" in found.reason) == (kept == 1)
+
+
+def test_a_network_of_zeros_keeps_one_neuron():
+    net = made(nn.Linear(5, 15), nn.ReLU(), nn.Linear(15, 3))
+    with torch.no_grad():
+        for p in net.parameters():
+            p.zero_()
+    assert (
+        "every remaining neuron stays: each layer keeps at least one" in compress(net, normal(100, 5), **QUICK).reason
+    )
+
+
 def test_parts_that_mix_units_are_named_as_the_reason():
     mixed = made(nn.Linear(4, 4), nn.Softmax(1), nn.Linear(4, 4))
     assert "every neuron stays: what stands between the layers mixes them" in stages.cut_down(

@@ -20,8 +20,8 @@ def test_it_prints_the_headline_and_a_row_per_layer(profile):
     table = bnrank.layer_table(profile)
     first, heading, *rows = str(table).splitlines()
     assert first == table.headline
-    assert first.startswith("Undetermined bottleneck: the longest run of layers with the same clear gap has 1 layer, ")
-    assert "expected 2. Layers use " in first
+    assert first.startswith("No bottleneck found (the longest run of layers with the same clear gap has 1 layer, ")
+    assert "expected 2): layers use " in first
     assert heading.split()[:2] == ["layer", "name"]
     assert [row.split()[1] for row in rows] == ["layers.0", "layers.1", "layers.2"]
     assert table.profile is profile

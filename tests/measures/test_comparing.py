@@ -148,6 +148,24 @@ def test_outputs_change_over_their_norm_and_over_their_spread():
     assert "No matrix changed, 1 vector or other tensor did." in str(found)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_outputs_that_differ_by_rounding_have_no_spread(dtype):
+    for seed in range(10):
+        torch.manual_seed(seed)
+        a, b = (nn.Sequential(nn.Linear(5, 16), nn.Tanh(), nn.Linear(16, 3)) for _ in "ab")
+        found = bnrank.compare(a, b, torch.randn(1, 5).repeat(20, 1), dtype=dtype, chunk_size=7)
+        assert found.data.attrs["output_change"] > 0
+        assert "output_change_of_spread" not in found.data.attrs
+        assert "spread" not in found.headline
+    x = 1e3 + 1e-6 * torch.randn(20, 5, dtype=torch.float64)
+    a, b = a.double(), b.double()
+    with torch.no_grad():
+        a[0].weight /= 1e3
+    outputs = [net(x).detach() for net in (a, b)]
+    expected = (outputs[1] - outputs[0]).norm() / (outputs[0] - outputs[0].mean(0)).norm()
+    assert bnrank.compare(a, b, x).data.attrs["output_change_of_spread"] == pytest.approx(float(expected), rel=1e-5)
+
+
 def test_tensors_are_matched_by_name_prefix_and_order():
     state = mlp(4, 6, 5, 2).state_dict()
     for change, how in (
@@ -305,6 +323,20 @@ def test_convolutions_groups_recurrent_weights_and_complex_numbers():
     assert np.nanmax(turned.left_angles) < 1e-3
 
 
+def test_a_module_tells_how_the_kernels_of_its_state_dict_are_read():
+    net = nn.Sequential(nn.ConvTranspose2d(5, 4, 3), nn.Conv2d(4, 8, 3, groups=2))
+    moved = {name: value + 0.1 for name, value in net.state_dict().items()}
+    whole = copy.deepcopy(net)
+    whole.load_state_dict(moved)
+    expected = bnrank.compare(net, whole)
+    for found in (bnrank.compare(net, moved), bnrank.compare(net.state_dict(), whole)):
+        for name in ("stable_rank", "update_norm", "update_stable_rank"):
+            assert np.array_equal(found.data[name].values, expected.data[name].values)
+        assert not any("shapes differ" in note for note in found.notes)
+    along = bnrank.compare([net.state_dict(), whole]).history
+    assert along.stable_rank.values == pytest.approx(expected.data.stable_rank.values, rel=1e-9)
+
+
 def test_a_large_matrix_has_the_same_numbers_by_the_gram_matrix(monkeypatch):
     a, b = {"w": normal(30, 20)}, {"w": normal(30, 20, seed=1)}
     exact = bnrank.compare(a, b).data
@@ -359,6 +391,28 @@ def test_the_headline_says_what_differs(a, b, said):
     assert said in headline
     assert "1 matrices" not in headline
     assert "All 1" not in headline
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_headline_says_what_is_rounding(dtype):
+    net = mlp(20, 40, 30)
+    name = str(dtype).removeprefix("torch.")
+    stored = {key: value.to(dtype) for key, value in net.state_dict().items()}
+    found = bnrank.compare(net, stored)
+    low, high = found.data.change.values.min(), found.data.change.values.max()
+    said = f"changed, by {low:.3g} to {high:.3g} times their norm, within the rounding of {name} storage"
+    assert found.headline == f"2 of 2 matrices {said}."
+    assert bnrank.compare(net, stored | {"0.bias": 2 * stored["0.bias"]}).headline == (
+        f"2 of 2 matrices {said}, and 1 vector or other tensor by more."
+    )
+    one = bnrank.compare(net, stored | {"0.weight": 2 * stored["0.weight"]})
+    assert one.headline.startswith("1 of 2 matrices changed, by 1 times their norm; the stable rank of the change is ")
+    change = one.data.change.values[1]
+    assert one.headline.endswith(
+        f" 1 other changed by {change:.3g} times their norm, within the rounding of {name} storage."
+    )
+    same = {key: value.double() * (1 + 1e-9) for key, value in net.state_dict().items()}
+    assert "rounding" not in bnrank.compare(net.double(), same).headline
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,7 @@ def test_equal_samples_one_sample_and_too_many_units_have_no_false_dimension(mon
     assert small.note == ""
 
 
-@pytest.mark.parametrize("samples", [2, 10, 20])
+@pytest.mark.parametrize("samples", [10, 13, 20])
 def test_few_samples_have_no_more_dimensions_than_units_that_vary(samples):
     """Of 50 units 20 never turn on, so that at most 30 dimensions exist, however few samples show them."""
     torch.manual_seed(0)
@@ -154,13 +154,24 @@ def test_rounding_of_equal_rows_is_no_dimension(dtype):
 
 def test_dimensions_from_few_samples_are_said_to_be_uncertain():
     net = bnrank.MLP([4, 9, 3], seed=0)
-    few, enough = (bnrank.profile(net, normal(n, 4)) for n in (9, 50))
-    assert "dimensions: from 9 samples; with fewer than 50 they can be wrong by half" in describe(few)
-    assert headline(few).endswith("uncertain with 9 samples.")
+    few, enough = (bnrank.profile(net, normal(n, 4)) for n in (12, 50))
+    assert "dimensions: from 12 samples; with fewer than 50 they can be several times too large" in describe(few)
+    assert headline(few).endswith("uncertain with 12 samples.")
     assert not any("dimensions" in line for line in describe(enough))
     assert "uncertain" not in headline(enough)
-    notes = remarks.rows(bnrank.compare(net, net, normal(9, 4)).data, "note")
-    assert layerwise.few_samples(9, {0: KNOWN})[0] in notes
+    notes = remarks.rows(bnrank.compare(net, net, normal(12, 4)).data, "note")
+    assert layerwise.few_samples(12, {0: KNOWN})[0] in notes
+
+
+def test_a_page_of_two_samples_claims_no_dimensions():
+    net, x = bnrank.MLP([5, 20, 31, 9], seed=0), normal(2, 5)
+    profile = bnrank.profile(net, x)
+    assert bool(profile.dimension_95.isnull().all())
+    assert headline(profile).endswith("): dimensions unknown with 2 samples.")
+    assert f"dimensions: {layerwise.TOO_FEW}" in describe(profile)
+    assert not any("too large" in line for line in describe(profile))
+    notes = remarks.rows(bnrank.compare(net, net, x).data, "note")
+    assert {"name": "dimensions", "note": layerwise.TOO_FEW} in notes
 
 
 def test_activations_whose_squares_overflow_have_no_dimension():

@@ -68,7 +68,7 @@ def test_a_convolutional_network_with_labels_and_what_was_left_out():
     assert ds["skipped_name"].values.tolist() == ["2"]
     assert describe(ds) == [
         "skipped 2 (BatchNorm2d): normalization: divides by a function of the values",
-        "dimensions: from 30 samples; with fewer than 50 they can be wrong by half",
+        "dimensions: from 30 samples; with fewer than 50 they can be several times too large",
         "3: frequencies: with stride (2, 2) those that alias share their singular values",
     ]
     assert np.isfinite(ds.ntk_trace).all()

@@ -123,6 +123,8 @@ def test_a_state_dict_says_the_same_as_its_module_but_for_what_only_code_knows()
             np.testing.assert_array_equal(row, values_of(with_code)[name])
     assert listed(ds)["norm.weight"] == "scale of a normalization"
     assert "not the singular values of the convolution on images" in " ".join(notes(ds).values())
+    assert "do not tell transposed or grouped convolutions" in " ".join(notes(ds).values())
+    assert "transposed or grouped" not in " ".join(notes(with_code).values())
 
 
 def test_gates_and_projections_have_the_names_that_they_have_with_samples():

@@ -46,6 +46,40 @@ def test_a_folder_of_checkpoints_is_compared_with_its_first_one(tmp_path):
     assert (plain["stable_rank"] == found.history["stable_rank"]).all()
 
 
+def test_the_share_of_all_singular_values_is_not_shown(tmp_path):
+    nets = [nn.Sequential(nn.Linear(12, 9), nn.Linear(9, 3)) for _ in range(2)]
+    for step, net in enumerate(nets):
+        torch.save(net.state_dict(), tmp_path / f"{step}.pt")
+    pair = [row["in top 8"] for row in bnrank.compare(*nets).layers()]
+    for found in (bnrank.compare(tmp_path), bnrank.compare(nets)):
+        assert [row["in top singular values"] for row in found.summary()] == pair
+    assert pair[0].endswith(" %")
+    assert pair[1] is None
+
+
+def test_files_that_cannot_be_read_are_listed_and_skipped(tmp_path):
+    nets, _ = checkpoints()
+    for step, net in zip((10, 20, 100), nets, strict=True):
+        torch.save(net.state_dict(), tmp_path / f"step-{step}.pt")
+    whole = bnrank.training.read_checkpoints(tmp_path).history
+    (tmp_path / "step-30.pt").write_bytes(b"no checkpoint")
+    (tmp_path / "step-200.safetensors").write_bytes(b"")
+    found = bnrank.training.read_checkpoints(tmp_path)
+    assert found.history.drop_attrs().equals(whole.drop_attrs())
+    damaged, empty = found.notes
+    assert damaged.startswith("left out, since it cannot be read: step-30.pt (got step-30.pt, which is no file of ")
+    assert empty.startswith("left out, since it cannot be read: step-200.safetensors (")
+    assert "step-30.pt" in str(bnrank.compare(tmp_path))
+    save_file({"more.weight": torch.eye(3)}, tmp_path / "step-100-1-of-2.safetensors")
+    (tmp_path / "step-100.pt").rename(tmp_path / "step-100-2-of-2.pt")
+    (tmp_path / "step-10.pt").write_bytes(b"no checkpoint")  # changes are then since step 20
+    assert bnrank.compare(tmp_path).history.step.values.tolist() == [20, 100]
+    for path in tmp_path.iterdir():
+        path.write_bytes(b"no checkpoint")
+    with pytest.raises(ValueError, match=r"folder: got .*step-10\.pt, which is no"):
+        bnrank.training.read_checkpoints(tmp_path)
+
+
 def test_a_sequence_of_networks_is_the_same_as_their_checkpoints(tmp_path):
     nets, _ = checkpoints()
     for step, net in enumerate(nets):

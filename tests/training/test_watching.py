@@ -1,12 +1,16 @@
 """Watching a training: what is measured, that nothing changes, and what stops it."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import bnrank
+from bnrank.measures.layerwise import TOO_FEW
 from bnrank.measures.usage import centered_dimension
+from bnrank.networks.tensor_matrices import blocks
 from bnrank.reporting.charts.watched import watched_view
 from bnrank.training import Collapse, CollapseError
 from bnrank.training.watching import quantities
@@ -159,6 +163,53 @@ def test_planted_dead_units_ranks_and_subnormals_are_seen():
     assert row["subnormals"].values[:3].tolist() == [0, 0, 4]
 
 
+def kernels():
+    torch.manual_seed(0)
+    layers = [nn.ConvTranspose2d(5, 4, 3), nn.Conv2d(4, 8, 3, groups=2), nn.ConvTranspose2d(8, 1, 2)]
+    return nn.Sequential(
+        *layers, nn.Conv2d(1, 6, 3), nn.Conv2d(6, 6, 3, groups=6), nn.ConvTranspose2d(6, 4, 2, groups=2)
+    )
+
+
+def dense(conv):
+    """Return the matrix of a convolution on a single patch, by its definition: one block for each group."""
+    weight = conv.weight.detach().double()
+    parts = weight.chunk(conv.groups)
+    parts = [part.transpose(0, 1) if conv.transposed else part for part in parts]
+    return torch.block_diag(*(part.flatten(1) for part in parts))
+
+
+def test_transposed_and_grouped_kernels_are_measured_as_profile_and_compare_measure_them():
+    net = kernels()
+    watch = bnrank.watch(net, what=["weights"])
+    watch.step()
+    values = [torch.linalg.svdvals(dense(conv)) for conv in net]
+    expected = [float(s.square().sum() / s[0] ** 2) for s in values]
+    moved = copy.deepcopy(net)
+    with torch.no_grad():
+        for conv in moved:
+            conv.weight += torch.randn_like(conv.weight)
+    pair = bnrank.compare(net, moved)
+    along = bnrank.compare([net, moved]).history
+    whole = [bnrank.profile(net).stable_rank, watch.history.stable_rank.sel(step=1), along.stable_rank.sel(step=0)]
+    for found in (*whole, pair.data.stable_rank.sel(network="a")):
+        assert found.values == pytest.approx(expected, rel=1e-9)
+    assert along.update_stable_rank.sel(step=1).values == pytest.approx(pair.data.update_stable_rank.values, rel=1e-9)
+    assert along.update_share.sel(step=1).values == pytest.approx(pair.data.update_share.values, rel=1e-9)
+    top = watch.history.singular_values.sel(step=1, layer="4").values
+    assert top[:6] == pytest.approx(values[4][:6], rel=1e-6)
+    assert np.isnan(top[6:]).all()
+
+
+def test_large_kernels_of_groups_have_the_norm_of_the_largest_group(monkeypatch):
+    weight = blocks(kernels()[1].weight.detach(), groups=2)
+    exact, _ = quantities.of_weight(weight)
+    monkeypatch.setattr(quantities, "MAX_SIDE", 3)
+    monkeypatch.setattr(quantities, "ITERATIONS", 300)
+    assert quantities.of_weight(weight)[0]["operator_norm"] == pytest.approx(exact["operator_norm"], rel=1e-9)
+    assert quantities.of_weight(torch.stack([torch.zeros(4, 5), torch.eye(4, 5)]))[0]["operator_norm"] == 1
+
+
 def test_a_large_matrix_has_norms_alone(monkeypatch):
     weight = torch.diag(torch.tensor([3.0, 2.0, 1.0, 0.5]))
     exact, _ = quantities.of_weight(weight)
@@ -198,7 +249,7 @@ def test_a_training_that_diverged_is_recorded_as_nan(entry):
 
 def test_values_that_are_finite_again_and_rows_that_are_not_copied_are_remarked_on():
     net, x = plain()
-    found = bnrank.watch(net, every=1, max_rows=5)
+    found = bnrank.watch(net, every=1, max_rows=12)
     for number in range(1, 5):
         with torch.no_grad():
             given = x.clone()
@@ -211,6 +262,14 @@ def test_values_that_are_finite_again_and_rows_that_are_not_copied_are_remarked_
     assert np.isfinite(history["dimension_95"].values[[0, 3]]).all()
     said = "NaN or infinite in 2 measurements, last at step 3, finite later: activations at 0, 2, 4, output"
     assert found.notes == [said]
+
+
+def test_few_rows_have_no_dimension_and_are_remarked_on():
+    net, x = plain()
+    found = bnrank.watch(net, x=x[:6])
+    found.step()
+    assert np.isnan(found.history["dimension_95"].sel(layer="2")).all()
+    assert found.notes == [f"dimensions at 0, 2, 4: {TOO_FEW}"]  # the output varies in 2 dimensions, which are seen
 
 
 @pytest.mark.parametrize("times", [1, 2])

@@ -11,7 +11,7 @@ from bnrank._core import validation
 from bnrank._core.content import Fold, Part, Table
 from bnrank._core.results import Printed
 from bnrank.measures.profiles import describe
-from bnrank.measures.usage import FEW
+from bnrank.measures.usage import FEW, LEAST
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -153,7 +153,7 @@ def layer_rows(profile: xr.Dataset) -> list[dict[str, object]]:
 
 
 def headline(profile: xr.Dataset) -> str:
-    """Return the bottleneck of a profile and how many dimensions its layers use, in words; "" if neither is known.
+    """Return the bottleneck of a profile and how many dimensions its layers use, in a sentence; "" if neither is known.
 
     The dimensions are those of the centered activations at 95 percent of their variance.
 
@@ -167,26 +167,27 @@ def headline(profile: xr.Dataset) -> str:
     >>> import xarray as xr
     >>> found = {"dimension_95": ("layer", [12.0, 41.0]), "units": ("layer", [50.0, 50.0])}
     >>> headline(xr.Dataset(found, attrs={"bottleneck_reason": "no layer has a clear gap"}))
-    'Undetermined bottleneck: no layer has a clear gap. Layers use 12 to 41 of 50 dimensions at 95 percent of variance.'
+    'No bottleneck found (no layer has a clear gap): layers use 12 to 41 of 50 dimensions at 95 percent of variance.'
     """
     profile = _dataset(profile)
-    rank, reason, found = profile.attrs.get("bottleneck_rank"), profile.attrs.get("bottleneck_reason"), ""
+    rank, reason = profile.attrs.get("bottleneck_rank"), profile.attrs.get("bottleneck_reason")
+    parts = []
     if rank is not None:
         start, end = (int(profile.attrs[f"bottleneck_{name}"]) for name in ("start", "end"))
         where = f"in layer {start}" if start == end else f"from layer {start} to layer {end}"
-        found = f"Bottleneck of rank {int(rank)} {where}"
+        parts.append(f"Bottleneck of rank {int(rank)} {where}")
     elif reason and not _is_unmeasured(profile):
-        found = f"Undetermined bottleneck: {reason}"
+        parts.append(f"No bottleneck found ({reason})")
     if {"dimension_95", "units"} <= set(profile):
         used, units = profile["dimension_95"].values, profile["units"].values
-        known = np.isfinite(used) & np.isfinite(units)
-        if known.any():
-            samples = profile.attrs.get("samples", FEW)
+        known, samples = np.isfinite(used) & np.isfinite(units), profile.attrs.get("samples", FEW)
+        if 1 < samples < LEAST and (known != np.isfinite(units)).any():
+            parts.append(f"dimensions unknown with {samples} samples")
+        elif known.any():
             few = f", uncertain with {samples} samples" if samples < FEW else ""
-            said = _used(used[known], units[known]) + few
-            capital = f"{said[0].upper()}{said[1:]}"
-            found = f"{found}: {said}" if rank is not None else f"{found}. {capital}" if found else capital
-    return f"{found}." if found else ""
+            parts.append(_used(used[known], units[known]) + few)
+    text = ": ".join(parts)
+    return f"{text[0].upper()}{text[1:]}." if text else ""
 
 
 def _is_unmeasured(profile: xr.Dataset) -> bool:

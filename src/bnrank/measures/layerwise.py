@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bnrank.measures.usage import FEW, SHARES, variance_dimension
+from bnrank.measures.usage import FEW, LEAST, SHARES, variance_dimension
 from bnrank.networks.capturing import Taker, stream
 from bnrank.networks.reading import Layer, Reading
 
 POSITIONS = 64  # of one sample, in an image or a sequence
 ROUNDING = 100  # units in the last place within which activations of equal rows can differ
+TOO_FEW = f"not estimated where fewer than {LEAST} rows (samples, or positions) vary in as many dimensions as they can"
 MAX_ENTRIES = 2**25  # of a covariance matrix, or of the rows of few samples: 256 MiB
 
 
@@ -29,11 +30,11 @@ class LayerUse:
         The width: features, or channels.
     dimensions : tuple of float
         Dimension of the centered activations at 95 and 99 percent of the variance, corrected for few samples; NaN where
-        it is not computed.
+        it is not computed, or cannot be estimated from fewer than 10 rows.
     dead : float
         Number of units that are 0 on all samples and positions; NaN for one sample with one position.
     note : str
-        Why a dimension is missing.
+        Why a dimension is missing, other than for few rows.
     """
 
     units: int
@@ -157,11 +158,17 @@ def few_samples(samples: int, used: Mapping[Any, LayerUse]) -> list[dict[str, st
     Examples
     --------
     >>> few_samples(9, {"a": LayerUse(5, (3, 4), 0)})
-    [{'name': 'dimensions', 'note': 'from 9 samples; with fewer than 50 they can be wrong by half'}]
+    [{'name': 'dimensions', 'note': 'from 9 samples; with fewer than 50 they can be several times too large'}]
     """
-    if samples >= FEW or not any(math.isfinite(d) for use in used.values() for d in use.dimensions):
+    if samples >= FEW:
         return []
-    return [{"name": "dimensions", "note": f"from {samples} samples; with fewer than {FEW} they can be wrong by half"}]
+    texts = []
+    if any(math.isfinite(d) for use in used.values() for d in use.dimensions):
+        texts.append(f"from {samples} samples; with fewer than {FEW} they can be several times too large")
+    unknown = (use for use in used.values() if use.units and not use.note)
+    if any(math.isnan(d) for use in unknown for d in use.dimensions):
+        texts.append(TOO_FEW)
+    return [{"name": "dimensions", "note": text} for text in texts]
 
 
 class Uses(Taker):

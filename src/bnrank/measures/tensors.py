@@ -198,6 +198,8 @@ def _measure(
     told = [(entries[i].name, notes[i]) for i in sorted(measured) if notes[i]]
     told += [(entries[i].name, _GRAM_NOTE) for i in sorted(measured) if any(map(_by_gram(entries[i]), plans[i]))]
     told += [(f"convolutions ({len(patches)})", tensor_matrices.PATCHES)] if patches else []
+    untold = sum(part.piece.kind.startswith("conv") for i in measured if not entries[i].role for part in measured[i])
+    told += [(f"kernels ({untold})", tensor_matrices.UNTOLD)] if untold else []
     listed = [(entries[i].name, _type(entries[i]), reasons[i]) for i in sorted(reasons)]
     return [(entries[i], measured[i]) for i in sorted(measured)], listed, told
 

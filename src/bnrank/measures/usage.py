@@ -1,5 +1,6 @@
 """How much of its width a layer uses: dimension of centered activations, dead units, subnormal numbers, soft ranks."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,7 +17,8 @@ __all__ = ["centered_dimension", "dead_units", "effective_rank", "stable_rank", 
 Array = NDArray[np.float64]
 
 SHARES = (0.95, 0.99)
-FEW = 50  # samples: with fewer, estimated dimensions can be wrong by half
+FEW = 50  # samples: with fewer, estimated dimensions can be several times too large
+LEAST = 10  # samples: with fewer, the spectrum beyond the dimensions that they span cannot be estimated
 RESOLUTION = 1e-3  # population eigenvalues below this, relative to their mean, are treated as 0
 NOTHING = 1e-12  # eigenvalues below this, relative to the largest, are rounding errors, also of float32 samples
 GRID, NEGATIVE, SEEN = 120, 40, 60  # population eigenvalues tried; points z on the negative axis and near eigenvalues
@@ -26,7 +28,7 @@ _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 def centered_dimension(
     activations: Data, shares: Sequence[float] = SHARES, *, corrected: bool = True
-) -> tuple[int, ...]:
+) -> tuple[float, ...]:
     """Return the numbers of principal components of activations that hold given shares of their variance.
 
     The dimension at share q is the least k for which the k largest eigenvalues of the covariance of the units sum to at
@@ -45,8 +47,9 @@ def centered_dimension(
 
     Returns
     -------
-    tuple of int
-        One for each share, from 0 (all rows are equal) to d.
+    tuple of int or NaN
+        One for each share, from 0 (all rows are equal) to d. NaN with fewer than 10 rows, where they span N - 1 < d
+        dimensions and ``corrected``.
 
     Raises
     ------
@@ -73,7 +76,7 @@ def centered_dimension(
 
 def variance_dimension(
     eigenvalues: Values, samples: int, features: int, shares: Sequence[float] = SHARES, *, corrected: bool = True
-) -> tuple[int, ...]:
+) -> tuple[float, ...]:
     r"""Return the numbers of principal components that hold given shares of the variance, from covariance eigenvalues.
 
     The dimension at share q is the least k with l_1 + ... + l_k >= q (l_1 + ... + l_d), l_i the descending eigenvalues
@@ -107,8 +110,9 @@ def variance_dimension(
 
     Returns
     -------
-    tuple of int
-        One for each share, from 0 (no variance) to d.
+    tuple of int or NaN
+        One for each share, from 0 (no variance) to d. NaN with fewer than 10 samples, where they span N - 1 < d
+        dimensions and ``corrected``: the samples do not tell how many more there are.
 
     Raises
     ------
@@ -118,9 +122,11 @@ def variance_dimension(
     Notes
     -----
     After El Karoui, *Spectrum estimation for large dimensional covariance matrices using random matrix theory*, Annals
-    of Statistics 36 (2008). Use at least 50 samples: with fewer, the estimate can be wrong by half. With fewer than
-    d / 2 samples, small eigenvalues are known by little more than their sum, so that the estimate for a spectrum with a
-    gap can be too large.
+    of Statistics 36 (2008). Use at least 50 samples, and d / 2. With fewer, small eigenvalues are known by little more
+    than their sum, and the estimate can be several times too large. For Gaussian samples with five spectra (isotropic,
+    1 / i, 1 / i^2, geometric, with a gap) in 5, 20, 50 and 200 dimensions, it is 0.4 to 11 times the dimension at 95 or
+    99 percent with 10 samples, 0.5 to 7 times with 20, 0.6 to 2.5 times with 30, and 0.7 to 3 times with 50 (the
+    extremes of 60 draws each). With fewer than 10, it would be up to 17 times the dimension.
 
     Examples
     --------
@@ -150,6 +156,8 @@ def variance_dimension(
     rank = int((found > NOTHING).sum())
     if rank < most:  # of independent samples, only if the distribution has this rank
         found, features = found[:rank], rank
+    elif samples < LEAST and most < features:
+        return (math.nan,) * len(shares)
     levels, masses = _population(found, samples - 1, features)
     sums = np.concatenate([[0.0], np.cumsum(levels * masses)])
     counts = np.concatenate([[0.0], np.cumsum(masses)]) * features
@@ -158,7 +166,7 @@ def variance_dimension(
     return tuple(min(max(e, k), features) for e, k in zip(rounded, plain, strict=True))
 
 
-def _least(values: Array, shares: Sequence[float]) -> tuple[int, ...]:
+def _least(values: Array, shares: Sequence[float]) -> tuple[float, ...]:
     """Return the numbers of the largest values that hold shares of their sum; of sums within rounding, the smaller."""
     sums = np.cumsum(values)
     return tuple(int(np.searchsorted(sums, q * sums[-1] * (1 - 1e-12))) + 1 for q in shares)

@@ -17,8 +17,10 @@ PATCHES = (
     "the covariance of the output channels where the input is white noise. For kernels of one tap both agree"
 )
 PRODUCTS = "as the matrix (out, in1 x in2) that maps products of an entry of each input to the output"
+UNTOLD = "read as (out, in, taps) of one group: tensors alone do not tell transposed or grouped convolutions"
 GATES = {4: ("input", "forget", "cell", "output"), 3: ("reset", "update", "new")}
 QKV = ("q", "k", "v")
+KERNELS = ("conv", "transposed")  # roles
 QUANTIZED = ("int8", "uint8", "int4", "uint4", "int32", "qint8", "quint8", "qint32")  # int64 are indices
 _RECURRENT = re.compile(r"(?P<stem>.*?)weight_(?P<which>ih|hh)(?P<suffix>(_l\d+(_reverse)?)?)$")
 _FUSED = re.compile(r"(^|\.)(in_proj_weight|(qkv|c_attn|qkv_proj|wqkv|Wqkv|to_qkv)\.weight)$")
@@ -248,14 +250,38 @@ def _kernel(found: Entry) -> tuple[list[Piece], str]:
         if re.search(r"deconv|transpose|upconv|conv_?tr", found.name, re.IGNORECASE):
             notes.append("read as (out, in, taps); a transposed convolution is stored as (in, out, taps)")
 
-    def take(tensor: Tensor) -> Tensor:
-        if turned:  # (groups, in, out, taps) -> (groups, out, in, taps)
-            tensor = tensor.reshape(groups, shape[0] // groups, shape[1], taps).transpose(1, 2)
-        return tensor.reshape(groups, rows, -1)
-
     rows = shape[1] if turned else shape[0] // groups
     columns = (shape[0] // groups if turned else shape[1]) * taps
     if groups > 1:
         notes.append(f"{groups} groups, each measured alone and their singular values joined")
     kind = f"conv{len(shape) - 2}d" + ("" if taps == 1 else " patches")
-    return [Piece(found.name, kind, (rows, columns), take)], "; ".join(notes)
+    return [Piece(found.name, kind, (rows, columns), lambda tensor: blocks(tensor, turned, groups))], "; ".join(notes)
+
+
+def blocks(kernel: Tensor, transposed: bool = False, groups: int = 1) -> Tensor:
+    """Return a kernel as the matrices (groups, out, in x taps), which map a patch of each group to its output channels.
+
+    Parameters
+    ----------
+    kernel : Tensor
+        (out, in / groups, ...), or (in, out / groups, ...) of a transposed convolution.
+    transposed : bool
+        Whether it is that of a transposed convolution.
+    groups : int
+        Number of groups.
+
+    Examples
+    --------
+    >>> import torch
+    >>> blocks(torch.ones(4, 6, 3, 3), transposed=True, groups=2).shape
+    torch.Size([2, 6, 18])
+    """
+    kernel = kernel.reshape(groups, kernel.shape[0] // groups, kernel.shape[1], -1)
+    return (kernel.transpose(1, 2) if transposed else kernel).flatten(2)
+
+
+def told_by(found: Entry, other: Entry | None) -> Entry:
+    """Return the record of a kernel with the role and groups of another one of its shape, where its own are unknown."""
+    if other is None or found.role or other.role not in KERNELS or found.shape != other.shape:
+        return found
+    return replace(found, role=other.role, groups=other.groups)

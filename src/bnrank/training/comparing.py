@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bnrank._core import validation
 from bnrank._core.deadline import Deadline
@@ -15,6 +15,7 @@ from bnrank.measures import similarity, tensors
 from bnrank.measures.comparing import Comparison, representations
 from bnrank.measures.comparing.pair import compared
 from bnrank.networks.inputs import Example
+from bnrank.networks.tensors import of_module
 from bnrank.training.watching import quantities
 from bnrank.training.watching.checkpoints import record_of
 from bnrank.training.watching.parts import matrices_of
@@ -91,12 +92,13 @@ def compare(
         (:mod:`bnrank.measures.similarity`) of the activations, flattened to (N, features); over layer_a and over
         layer_b, ``dimension_95_a`` and so on, as in a profile. Attributes ``output_change`` and
         ``output_change_of_spread``: the norm of the difference of the outputs over that of the outputs of a, and over
-        that of their deviation from the mean. Along ``unmatched``, ``skipped`` and ``note``: tensors without a
-        partner, those that are not compared, and remarks; see ``.notes``.
+        that of their deviation from the mean, unless this is rounding. Along ``unmatched``, ``skipped`` and ``note``:
+        tensors without a partner, those that are not compared, and remarks; see ``.notes``.
     Record
         Without b: ``.history`` over (step, layer), with the ranks of the weights and, since the first checkpoint,
         ``change``, ``update_stable_rank``, ``update_effective_rank`` and ``update_share``; ``change_since`` the one
-        before. With x, ``cka`` and ``cka_debiased`` with the first network. Of a sequence, steps count from 0.
+        before, and ``full_rank``. With x, ``cka`` and ``cka_debiased`` with the first network. Of a sequence, steps
+        count from 0.
 
     Raises
     ------
@@ -152,6 +154,8 @@ def _sequence(sources: list[Any], x: Any, top: int, some: dict[str, Any], deadli
     before: dict[str, Tensor] = {}
     views: list[representations.Seen] = []
     notes: list[str] = []
+    module = next((source for source in sources if isinstance(source, nn.Module)), None)
+    known = {} if module is None else {e.name: e for e in of_module(module)}
     for step, source in enumerate(sources):
         if measured and deadline.over():
             notes.append(f"networks {step} to {len(sources) - 1}: {deadline.missed}")
@@ -159,8 +163,7 @@ def _sequence(sources: list[Any], x: Any, top: int, some: dict[str, Any], deadli
         rows: dict[str, dict[str, float]] = {}
         values: dict[str, list[float]] = {}
         with tensors.opened(source, f"a[{step}]") as (_, entries):
-            matrices, _ = matrices_of({e.name: e.load() for e in entries if e.floating and not e.reason})
-            matrices = {name: matrix.clone() for name, matrix in matrices.items()}
+            matrices = {name: matrix.clone() for name, matrix in matrices_of(entries, known).items()}
         for name, matrix in matrices.items():
             found, values[name] = quantities.of_weight(matrix)
             start = first.setdefault(name, matrix)

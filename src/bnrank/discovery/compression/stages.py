@@ -236,7 +236,7 @@ def cut_down(judge: Judge, parts: Parts, name: str, tol: float) -> Cut:
     if all(step.kind != "collapse" for step in best.steps) and not budget.current().stopped:
         reason = _reason(parts, bool(collapsed), search, tol)
         if all(step.kind != "narrow" for step in best.steps):
-            reason += _all_kept(slim, ranked, judge.scale, tol)
+            reason += _all_kept(slim, ranked, judge.scale, tol, bool(steps))
     return Cut(balanced(best.parts, judge.x), best.steps, best.cost, best.change, reason)
 
 
@@ -256,14 +256,17 @@ def _reason(parts: Parts, collapsible: bool, search: Collapsing, tol: float) -> 
     return "no bottleneck across depth: no linear map of low rank is cheaper than the layers that it would replace"
 
 
-def _all_kept(parts: Parts, ranked: list[Ranking], scale: float, tol: float) -> str:
-    """Return the reason why no neuron or channel was removed; "" where there are none between two layers."""
+def _all_kept(parts: Parts, ranked: list[Ranking], scale: float, tol: float, pruned: bool) -> str:
+    """Return why all neurons or channels stay, those left where some were pruned; "" if none is between two layers."""
     linear = [part for part in parts if is_linear(part)]
     if len(linear) < 2:
         return ""
     units = "channel" if any(type(part) is not nn.Linear for part in linear[:-1]) else "neuron"
+    units = f"remaining {units}" if pruned else units
     if not ranked:
         return f"; every {units} stays: what stands between the layers mixes them"
+    if all(len(ranking.order) == 1 for ranking in ranked):
+        return f"; every {units} stays: each layer keeps at least one"
     change = min(float(ranking.tails[-2]) for ranking in ranked) / scale
     nearest = f"leaving out the one nearest to it changes the output by about {100 * change:.3g} percent"
     allowed = max(NARROW_SHARES) * tol

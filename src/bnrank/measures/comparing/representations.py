@@ -16,7 +16,7 @@ from bnrank._core import validation
 from bnrank._core.deadline import Deadline
 from bnrank._core.sampling import evenly_spaced
 from bnrank.measures import similarity
-from bnrank.measures.layerwise import LayerUse, Uses, few_samples
+from bnrank.measures.layerwise import ROUNDING, LayerUse, Uses, few_samples
 from bnrank.measures.spectra import Widths, grouped
 from bnrank.networks.capturing import Taker, named, stream
 from bnrank.networks.functional import check_finite, example
@@ -46,7 +46,8 @@ UNKNOWN = LayerUse(0, (math.nan, math.nan), 0)
 class Seen:
     """What one network does on samples: its layers, centered Gram matrices, use of its width, and outputs.
 
-    What was not reached in time is None, or NaN, and ``late`` says which it is.
+    What was not reached in time is None, or NaN, and ``late`` says which it is. ``precision`` is the spacing of numbers
+    near 1 in the type of the outputs.
     """
 
     names: tuple[str, ...]
@@ -55,6 +56,7 @@ class Seen:
     output: Tensor | None
     samples: int
     late: tuple[str, ...] = ()
+    precision: float = 0.0
 
 
 class _Rows(Taker):
@@ -65,6 +67,7 @@ class _Rows(Taker):
         self.held: dict[int, Tensor] = {}
         self.filled: dict[int, int] = {}
         self.outputs: list[Tensor] = []
+        self.precision = 0.0
 
     def activations(self, layer: int, values: Tensor) -> None:
         """Keep a block of one of the layers."""
@@ -80,6 +83,7 @@ class _Rows(Taker):
     def output(self, values: Tensor) -> None:
         """Keep the outputs."""
         if self.first:
+            self.precision = torch.finfo(values.dtype).eps if values.is_floating_point() else 0.0
             self.outputs.append(values.flatten(1).to("cpu", torch.float64, copy=True))
 
 
@@ -108,7 +112,7 @@ class View:
         layers, count = self.reading.layers, len(self.samples)
         grams: list[Tensor | None] = [None] * len(layers)
         used: dict[str, LayerUse] = {}
-        output: Tensor | None = None
+        output, precision = None, 0.0
         with _named(self.name):
             for number, group in enumerate(self._groups(chunk_size, dtype)):
                 uses, kept = Uses(self.reading, count), _Rows(group, count, not number)
@@ -116,13 +120,14 @@ class View:
                 if deadline.over() or self._run(takers, chunk_size, dtype, deadline) < count:
                     break
                 if not number:
-                    used, output = uses.use(), torch.cat(kept.outputs)
+                    used, output, precision = uses.use(), torch.cat(kept.outputs), kept.precision
                 for i in group:
                     grams[i] = self._gram(kept.held.pop(i), named(layers, i, "activations"))
         missed = [layer.name for layer, found in zip(layers, grams, strict=True) if found is None]
         late = [f"activations of {', '.join(missed)}: {deadline.missed}"] if missed else []
         names = tuple(layer.name for layer in layers)
-        return Seen(names, tuple(grams), tuple(used.get(n, UNKNOWN) for n in names), output, count, tuple(late))
+        use = tuple(used.get(n, UNKNOWN) for n in names)
+        return Seen(names, tuple(grams), use, output, count, tuple(late), precision)
 
     def _run(self, takers: list[Taker], chunk_size: int, dtype: torch.dtype, deadline: Deadline) -> int:
         some: dict[str, Any] = {"chunk_size": chunk_size, "dtype": dtype}
@@ -187,7 +192,7 @@ def dataset(a: Seen, b: Seen) -> tuple[xr.Dataset, list[dict[str, str]]]:
     if a.output is None or b.output is None:
         pass  # late, which a note says
     elif a.output.shape == b.output.shape:
-        attrs |= _change(a.output, b.output)
+        attrs |= _change(a.output, b.output, ROUNDING * a.precision)
     else:
         text = f"shapes {tuple(a.output.shape[1:])} and {tuple(b.output.shape[1:])}: no change"
         notes.append({"name": "outputs", "note": text})
@@ -204,8 +209,8 @@ def _columns(used: Sequence[LayerUse]) -> dict[str, np.ndarray]:
     return {name: np.array(values, dtype=float) for name, values in columns.items()}
 
 
-def _change(a: Tensor, b: Tensor) -> dict[str, float]:
-    """Return the change of the outputs over their norm and over their spread, where these are not 0."""
-    moved, spread = float((b - a).norm()), float((a - a.mean(0)).norm())
-    sizes = {"output_change": float(a.norm()), "output_change_of_spread": spread}
-    return {name: moved / size for name, size in sizes.items() if size > 0}
+def _change(a: Tensor, b: Tensor, rtol: float) -> dict[str, float]:
+    """Return the change of the outputs over their norm, and over their spread where it exceeds ``rtol`` of the norm."""
+    moved, size, spread = (float(values.norm()) for values in (b - a, a, a - a.mean(0)))
+    found = {"output_change": moved / size} if size > 0 else {}
+    return found | ({"output_change_of_spread": moved / spread} if spread > rtol * size else {})

@@ -13,6 +13,7 @@ from bnrank._core.axes import OKABE_ITO, axes_for, dress
 from bnrank._core.content import Part, Table
 from bnrank._core.results import Printed
 from bnrank._core.sampling import evenly_spaced
+from bnrank.measures.comparing.weights import eps
 from bnrank.measures.tensors import NOT_FINITE
 
 if TYPE_CHECKING:
@@ -209,6 +210,12 @@ class Comparison(Printed):
         if not changed.any():
             vectors = _counted(int((known > 0).sum()), "vector or other tensor", "vectors and other tensors")
             return f"No matrix changed, {vectors} did.{apart}"
+        rounded = changed & (data["update_rank"].values == 0)
+        if (rounded == changed).all():
+            return f"{int(rounded.sum())} of {partners} changed, {self._rounding(rounded)}{self._moved()}.{apart}"
+        if rounded.any():
+            apart = f" {_counted(int(rounded.sum()), 'other', 'others')} changed {self._rounding(rounded)}.{apart}"
+        changed &= ~rounded
         stable, before = data["update_stable_rank"].values[changed], data["stable_rank"].values[0][changed]
         sizes = _range(data["change"].values[changed])  # infinite from 0
         own = _range(before) or "undefined"
@@ -219,6 +226,20 @@ class Comparison(Printed):
             share = 100 * float(np.median(data["update_share"].values[large]))
             said += f", and {share:.3g} percent of it (median) is in its {self.top} largest singular values"
         return f"{said}.{apart}"
+
+    def _rounding(self, which: np.ndarray) -> str:
+        """Return by how much matrices changed that did by no more than storing their entries in fewer bits can give."""
+        types = " and ".join(dict.fromkeys(self.data["layer_storage"].values[which].tolist()))
+        sizes = _range(self.data["change"].values[which])
+        return f"by {sizes} times their norm, within the rounding of {types} storage"
+
+    def _moved(self) -> str:
+        """Return how many vectors and other tensors changed by more than rounding; nothing if none did."""
+        spacing = np.array([eps(name) for name in self.data["tensor_storage"].values.tolist()])
+        count = int((self.data["tensor_change"].values > spacing).sum())
+        return (
+            f", and {_counted(count, 'vector or other tensor', 'vectors and other tensors')} by more" if count else ""
+        )
 
     def _outputs(self) -> str:
         attrs = self.data.attrs

@@ -59,12 +59,14 @@ class Weights:
     b: list[Measured] = field(default_factory=list)
     updates: list[Update | None] = field(default_factory=list)
     others: list[tuple[str, float]] = field(default_factory=list)
+    storage: dict[str, list[str]] = field(default_factory=lambda: {"layer": [], "tensor": []})
     skipped: list[dict[str, str]] = field(default_factory=list)
     notes: list[dict[str, str]] = field(default_factory=list)
     seen: set[tuple[object, object]] = field(default_factory=set)
 
     def add(self, pair: Pair, shapes: tuple[dict[str, Any], dict[str, Any]], top: int) -> None:
         """Measure a pair of tensors, or note why it is not measured."""
+        pair = replace(pair, a=tensor_matrices.told_by(pair.a, pair.b), b=tensor_matrices.told_by(pair.b, pair.a))
         key = tuple(e.storage if e.storage is not None else e.name for e in (pair.a, pair.b))
         if (key[0], key[1]) in self.seen:
             self._skip(pair.a.name, "tied in both networks, compared once")
@@ -90,21 +92,23 @@ class Weights:
             self._skip(pair.a.name, "; ".join(bad))
         elif reason:
             self.others.append((pair.a.name, _change(tensor, other)))
+            self.storage["tensor"].append(_coarse(pair).dtype)
         else:
             self._measure(pair, list(zip(pieces, others, strict=True)), (tensor, other), top)
 
     def _measure(self, pair: Pair, pieces: list[tuple[Piece, Piece]], both: tuple[Tensor, Tensor], top: int) -> None:
-        coarse = max(_eps(pair.a), _eps(pair.b))
+        coarse = _coarse(pair)
         for piece, other in pieces:
             a, b = piece.take(both[0]), other.take(both[1])
             gram = [min(p.shape) > tensors.GRAM and both[i].element_size() <= 4 for i, p in enumerate((piece, other))]
             self.a.append(tensors.of_matrix(piece, a, gram=gram[0]))
             self.b.append(tensors.of_matrix(other, b, gram=gram[1]))
+            self.storage["layer"].append(coarse.dtype)
             if a.shape != b.shape:
                 self.updates.append(None)
                 self.notes.append({"name": piece.name, "note": OTHER_SHAPE})
                 continue
-            self.updates.append(_update(a, b, self.a[-1].values, self.b[-1].values, coarse, top, gram[0]))
+            self.updates.append(_update(a, b, self.a[-1].values, self.b[-1].values, eps(coarse.dtype), top, gram[0]))
             if a.ndim == 3 and len(a) > 1:
                 self.notes.append({"name": piece.name, "note": GROUPS})
 
@@ -117,18 +121,22 @@ class Weights:
 
         count = len(self.a)
         found = xr.Dataset(coords={"layer": np.arange(1, count + 1)})
+        kept: dict[str, Any] = {
+            f"{name}_storage": (name, np.array(dtypes, dtype=str)) for name, dtypes in self.storage.items()
+        }
         if count:
             made = [tensors.tabulated(parts, atol, rtol, max_values) for parts in (self.a, self.b)]
-            names = [f"layer_{key}" for key in ("name", "kind", "shape")]
-            plain = [one.drop_vars([*names, "full_rank"]) for one in made]
+            about = [f"layer_{key}" for key in ("name", "kind", "shape")]
+            plain = [one.drop_vars([*about, "full_rank"]) for one in made]
             found = xr.concat(plain, xr.DataArray(["a", "b"], dims="network", name="network"), join="outer")
             sizes = np.stack([one["full_rank"].values for one in made])
             found["full_rank"] = ("network", "layer"), sizes
-            for key in names:
+            for key in about:
                 texts = {"": made[0][key].values, "_b": made[1][key].values}
                 found = found.assign_coords({f"{key}{end}": ("layer", values) for end, values in texts.items()})
             found = found.assign(self._updates(rtol, top, found.sizes["index"]))
-        return found.assign_coords(tensor=np.array([name for name, _ in self.others], dtype=str)).assign(
+        names = np.array([name for name, _ in self.others], dtype=str)
+        return found.assign_coords(kept | {"tensor": names}).assign(
             tensor_change=("tensor", np.array([value for _, value in self.others], dtype=float))
         )
 
@@ -169,14 +177,14 @@ class Weights:
         return found
 
 
-def _update(a: Tensor, b: Tensor, own: Tensor, other: Tensor, eps: float, top: int, gram: bool) -> Update:
+def _update(a: Tensor, b: Tensor, own: Tensor, other: Tensor, spacing: float, top: int, gram: bool) -> Update:
     """Return the difference of two matrices, or of several together, and the angles of their leading subspaces."""
     difference = _wide(b) - _wide(a)
     values = tensors.singular_values(difference, gram=gram).cpu()
     sizes = float(own.norm()), float(other.norm())
     change = float(values.norm()) / sizes[0] if sizes[0] > 0 else 0.0 if sizes[1] == 0 else math.inf
     single = a.ndim == 2 or len(a) == 1
-    found = Update(values, change, max(_rounding(t.reshape(t.shape[-2:]) if single else t, eps) for t in (a, b)))
+    found = Update(values, change, max(_rounding(t.reshape(t.shape[-2:]) if single else t, spacing) for t in (a, b)))
     if not single:
         return found
     k = min(top, int(linalg.rank(own)), int(linalg.rank(other)), min(a.shape[-2:]) // 2)
@@ -221,17 +229,29 @@ def _is_plain(tensor: Tensor) -> bool:
     return not (tensor.is_meta or tensor.is_quantized or tensor.is_nested) and tensor.layout == torch.strided
 
 
-def _rounding(matrix: Tensor, eps: float) -> float:
+def _rounding(matrix: Tensor, spacing: float) -> float:
     """Return an operator norm that rounding every entry of a matrix once does not reach.
 
-    For errors of at most eps / 2 times the entry: at most eps / 2 times the Frobenius norm; for independent ones about
-    eps / (2 sqrt(3)) times the sum of the largest norms of a row and of a column.
+    For errors of at most half the relative spacing e: at most e / 2 times the Frobenius norm; for independent ones
+    about e / (2 sqrt(3)) times the sum of the largest norms of a row and of a column.
     """
     sizes = matrix.abs().to(torch.float64)
     bounds = [sizes.norm()] + ([sizes.norm(dim=1).max() + sizes.norm(dim=0).max()] if sizes.ndim == 2 else [])
-    return eps * float(min(bounds))
+    return spacing * float(min(bounds))
 
 
-def _eps(entry: Entry) -> float:
-    dtype = getattr(torch, entry.dtype, torch.float32)
+def _coarse(pair: Pair) -> Entry:
+    """Return the tensor of a pair whose numbers are stored with the larger relative spacing."""
+    return max(pair.a, pair.b, key=lambda entry: eps(entry.dtype))
+
+
+def eps(name: str) -> float:
+    """Return the relative spacing of numbers of a type, of float32 where it is no floating-point type.
+
+    Examples
+    --------
+    >>> eps("bfloat16"), eps("int8") == eps("float32")
+    (0.0078125, True)
+    """
+    dtype = getattr(torch, name, torch.float32)
     return torch.finfo(dtype).eps if dtype.is_floating_point or dtype.is_complex else torch.finfo(torch.float32).eps

@@ -98,7 +98,9 @@ def read_checkpoints(folder: str | os.PathLike[str], *, top: int = 0) -> Record:
     Checkpoints are the .safetensors, .pt, .pth, .bin and .ckpt files in the folder and in its folders, in the order of
     their steps: the number after "step" or "checkpoint" in the path inside the folder, else the number after "epoch",
     else the last number that is no decimal. Files of one checkpoint that is split (``-00001-of-00003``) are read
-    together. Files without a number, such as last.ckpt, are left out and listed in ``.notes``. No code in them is run.
+    together. Files without a number, such as last.ckpt, and files that cannot be read are left out and listed in
+    ``.notes``. No code in them is run. Kernels of convolutions are read as (out, in, taps) of one group, since tensors
+    do not tell more.
 
     Parameters
     ----------
@@ -117,7 +119,7 @@ def read_checkpoints(folder: str | os.PathLike[str], *, top: int = 0) -> Record:
     Raises
     ------
     TypeError, ValueError
-        If there is no checkpoint, two have the same step, or one cannot be read; if there are several, and none has a
+        If there is no checkpoint, two have the same step, or none can be read; if there are several, and none has a
         number.
 
     Examples
@@ -146,6 +148,7 @@ def record_of(folder: object, name: str, top: int, deadline: Deadline | None = N
     numbered, left_out = _numbered(files, root, name)
     first: dict[str, Tensor] = {}
     before: dict[str, Tensor] = {}
+    failures: dict[Path, Exception] = {}
     notes = [f"left out, since its name has no step: {path.relative_to(root)}" for path in left_out]
     for i, (step, paths) in enumerate(numbered):
         if i and deadline is not None and deadline.over():
@@ -154,9 +157,7 @@ def record_of(folder: object, name: str, top: int, deadline: Deadline | None = N
         rows: dict[str, dict[str, float]] = {}
         values: dict[str, list[float]] = {}
         for path in paths:
-            with opened(path, name) as entries:
-                matrices, _ = matrices_of({e.name: e.load() for e in entries if e.floating and not e.reason})
-            for key, matrix in matrices.items():
+            for key, matrix in _read(path, name, failures).items():
                 found, values[key] = quantities.of_weight(matrix)
                 rows[key] = found | quantities.of_entries(matrix)
                 layers[key] = None
@@ -164,12 +165,32 @@ def record_of(folder: object, name: str, top: int, deadline: Deadline | None = N
                     start = first.setdefault(key, matrix)
                     rows[key] |= quantities.of_change(matrix, start, before.get(key, start), top)
                     before[key] = matrix
-        measured.append(Measured(step, rows, values))
+        if not failures.keys() >= set(paths):
+            measured.append(Measured(step, rows, values))
+    if not measured:
+        raise next(iter(failures.values()))
+    notes += [f"left out, since it cannot be read: {_why(*failure, root, name)}" for failure in failures.items()]
     attrs: dict[str, object] = {"title": f"checkpoints in {root.name}", "notes": "\n".join(notes)}
     what = ["weights", "subnormals"]
     if top:
         attrs["top"], what = top, ["weights", "changes", "subnormals"]
     return Record(dataset(measured, list(layers), what, attrs))
+
+
+def _read(path: Path, name: str, failures: dict[Path, Exception]) -> dict[str, Tensor]:
+    """Return the matrices of a file; none, and the error among the failures, where it cannot be read."""
+    try:
+        with opened(path, name) as entries:
+            return matrices_of(entries)
+    except (TypeError, ValueError, OSError) as error:
+        failures[path] = error
+        return {}
+
+
+def _why(path: Path, error: Exception, root: Path, name: str) -> str:
+    """Return a file's name and, in one line, why it cannot be read, without the name of the argument."""
+    text = " ".join(str(error).split()).removeprefix(f"{name}: ").replace(str(path), path.name)
+    return f"{path.relative_to(root)} ({text})"
 
 
 def _is_checkpoint(path: Path) -> bool:

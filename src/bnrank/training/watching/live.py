@@ -16,7 +16,7 @@ from bnrank.networks.functional import unwrap
 from bnrank.training.watching import callbacks, quantities
 from bnrank.training.watching.capturing import Capture, call, probing, shapes
 from bnrank.training.watching.collapse import Collapse, CollapseError, Detector
-from bnrank.training.watching.parts import OUTPUT, parts_of, without_activations
+from bnrank.training.watching.parts import OUTPUT, parts_of, without_activations, without_dimensions
 from bnrank.training.watching.records import Measured, Record, dataset
 from bnrank.training.watching.writers import CSVWriter, Writer
 
@@ -102,6 +102,7 @@ class Watch(Record):
         """The measurements so far over (step, layer)."""
         seen = {name for m in self._measured for name, row in m.rows.items() if "units" in row}
         notes = self._notes + without_activations(self.parts, seen)
+        notes += without_dimensions(m.rows for m in self._measured)
         notes += [f"collapsed since step {step}: {name}" for name, step in self.collapsed.items()]
         attrs = {"title": f"watch of {type(self.net).__name__}", "every": self.every, "notes": "\n".join(notes)}
         return dataset(self._measured, self.layers, self.what, attrs)
@@ -255,7 +256,7 @@ class Watch(Record):
                     self._remark(f"{part.name}: its weight is no longer in the network")
                     continue
                 if "weights" in self.what:
-                    found, values[part.name] = quantities.of_weight(_dense(weight))
+                    found, values[part.name] = quantities.of_weight(part.matrices(_dense(weight)))
                     rows[part.name] |= found
                 if "subnormals" in self.what:
                     rows[part.name] |= quantities.of_entries(_dense(weight))

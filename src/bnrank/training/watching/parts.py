@@ -1,13 +1,18 @@
 """The parts of a network that a watch measures: weight matrices, and the inputs of the layers that hold them."""
 
-from collections.abc import Collection, Mapping, Sequence
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from bnrank.measures.layerwise import TOO_FEW
+from bnrank.measures.usage import LEAST
 from bnrank.networks.functional import unwrap
 from bnrank.networks.reasons import Skipped
+from bnrank.networks.tensor_matrices import KERNELS, blocks, told_by
+from bnrank.networks.tensors import Entry
 from bnrank.training.watching.divergence import shortened
 
 OUTPUT = "output"
@@ -48,6 +53,12 @@ class Part:
         """The dimension of units (features or channels) of the layer's input."""
         return -1 - self.spatial
 
+    def matrices(self, weight: Tensor) -> Tensor:
+        """Return the weight as matrices (groups, out, in x kernel)."""
+        if isinstance(self.module, nn.modules.conv._ConvNd) and weight.ndim == 2 + self.spatial:
+            return blocks(weight, self.module.transposed, self.module.groups)
+        return blocks(weight)
+
 
 def parts_of(net: nn.Module) -> tuple[list[Part], list[Skipped]]:
     """Return the weights of a network with at least two dimensions, in order of registration, and all other parameters.
@@ -64,10 +75,10 @@ def parts_of(net: nn.Module) -> tuple[list[Part], list[Skipped]]:
     for name, p in net.named_parameters():
         owner, _, own = name.rpartition(".")
         module = modules[owner]
-        if reason := _reason(p):
+        spatial = next((count for kind, count in _CONVOLUTIONS.items() if isinstance(module, kind)), 0)
+        if reason := _reason(p, bool(spatial)):
             skipped.append(Skipped.part(name, module, reason))
             continue
-        spatial = next((count for kind, count in _CONVOLUTIONS.items() if isinstance(module, kind)), 0)
         label = (owner or own) if own == "weight" else name
         found.append(Part(label, name, module, spatial, _unseen(own, module, _parent(owner, modules))))
     return found, skipped
@@ -109,31 +120,57 @@ def without_activations(parts: Sequence[Part], seen: Collection[str]) -> list[st
     return [f"activations not measured at {shortened(names)}: {reason}" for reason, names in found.items()]
 
 
-def _reason(p: Tensor) -> str:
+def without_dimensions(rows: Iterable[Mapping[str, Mapping[str, float]]]) -> list[str]:
+    """Return a remark on the layers whose dimension cannot be estimated from the few rows of some measurement.
+
+    Examples
+    --------
+    >>> nan = float("nan")
+    >>> without_dimensions([{"0": {"rows": 2.0, "units": 5.0, "dimension_95": nan, "nonfinite_units": 0.0}}])[0][:31]
+    'dimensions at 0: not estimated '
+    """
+    found: dict[str, None] = {}
+    for one in rows:
+        for name, row in one.items():
+            if 1 < row.get("rows", 0) < LEAST and math.isnan(row["dimension_95"]) and not row["nonfinite_units"]:
+                found[name] = None
+    return [f"dimensions at {shortened(list(found))}: {TOO_FEW}"] if found else []
+
+
+def _reason(p: Tensor, kernel: bool) -> str:
     """Return why a parameter is not measured as a matrix, or an empty string."""
     shape = tuple(p.shape)
     if not p.is_floating_point() or p.element_size() < 2:
         return f"entries of type {p.dtype}"
     if len(shape) < 2 or 0 in shape:
         return f"no matrix: shape {shape}"
-    return f"a single row: shape {shape}" if len(shape) > 2 and shape[0] == 1 else ""
+    return f"a single row: shape {shape}" if len(shape) > 2 and shape[0] == 1 and not kernel else ""
 
 
-def matrices_of(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[Skipped]]:
-    """Return the weights of a state dict with at least two dimensions, named as by :func:`parts_of`, and the others.
+def matrices_of(entries: Iterable[Entry], known: Mapping[str, Entry] | None = None) -> dict[str, Tensor]:
+    """Return the weights with at least two dimensions, as matrices (groups, out, in x kernel), named as by `parts_of`.
+
+    Parameters
+    ----------
+    entries : iterable of Entry
+        Tensors of a network.
+    known : mapping, optional
+        Tensors of a module with the same names, which tell transposed and grouped convolutions.
 
     Examples
     --------
-    >>> import torch
-    >>> found, skipped = matrices_of({"0.weight": torch.eye(2), "0.bias": torch.ones(2)})
-    >>> list(found), [str(part) for part in skipped]
-    (['0'], ['0.bias (Tensor): no matrix: shape (2,)'])
+    >>> from bnrank.networks.tensors import of_module
+    >>> found = matrices_of(of_module(nn.Sequential(nn.Conv2d(4, 8, 3, groups=2))))
+    >>> {name: tuple(matrix.shape) for name, matrix in found.items()}
+    {'0': (2, 4, 18)}
     """
-    found, skipped = {}, []
-    for name, tensor in tensors.items():
-        if reason := _reason(tensor):
-            skipped.append(Skipped(name, type(tensor).__name__, reason))
+    found = {}
+    for entry in entries:
+        told = told_by(entry, (known or {}).get(entry.name))
+        kernel = told.role in KERNELS
+        if not entry.floating or entry.reason or _reason(tensor := entry.load(), kernel):
             continue
-        owner, _, own = name.rpartition(".")
-        found[owner if own == "weight" and owner else name] = tensor
-    return found, skipped
+        owner, _, own = entry.name.rpartition(".")
+        groups = max(told.groups, 1) if kernel else 1
+        found[owner if own == "weight" and owner else entry.name] = blocks(tensor, told.role == "transposed", groups)
+    return found

@@ -38,6 +38,7 @@ CHANGES = {
     "change_since": "||W - W'||_F / ||W'||_F, W' of the checkpoint before",
     "update_stable_rank": "stable rank of W - W_0",
     "update_effective_rank": "effective rank (sum of singular values)^2 / sum of their squares, of W - W_0",
+    "full_rank": "number of singular values of W",
     "update_share": "share of ||W - W_0||_F^2 in the largest singular values, as many as `top`",
 }
 SIMILARITY = {
@@ -56,11 +57,10 @@ LONG_NAMES = {**WEIGHTS, **ACTIVATIONS, **SUBNORMALS, **CHANGES, **SIMILARITY}
 
 
 def of_weight(weight: Tensor) -> tuple[dict[str, float], list[float]]:
-    """Return the quantities of a weight as a matrix (out, in x kernel), and its largest singular values.
+    """Return the quantities of a matrix, or of the blocks (n, rows, columns) of one, and its largest singular values.
 
-    The Gram matrix of a flattened kernel is the mean over all frequencies of that of the convolution. All but
-    "nonfinite" is NaN where an entry is NaN or infinite. Of a matrix with both sides above 1024, only the norms and the
-    stable rank are measured, the operator norm by the power method, which gives a lower bound.
+    All but "nonfinite" is NaN where an entry is NaN or infinite. Of a block with both sides above 1024, only the norms
+    and the stable rank are measured, the operator norm by the power method, which gives a lower bound.
 
     Examples
     --------
@@ -69,21 +69,22 @@ def of_weight(weight: Tensor) -> tuple[dict[str, float], list[float]]:
     (1.25, 1.8, [2.0, 1.0])
     """
     found = dict.fromkeys(WEIGHTS, math.nan) | {"nonfinite": 0.0}
-    matrix = _double(weight.detach()).flatten(1)
-    matrix = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
+    matrix = _double(weight.detach())
+    matrix = matrix if matrix.ndim == 3 else matrix[None]
+    matrix = matrix.mT if matrix.shape[1] > matrix.shape[2] else matrix
     size = float(matrix.abs().max())
     if not math.isfinite(size):
         return found | {"nonfinite": float((~torch.isfinite(matrix)).sum())}, []
     if size == 0:
         zero = dict.fromkeys(WEIGHTS, 0.0)
-        return zero | {"stable_rank": math.nan, "tail": math.nan}, [0.0] * min(LARGEST, len(matrix))
+        return zero | {"stable_rank": math.nan, "tail": math.nan}, [0.0] * min(LARGEST, _full_rank(matrix))
     matrix = matrix / size  # squares of what is large or small overflow or vanish
     found["norm"] = size * float(matrix.norm())
-    if len(matrix) > MAX_SIDE:
+    if matrix.shape[1] > MAX_SIDE:
         top = _operator_norm(matrix)
         found |= {"operator_norm": size * top, "stable_rank": float(matrix.square().sum()) / top**2}
         return found, [size * top]
-    squares = torch.linalg.eigvalsh(matrix @ matrix.T).clamp(min=0).flip(0).cpu()
+    squares = torch.linalg.eigvalsh(matrix @ matrix.mT).clamp(min=0).flatten().sort(descending=True).values.cpu()
     values = squares.sqrt()
     kept = max(1, round(TAIL * len(values)))
     sums = variance_dimension(squares, len(squares) + 1, len(squares), SHARES, corrected=False)
@@ -106,7 +107,7 @@ def of_change(weight: Tensor, first: Tensor, before: Tensor, top: int) -> dict[s
     >>> of_change(torch.diag(torch.tensor([3.0, 2.0])), torch.eye(2), torch.eye(2), 1)["update_stable_rank"]
     1.25
     """
-    found = dict.fromkeys(CHANGES, math.nan)
+    found = dict.fromkeys(CHANGES, math.nan) | {"full_rank": float(_full_rank(weight))}
     if weight.shape != first.shape or weight.shape != before.shape:
         return found
     now, start, last = (_double(t.detach()) for t in (weight, first, before))
@@ -118,9 +119,14 @@ def of_change(weight: Tensor, first: Tensor, before: Tensor, top: int) -> dict[s
     if moved["norm"] > 0:
         found["update_stable_rank"] = moved["stable_rank"]
         found["update_effective_rank"] = moved["effective_rank"]
-        if len(values) >= min(top, *now.flatten(1).shape):
+        if len(values) >= min(top, _full_rank(now)):
             found["update_share"] = sum((value / moved["norm"]) ** 2 for value in values[:top])
     return found
+
+
+def _full_rank(weight: Tensor) -> int:
+    """Return the number of singular values of a matrix, or of one with blocks (n, rows, columns)."""
+    return math.prod(weight.shape[:-2]) * min(weight.shape[-2:])
 
 
 def _ratio(moved: float, size: float) -> float:
@@ -128,7 +134,7 @@ def _ratio(moved: float, size: float) -> float:
 
 
 def of_rows(rows: Tensor, corrected: bool = True) -> dict[str, float]:
-    """Return the dimensions of centered rows (n, units) at 95 and 99 percent of variance; NaN where they have none.
+    """Return the dimensions of centered rows (n, units) at 95 and 99 percent of variance; NaN where they are unknown.
 
     Examples
     --------
@@ -169,10 +175,10 @@ def _double(values: Tensor) -> Tensor:
 
 
 def _operator_norm(matrix: Tensor) -> float:
-    """Return the operator norm by the power method, from below."""
+    """Return the largest operator norm of blocks by the power method, from below."""
     generator = torch.Generator().manual_seed(0)
-    vector = torch.randn(matrix.shape[0], dtype=torch.float64, generator=generator).to(matrix.device)
+    vector = torch.randn(*matrix.shape[:2], 1, dtype=torch.float64, generator=generator).to(matrix.device)
     for _ in range(ITERATIONS):
-        vector = matrix @ (matrix.T @ vector)
-        vector = vector / vector.norm()
-    return float((matrix.T @ vector).norm())
+        vector = matrix @ (matrix.mT @ vector)
+        vector = vector / vector.norm(dim=1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
+    return float((matrix.mT @ vector).norm(dim=1).max())

@@ -221,8 +221,8 @@ def _summary(one: xr.Dataset) -> dict[str, object]:
             row[heading] = None if lost else _known(last[name])
     if "change" in last:
         row["change"], row["of it, stable rank"] = _known(last["change"]), _known(last["update_stable_rank"])
-        share = last["update_share"]
-        row["in top singular values"] = None if math.isnan(share) else f"{100 * share:.3g} %"
+        beyond = last["full_rank"] > one.attrs["top"]  # else all of it is
+        row["in top singular values"] = f"{100 * last['update_share']:.3g} %" if beyond else None
     if "cka" in last:
         row["CKA with the first"] = _known(last["cka"])
     if "subnormals" in last:
