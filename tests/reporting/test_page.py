@@ -316,7 +316,7 @@ def test_a_profile_leads_with_its_bottleneck_and_the_dimensions_that_its_layers_
         net[1].weight.copy_(0.4 * torch.eye(8, 4))
     page = Page(report({"one": bnrank.profile(net, x), "two": passing}, tmp_path / "d.html"))
     mixed = "layers use 2 dimensions at 95 percent of variance, 25 to 50 percent of their units."
-    assert f"one {none} L{mixed[1:]}" in page.text
+    assert f"one {none}: {mixed}" in page.text
     assert tables.headline(bnrank.profile(net, x[:1])) == none
 
 
