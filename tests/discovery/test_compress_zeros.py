@@ -119,6 +119,20 @@ def test_the_fit_is_almost_exact_where_inputs_are_nearly_dependent():
     assert changes[0] < 1.01 * changes[1]
 
 
+def test_rounding_of_nearly_equal_inputs_in_float32_stays_finite(monkeypatch):
+    """Damped less, 60 inputs have the spread of eigenvalues that thousands have."""
+    monkeypatch.setattr(zeros, "DAMPING", 1e-10)
+    monkeypatch.setattr(zeros, "WIDE", 59)
+    net, x = made(lambda: nn.Linear(60, 8), nn.Tanh, lambda: nn.Linear(8, 3)), 5 + 1e-3 * normal(300, 60)
+    judge = judged(net, x)
+    one = zeros.curvatures(judge, net, ["0"], 100)["0"]
+    assert float(one.spectra[2].min()) > 0
+    layers, change, count = zeros.thinned(judge, net, ["0", "2"], 0.1, 100)
+    assert set(layers) == {"0", "2"}
+    assert change <= 0.1
+    assert count > 100
+
+
 @pytest.mark.parametrize("chunk_size", [200, 64])
 def test_the_curvature_predicts_the_change_of_a_linear_network(chunk_size):
     net, x = made(lambda: nn.Linear(5, 4), lambda: nn.Linear(4, 3)), normal(200, 5) @ normal(5, 5, seed=1)

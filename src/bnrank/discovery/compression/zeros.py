@@ -25,6 +25,7 @@ DRAWS = 12  # random directions of the output per sample, where there are more o
 MAX_VALUES = 2**22  # of the rows of inputs of one layer in one block of samples
 MAX_INPUTS = 8192  # of a unit: their second moments take minutes and gigabytes
 WIDE = 2048  # inputs of a unit, above which zeros are chosen and fitted in float32
+ROUNDING = 8  # units of rounding of the largest eigenvalue, at least which the others are
 DAMPING = 1e-3  # of the diagonals, relative to their mean
 ROUNDS, GROWTH, PENALTY = 60, 1.12, 0.004  # of the alternation: steps, growth of the penalty in each, the first
 HALF = 0.5  # of the rounds in which the number of zeros increases
@@ -83,7 +84,10 @@ class Curvature:
             if size <= least:
                 break
             image = (self.out @ step @ self.into) * kept
-            length = size / float((step * image).sum())
+            curvature = float((step * image).sum())
+            if curvature <= 0:  # rounding
+                break
+            length = size / curvature
             found, left = found + length * step, left - length * image
             size, before = float(left.square().sum()), size
             step = left + size / before * step
@@ -139,9 +143,15 @@ def _curvature(layer: Any, out: Tensor, into: Tensor) -> Curvature:
         inverse = torch.cholesky_inverse(torch.linalg.cholesky(gram)).diagonal()
         scales.append((gram.diagonal() / inverse) ** 0.25)
         scaled.append(gram.div_(scales[-1][:, None]).div_(scales[-1]).to(dtype))
-    spectra = (*torch.linalg.eigh(scaled[0]), *torch.linalg.eigh(scaled[1]))
+    spectra = (*_spectrum(scaled[0]), *_spectrum(scaled[1]))
     weight = (weight * scales[0][:, None] * scales[1]).to(dtype)
     return Curvature(weight, scaled[0], scaled[1], scales[0], scales[1], spectra)
+
+
+def _spectrum(gram: Tensor) -> tuple[Tensor, Tensor]:
+    """Return eigenvalues, not below rounding of the largest, and eigenvectors."""
+    values, vectors = torch.linalg.eigh(gram)
+    return values.clamp(min=ROUNDING * torch.finfo(gram.dtype).eps * values[-1]), vectors
 
 
 def _patches(layer: Any, value: Tensor) -> Tensor:
