@@ -99,6 +99,76 @@ def test_flattened_images_are_measured_by_channel(after):
         assert pair.data.units_a.values.tolist() == [8, 8, 4]
 
 
+class Image(nn.Module):
+    """A convolution with dead channels, what follows, and a linear layer where there is a size for it."""
+
+    def __init__(self, channels, between, size=0):
+        super().__init__()
+        self.conv, self.gate, self.between = nn.Conv2d(3, channels, 3), nn.Linear(channels, channels), between
+        self.fc = nn.Linear(size, 4) if size else nn.Identity()
+        with torch.no_grad():
+            self.conv.bias[:2] = -1000.0
+
+    def forward(self, x):
+        return self.fc(self.between(self, self.conv(x).relu()))
+
+
+LAYOUTS = {
+    "first": lambda net, z: z.flatten(1),
+    "last": lambda net, z: z.permute(0, 2, 3, 1).reshape(len(z), -1),
+    "last, copied": lambda net, z: z.permute(0, 2, 3, 1).contiguous().view(len(z), -1),
+    "last, in memory": lambda net, z: z.to(memory_format=torch.channels_last).flatten(1),
+    "last, detached": lambda net, z: z.detach().permute(0, 2, 3, 1).flatten(1),
+    "last, mixed": lambda net, z: nn.functional.layer_norm(z.permute(0, 2, 3, 1), z.shape[1:2]).flatten(1),
+    "last, output": lambda net, z: z.permute(0, 2, 3, 1),
+    "last, output flattened": lambda net, z: z.permute(0, 2, 3, 1).flatten(1),
+}
+
+
+@pytest.mark.parametrize("channels", [5, 6])
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_channels_are_found_where_images_have_as_many_rows(name, channels):
+    torch.manual_seed(0)
+    net, x = Image(channels, LAYOUTS[name], 0 if "output" in name else 36 * channels), normal(100, 3, 8, 8)
+    values = net.conv(x).relu().double()
+    if name == "last, mixed":
+        values = nn.functional.layer_norm(values.movedim(1, -1), (channels,)).movedim(-1, 1)
+    found = use(net, x)[0]
+    assert (found.units, found.dead) == (channels, by_channel(values)[2])
+    assert found.dimensions == by_channel(values)[1]
+    assert found.dead == (0 if name == "last, mixed" else 2)
+
+
+@pytest.mark.parametrize("channels", [5, 6])
+@pytest.mark.parametrize("last", [False, True])
+def test_gated_images_are_measured_by_channel(last, channels):
+    torch.manual_seed(0)
+
+    def gated(net, z):
+        z = z * net.gate(z.mean((2, 3))).sigmoid()[..., None, None]
+        return (z.permute(0, 2, 3, 1) if last else z).flatten(1)
+
+    net, x = Image(channels, gated, 36 * channels), normal(100, 3, 8, 8)
+    z = net.conv(x).relu()
+    z = z * net.gate(z.mean((2, 3))).sigmoid()[..., None, None]
+    found = use(net, x)
+    assert [layer.units for layer in found] == [channels, channels, 4]
+    assert (found[1].units, found[1].dimensions, found[1].dead) == by_channel(z)
+    assert bnrank.profile(net, x).units.values.tolist() == [channels, channels, 4]
+
+
+def test_images_flattened_one_by_one_and_vectors_that_become_images_are_measured_by_entry():
+    def joined(net, z):
+        return torch.cat([z.flatten(1), z.flatten(1)], 1)
+
+    assert [layer.units for layer in use(Image(6, joined, 432), normal(60, 3, 8, 8))] == [432, 4]
+    enlarge = nn.Sequential(
+        nn.Unflatten(1, (1, 3, 3)), nn.Upsample(scale_factor=3), nn.Flatten(2), nn.Unflatten(2, (9, 9))
+    )
+    net = nn.Sequential(nn.Linear(4, 9), enlarge, nn.Flatten(1, 2), nn.Flatten(), nn.Linear(81, 2))
+    assert [layer.units for layer in use(net, normal(60, 4))] == [81, 2]
+
+
 def test_flattened_sequences_are_measured_by_feature_and_vectors_as_they_are():
     net = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Flatten(), nn.Linear(35, 6), nn.Unflatten(1, (2, 3)))
     net = nn.Sequential(net, nn.Tanh(), nn.Flatten(), nn.Linear(6, 2))

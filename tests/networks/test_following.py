@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import nn
 
+import bnrank
 from bnrank.networks import capture, read
 from helpers import normal
 
@@ -134,3 +135,154 @@ def test_the_shape_before_flattening_is_found(name):
     layers = read(Flattened(between, size), normal(5, 3, 6, 6)).layers
     assert [layer.unflattened for layer in layers] == [shape, ()]
     assert not layers[0].apart
+
+
+def answers(net, x):
+    return [(layer.name, layer.apart, layer.unflattened) for layer in read(net, x).layers]
+
+
+class Between(nn.Module):
+    """A layer, what the next one reads of it, and the next one."""
+
+    def __init__(self, between, size, width=5):
+        super().__init__()
+        self.a, self.b, self.between = nn.Linear(6, width), nn.Linear(size, 2), between
+
+    def forward(self, x):
+        return self.b(self.between(x, self.a(x)))
+
+
+class Argmax(nn.Module):
+    def forward(self, h):
+        return nn.functional.one_hot(h.argmax(1), 5).to(h)
+
+
+@torch.no_grad()
+def without_gradients(h):
+    return h * 1.0
+
+
+CUT = {
+    "detach": lambda h: h.detach(),
+    "detach in place": lambda h: (h * 1.0).detach_(),
+    "data": lambda h: h.data,
+    "without gradients": without_gradients,
+    "numpy": lambda h: torch.from_numpy(h.detach().numpy().copy()),
+    "numbers": lambda h: torch.tensor(h.tolist(), dtype=h.dtype),
+    "largest": Argmax(),
+    "sign": lambda h: (h > 0).to(h),
+}
+READERS = {
+    "joined": (lambda x, h: torch.cat([x, h.relu()], 1), 11),
+    "added": (lambda x, h: torch.relu(h) + 0 * x[:, :5], 5),
+    "negative": (lambda x, h: torch.relu(-h.abs() + 0 * x[:, :5]) + h.relu(), 5),
+}
+
+
+@pytest.mark.parametrize("cut", CUT)
+@pytest.mark.parametrize("name", READERS)
+def test_a_layer_is_read_by_way_of_what_has_no_gradients(name, cut):
+    torch.manual_seed(0)
+    between, size = READERS[name]
+    net, x = Between(lambda x, h: between(x, CUT[cut](h)), size), normal(20, 6)
+    assert not read(net, x).layers[0].apart
+    (found,) = capture(net, x)
+    assert np.allclose(found.activations[0], found.inputs[1])
+
+
+def test_detached_copies_have_the_units_and_dimensions_of_the_others():
+    torch.manual_seed(0)
+    net, x = Between(lambda x, h: torch.cat([x, h.relu()], 1), 14, 8), normal(60, 6)
+    expected = bnrank.profile(net, x)
+    net.between = lambda x, h: torch.cat([x, h.relu().detach()], 1)
+    found = bnrank.profile(net, x)
+    assert found.units.values.tolist() == expected.units.values.tolist() == [14, 2]
+    assert np.array_equal(found.dimension_95.values, expected.dimension_95.values)
+
+
+class Twice(Branches):
+    """The branches, with what the second reads, or the output, detached."""
+
+    def __init__(self, cut):
+        super().__init__()
+        self.cut = cut
+
+    def forward(self, x):
+        z = self.stem(x).relu()
+        left = self.left(z)
+        if self.cut == "everywhere":
+            return torch.cat([left.detach(), self.right(nn.functional.max_pool2d(z.detach(), 3, 1, 1))], 1).flatten(1)
+        right = self.right(nn.functional.max_pool2d(z.detach() + 0 * z if self.cut == "first" else z, 3, 1, 1))
+        out = torch.cat([left, right], 1).flatten(1)
+        return out.detach() if self.cut == "output" else out
+
+
+@pytest.mark.parametrize("cut", ["first", "output", "everywhere"])
+def test_branches_are_told_apart_with_detached_values(cut):
+    x = normal(5, 2, 6, 6)
+    assert answers(Twice(cut), x) == answers(Branches(), x)
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_heads_have_their_own_outputs_where_the_main_one_is_detached(name):
+    torch.manual_seed(0)
+    net = Heads(lambda net, h: OWN[name](net, h))
+    x = normal(20, 6)
+    expected = answers(net, x)
+    net.body.register_forward_hook(lambda part, args, output: output + 0 * output.detach())
+    assert answers(net, x) == expected
+    assert expected[-1][1]
+
+
+class Noisy(nn.Module):
+    """Numbers that no generator of torch makes, and a count of the runs."""
+
+    def __init__(self, noise):
+        super().__init__()
+        self.noise, self.a, self.b = noise, nn.Linear(6, 5), nn.Linear(5, 2)
+        self.register_buffer("count", torch.zeros(()))
+        self.runs = []
+
+    def forward(self, x):
+        self.runs.append(self.training)
+        self.count += 1
+        h = self.a(x).detach() + 0 * x[:, :5]
+        return self.b(h + np.random.default_rng().normal() if self.noise else h)
+
+
+@pytest.mark.parametrize("noise", [False, True])
+def test_runs_with_changed_outputs_leave_no_trace(noise):
+    """Where two runs differ, the memory of tensors tells."""
+    torch.manual_seed(0)
+    net, x = Noisy(noise), normal(20, 6)
+    net.a.eval()
+    net.b.weight.grad = torch.ones(2, 5)
+    state, hooks = torch.get_rng_state(), [(len(p._forward_hooks), len(p._forward_pre_hooks)) for p in net.modules()]
+    assert not read(net, x).layers[0].apart
+    assert torch.equal(torch.get_rng_state(), state)
+    assert [(len(p._forward_hooks), len(p._forward_pre_hooks)) for p in net.modules()] == hooks
+    assert (net.training, net.a.training, net.b.training) == (True, False, True)
+    assert net.count == 0
+    assert torch.equal(net.b.weight.grad, torch.ones(2, 5))
+    assert net.a.weight.grad is None
+    assert not net.a.weight.is_inference()
+
+
+def test_runs_with_changed_outputs_that_fail_leave_it_to_the_memory_of_tensors():
+    def between(x, h):
+        if h.abs().max() > 100:
+            raise RuntimeError("too large")
+        return torch.max(h.detach(), 0 * x[:, :5] - 10)
+
+    torch.manual_seed(0)
+    net = Between(between, 5)
+    with torch.no_grad():
+        net.a.bias[0] = 60.0
+    assert not read(net, normal(20, 6)).layers[0].apart
+
+
+def test_networks_without_detached_values_run_as_often_as_before():
+    net, runs = nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(), nn.Flatten(), nn.Linear(6 * 16, 5), nn.Linear(5, 2)), []
+    net.register_forward_hook(lambda *given: runs.append(1))
+    read(net, normal(4, 3, 6, 6))
+    assert len(runs) == 3  # two samples, three, and with gradients

@@ -130,7 +130,8 @@ def layer_use(
 
     Units are features, or channels of an image; the positions of an image or sequence count as samples, at most 64 of
     each sample, evenly spaced. Dead units are 0 at every position.
-    Images and sequences that are flattened for the next layer are measured in the same way.
+    Images and sequences that are flattened for the next layer are measured in the same way, but not several that are
+    flattened one by one and then joined: there every entry is a unit.
 
     Parameters
     ----------
@@ -196,18 +197,14 @@ class Uses(Taker):
 def _by_unit(values: Tensor, own: Layer, reader: Layer) -> Tensor:
     """Return activations as (n, places, units): channels come second where a convolution reads them, else last.
 
-    Images and sequences that were flattened have their units where the layer has them.
+    Where they were flattened, or leave the module, the reading tells where they are.
     """
-    positions = own.output_shape is None or len(own.output_shape) > 1
-    if values.ndim == 2 and positions and math.prod(own.unflattened) == values.shape[1]:
-        values, reader = values.reshape(len(values), *own.unflattened), own
-    if values.ndim < 2:
-        return values.reshape(len(values), 1, 1)
-    second = "conv" in reader.kind
-    if reader is own and own.output_shape and values.ndim > 2:  # permuted, where only the other place has the width
-        width = own.output_shape[0 if second else -1]
-        places = values.shape[1] == width, values.shape[-1] == width
-        second = places[0] if any(places) and not all(places) else second
-    if values.ndim > 2 and second:
-        values = values.movedim(1, -1)
+    if values.ndim == 2 and own.unflattened and math.prod(own.unflattened) == values.shape[1]:
+        values = values.reshape(len(values), *own.unflattened)
+    if values.ndim < 3:
+        return values.reshape(len(values), 1, -1)
+    units_dim = own.units_dim
+    if units_dim is None:
+        units_dim = 0 if "conv" in reader.kind else values.ndim - 2
+    values = values.movedim(1 + units_dim, -1)
     return values.reshape(len(values), -1, values.shape[-1])

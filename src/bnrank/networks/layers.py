@@ -84,6 +84,9 @@ class Layer:
         The shape of one sample before it is flattened to a vector for the next layer; () if it is not.
     samples_dim : int
         The dimension of the samples in the module's own tensors.
+    units_dim : int, optional
+        The dimension of one sample that has the units of this layer, in ``unflattened`` or, for the last layer, in the
+        output of the module; None where the kind of the next layer tells it.
 
     Examples
     --------
@@ -105,6 +108,7 @@ class Layer:
     apart: bool = False
     unflattened: tuple[int, ...] = ()
     samples_dim: int = 0
+    units_dim: int | None = None
 
     @property
     def weight(self) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -282,10 +283,27 @@ class Run:
                 reads = following not in existing
             reads &= after is None or self._of(*places[after.name])[1][0].is_floating_point()
             apart = value[2] is not None or not reads
-            shape = () if apart else self._following.unflattened(reader, places[layer.name][0])
-            found.append(replace(layer, apart=apart, unflattened=shape))
+            layer = replace(layer, apart=apart)
+            found.append(layer if apart else self._flattened(layer, places[layer.name][0], reader))
             existing.add(left)
         return found
+
+    def _flattened(self, layer: Layer, part: nn.Module, reader: nn.Module | None) -> Layer:
+        """Return a layer with the shape before flattening, and the dimension of its units in what is read."""
+        shape = self._following.unflattened(reader, part)
+        given = shape or (tuple(self._out[1].shape[1:]) if reader is None else ())
+        own = layer.output_shape or ()
+        vector = len(own) == 1
+        if len(given) < 2 or not own or (vector and (not shape or math.prod(shape) == own[0])):
+            return layer
+        axis = 0 if "conv" in layer.kind else len(own) - 1
+        dim = axis if axis < layer.samples_dim else axis + 1
+        found = self._following.units_dim(reader, part, dim, own[axis], given, vector)
+        if vector and found is None:  # something else than its units
+            return layer
+        if shape and found is None:
+            found = 0 if "conv" in layer.kind else len(shape) - 1
+        return replace(layer, unflattened=shape, units_dim=found)
 
     def _of(self, part: nn.Module, number: int) -> tuple[Call, Values, tuple[Key, Key]]:
         """Return the first call of a module, and the values of one of its weights in it."""
