@@ -368,3 +368,13 @@ def test_messages_say_what_came_and_what_to_do():
             bnrank.lora_ranks(given, x, y, budget=100, steps=4)
     with pytest.raises(TypeError, match=r"expected a torch\.nn\.Module$"):
         bnrank.lora_ranks(net.state_dict(), x, x, budget=100)
+
+
+def test_a_network_whose_layers_take_no_adapter_says_why():
+    x, grouped = normal(8, 2, 3), [nn.Conv1d(2, 2, 1, groups=2) for _ in range(2)]
+    for net, which in (
+        (nn.Sequential(grouped[0]), "one linear or convolutional layer, which takes no adapter"),
+        (nn.Sequential(*grouped), "2 linear or convolutional layers, none of which takes an adapter"),
+    ):
+        with pytest.raises(ValueError, match=rf"^net: got Sequential with {which} \(0: a convolution with groups, "):
+            bnrank.lora_ranks(net, x, x, budget=100, steps=4)

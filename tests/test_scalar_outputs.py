@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import bnrank
+from bnrank.discovery import Timing, compress
 from bnrank.networks.functional import Functional
 from helpers import normal
 
@@ -147,3 +148,30 @@ def test_the_output_for_a_single_sample_is_one_row():
     watch.step()
     row = watch.history.sel(layer="output").isel(step=-1)
     assert (float(row.units), float(row.rows)) == (4, 1)
+
+
+class Squeezed(nn.Module):
+    """Outputs of shape (N,), and () of one sample."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = bnrank.MLP([4, 8, 1], seed=0)
+
+    def forward(self, x):
+        return self.body(x).squeeze()
+
+
+@pytest.mark.parametrize("n", [1, 2, 4097])
+def test_an_output_of_one_sample_without_dimensions_counts_as_one_value(n):
+    x = normal(n, 4).float()
+    assert bnrank.profile(Squeezed(), x)["units"].values.tolist() == [8, 1]
+    function = Functional(Squeezed())
+    assert function(x).shape == (n, 1)
+    assert function.main(x).shape == (n,)
+    assert torch.equal(function(x[:1])[0], function.main(x[:1]))
+
+
+def test_a_squeezed_output_is_compressed_with_one_sample_in_the_last_block():
+    x = normal(4097, 4).float()
+    result = compress(Squeezed(), x, tol=0.3, timing=Timing(repeats=2), progress=False)
+    assert result.certificate.met

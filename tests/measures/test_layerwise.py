@@ -244,6 +244,12 @@ def test_a_page_of_two_samples_claims_no_dimensions():
     assert {"name": "dimensions", "note": layerwise.TOO_FEW} in notes
 
 
+def test_a_headline_says_of_how_many_layers_the_dimensions_are_unknown():
+    profile = bnrank.profile(bnrank.MLP([4, 8, 2], seed=0), normal(5, 4))
+    assert profile.dimension_95.isnull().values.tolist() == [True, False]
+    assert headline(profile).endswith("): dimensions of 1 of 2 layers unknown with 5 samples.")
+
+
 def test_activations_whose_squares_overflow_have_no_dimension():
     net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).double()
     x = 1e200 * torch.randn(20, 3, dtype=torch.float64)

@@ -254,3 +254,30 @@ def test_the_integers_that_a_network_takes_are_not_blamed():
     for wrong in ((tokens + 9, features), (tokens, features[:, :2].long())):  # of another reason
         with pytest.raises(ValueError, match=r"^net: Two failed on x of shape"):
             bnrank.profile(Two(), wrong)
+
+
+class InInferenceMode(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = bnrank.MLP([4, 8, 1], seed=0)
+
+    @torch.inference_mode()
+    def forward(self, x):
+        return self.body(x)
+
+
+class Ends(nn.Module):
+    def forward(self, x):
+        raise RuntimeError("It ends.")
+
+
+def test_a_forward_in_inference_mode_is_refused_with_what_to_do():
+    with pytest.raises(ValueError, match="runs in inference mode") as caught:
+        bnrank.profile(InInferenceMode(), normal(20, 4))
+    assert "use torch.no_grad around the call of net" in str(caught.value)
+    assert "precision" not in str(caught.value)
+
+
+def test_a_reason_that_ends_in_a_period_gets_no_second_one():
+    with pytest.raises(ValueError, match=r"It ends\. If its forward holds"):
+        Functional(Ends())(normal(2, 4))

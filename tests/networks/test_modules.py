@@ -277,6 +277,18 @@ def test_outputs_and_inputs_of_every_form_give_what_a_wrapped_module_gives():
     assert torch.allclose(part.output, float64(net)(x).logits)
 
 
+def test_scripted_parts_are_listed_with_what_to_do():
+    plain, x = nn.Sequential(nn.Linear(4, 4)), numbers(60, 4)
+    for made_ in (torch.jit.script(plain), torch.jit.trace(plain, torch.ones(1, 4))):
+        net = nn.Sequential(nn.Linear(4, 4), made_, nn.Linear(4, 2))
+        for reading in (read(net), read(net, x)):
+            assert [layer.name for layer in reading.layers] == ["0", "2"]
+            (part,) = reading.skipped
+            assert part.name == "1.0"
+            assert "give the module that it was made from" in part.reason
+        assert bnrank.profile(net, x)["units"].values.tolist() == [4, 2]
+
+
 def test_what_cannot_be_read_says_what_to_do():
     plain = nn.Sequential(nn.Linear(3, 2))
     for made_ in (torch.jit.script(plain), torch.jit.trace(plain, torch.ones(1, 3))):

@@ -248,7 +248,9 @@ def _without_layers(net: nn.Module, skipped: dict[str, str]) -> str:
     if not skipped:
         return f"{kind} without linear or convolutional layers"
     name, why = next(iter(skipped.items()))
-    return f"{kind} with {len(skipped)} linear or convolutional layer(s) that cannot ({name or 'the module'}: {why})"
+    what = "linear or convolutional layer"
+    one, more = f"one {what}, which takes no", f"{len(skipped)} {what}s, none of which takes an"
+    return f"{kind} with {one if len(skipped) == 1 else more} adapter ({name or 'the module'}: {why})"
 
 
 def _layers(net: nn.Module) -> tuple[dict[str, Any], dict[str, str]]:

@@ -181,8 +181,10 @@ def headline(profile: xr.Dataset) -> str:
     if {"dimension_95", "units"} <= set(profile):
         used, units = profile["dimension_95"].values, profile["units"].values
         known, samples = np.isfinite(used) & np.isfinite(units), profile.attrs.get("samples", FEW)
-        if 1 < samples < LEAST and (known != np.isfinite(units)).any():
-            parts.append(f"dimensions unknown with {samples} samples")
+        wide = np.isfinite(units)
+        if 1 < samples < LEAST and (known != wide).any():
+            some = f" of {(wide & ~known).sum()} of {wide.sum()} layers" if known.any() else ""
+            parts.append(f"dimensions{some} unknown with {samples} samples")
         elif known.any():
             few = f", uncertain with {samples} samples" if samples < FEW else ""
             parts.append(_used(used[known], units[known]) + few)

@@ -34,9 +34,10 @@ def large_weights(net: nn.Module, dtype: torch.dtype) -> dict[str, nn.Module]:
     found: dict[str, nn.Module] = {}
     entries = 0
     for (name, part), *others in holders.values():
-        weight: Any = part._parameters.get("weight")
-        wanted = type(part) in PLAIN and name.rpartition(".")[2] == "weight" and not others
-        if wanted and weight.is_floating_point() and weight.dtype != dtype and weight.numel() >= LARGE:
+        if type(part) not in PLAIN or name.rpartition(".")[2] != "weight" or others:
+            continue
+        weight: Any = part._parameters["weight"]
+        if weight.is_floating_point() and weight.dtype != dtype and weight.numel() >= LARGE:
             found[name] = part
             entries += weight.numel()
     return found if entries >= TOGETHER else {}

@@ -27,7 +27,8 @@ class Functional:
 
     Parameters and buffers are copied and cast once. Every call runs in eval mode; modes and random generators are
     restored afterwards. Attributes that are neither parameters nor buffers are not cast. Of several outputs the main
-    one counts, see :func:`~bnrank.networks.inputs.main_output`; one of shape (N,) is returned as one feature, (N, 1).
+    one counts, see :func:`~bnrank.networks.inputs.main_output`; one of shape (N,), or () for one sample, is
+    returned as one feature, (N, 1).
 
     Parameters
     ----------
@@ -107,6 +108,8 @@ class Functional:
         if not dense:
             what = "complex numbers" if out.is_complex() else "a sparse or nested tensor"
             raise ValueError(f"net: {kind} returns {what}, expected a dense tensor of real numbers")
+        if out.ndim == dim == 0 and len(x) == 1:  # squeezed
+            out = out.reshape(1)
         if out.ndim <= dim or out.shape[dim] != len(x):
             expected = "(N, ...)" if dim == 0 else "(time, N, ...)"
             raise ValueError(f"net: the output has shape {tuple(out.shape)} for {len(x)} samples, expected {expected}")
@@ -137,6 +140,11 @@ class Functional:
     def _failure(self, parameters: dict[str, Tensor], x: Samples, error: Exception) -> ValueError:
         """Return the error for a module that fails on x: it names the inputs that it takes as real numbers only."""
         kind = type(self.module).__name__
+        if "nference tensor" in str(error):
+            where, advice = "its forward runs", "a forward without it: use torch.no_grad around the call of net"
+            if torch.is_inference_mode_enabled():
+                where, advice = "bnrank is called", "a call outside of it"
+            return ValueError(f"net: {kind} cannot be followed, as {where} in inference mode, expected {advice}")
         for changed, wrong in _as_real(x, self.dtype):
             with suppress(Exception):
                 self._returned(parameters, changed)
@@ -149,8 +157,8 @@ class Functional:
                 )
         return ValueError(
             f"net: {kind} failed on x of shape {_shapes(x)} in {self.dtype}: "
-            f"{error}. If its forward holds tensors of another precision that are neither parameters nor "
-            "buffers, register them as buffers or pass dtype=torch.float32"
+            f"{str(error).removesuffix('.')}. If its forward holds tensors of another precision that are neither "
+            "parameters nor buffers, register them as buffers or pass dtype=torch.float32"
         )
 
     def _cast(self, tensor: Tensor) -> Tensor:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -131,29 +132,53 @@ def several(net: nn.Module, x: Any, name: str = "x", minimum: int = 1) -> Inputs
     return found
 
 
+def entries(structure: Any) -> dict[Any, Any]:
+    """Return what a value holds, by name or position; empty for tensors, modules, classes and plain values.
+
+    Of a mapping its values, of a dataclass and a namedtuple its fields, of a tuple or list its entries, and of another
+    object its attributes, those in ``__slots__``, too.
+
+    Examples
+    --------
+    >>> entries({"a": 1}), entries((1, 2)), entries("text")
+    ({'a': 1}, {0: 1, 1: 2}, {})
+    """
+    if isinstance(structure, Tensor | nn.Module | type):
+        return {}
+    if isinstance(structure, Mapping):
+        return dict(structure)
+    if isinstance(structure, tuple | list):
+        return structure._asdict() if hasattr(structure, "_asdict") else dict(enumerate(structure))
+    names = [field.name for field in fields(structure)] if is_dataclass(structure) else []
+    for kind in reversed(type(structure).__mro__):
+        slots = kind.__dict__.get("__slots__", ())
+        names += [slots] if isinstance(slots, str) else slots
+    held = {name: getattr(structure, name) for name in names if hasattr(structure, name)}
+    return {name: value for name, value in held.items() if name != "__dict__"} | getattr(structure, "__dict__", {})
+
+
 def main_output(out: Any) -> Any:
     """Return the tensor of interest among what a module returns; the value itself where there is none.
 
-    Of a mapping, a dataclass or an object with one of them: logits, last_hidden_state or out, else the first
-    floating-point tensor. Of a tuple or list the first entry that is or holds one: the output of a recurrent layer or
-    of attention.
+    Of a mapping, a dataclass, a namedtuple or an object with one of them: logits, last_hidden_state or out, else the
+    first floating-point tensor. Of a tuple or list the first entry that is or holds one: the output of a recurrent
+    layer or of attention.
 
     Examples
     --------
     >>> main_output({"loss": None, "last_hidden_state": torch.zeros(2, 3)}).shape
     torch.Size([2, 3])
     """
-    if isinstance(out, Tensor):
+    if isinstance(out, Tensor | type | nn.utils.rnn.PackedSequence):
         return out
-    named = is_dataclass(out) or any(isinstance(getattr(out, name, None), Tensor) for name in OUTPUTS)
-    if isinstance(out, Mapping) or named:
-        inside = dict(out) if isinstance(out, Mapping) else vars(out)
-        known = inside if isinstance(out, Mapping) else {name: getattr(out, name, None) for name in OUTPUTS}
-        values: Iterator[Any] = iter([*(known.get(name) for name in OUTPUTS), *inside.values()])
-    elif isinstance(out, tuple | list) and not isinstance(out, nn.utils.rnn.PackedSequence):
-        values = (main_output(value) for value in out)
-    else:
-        return out
+    by_key = isinstance(out, Mapping)
+    known = [out.get(name) if by_key else getattr(out, name, None) for name in OUTPUTS]
+    named = by_key or is_dataclass(out) or any(isinstance(value, Tensor) for value in known)
+    values: Iterator[Any] = iter(known)
+    if isinstance(out, tuple | list):
+        values = chain(known, (main_output(value) for value in out))
+    elif named:
+        values = chain(known, entries(out).values())
     return next((value for value in values if isinstance(value, Tensor) and value.is_floating_point()), out)
 
 

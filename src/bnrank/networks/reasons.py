@@ -95,6 +95,8 @@ def of_operation(name: str) -> str | None:
 
 def of_type(part: nn.Module) -> str | None:
     """Return why modules of a class are not read, or None."""
+    if isinstance(part, torch.jit.ScriptModule):
+        return "scripted or traced, and bnrank cannot see its layers; give the module that it was made from"
     known = next((reason for types, reason in _TYPES if isinstance(part, types)), None)
     vectors = all(p is None or p.ndim < 2 for p in part._parameters.values())
     return known or ("normalization, by the name of its class" if vectors and "Norm" in type(part).__name__ else None)
@@ -136,6 +138,8 @@ def refuse(net: nn.Module) -> None:
 
 
 def _is_quantized(part: nn.Module) -> bool:
+    if isinstance(part, torch.jit.ScriptModule):
+        return False
     held = [tensor for tensor in [*part._parameters.values(), *part._buffers.values()] if tensor is not None]
     module = type(part).__module__
     packed = ".quantized" in module and module.startswith("torch.") and hasattr(part, "weight")

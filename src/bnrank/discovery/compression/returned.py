@@ -1,8 +1,7 @@
 """What a module returns: the main output, by which changes are measured, and what else there is."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import is_dataclass
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 from bnrank._core import devices
 from bnrank.networks import Skipped
 from bnrank.networks.functional import Functional
-from bnrank.networks.inputs import columns, main_output
+from bnrank.networks.inputs import columns, entries, main_output
 
 RTOL = 1e-6  # of the outputs; a larger difference between two runs is no round-off
 APART = "the main output, by which the change is measured, does not depend on it"
@@ -36,15 +35,16 @@ def tensors(returned: Any) -> list[Tensor]:
     >>> [tuple(t.shape) for t in tensors((torch.ones(3), {"h": [torch.ones(2), None]}))]
     [(3,), (2,)]
     """
-    if isinstance(returned, Tensor):
-        return [returned]
-    if isinstance(returned, Mapping):
-        inside: Sequence[Any] = list(returned.values())
-    elif is_dataclass(returned) or not isinstance(returned, tuple | list):
-        inside = list(getattr(returned, "__dict__", {}).values())
-    else:
-        inside = returned
-    return [tensor for value in inside if not isinstance(value, nn.Module) for tensor in tensors(value)]
+    return list(_walk(returned, ()))
+
+
+def _walk(value: Any, around: tuple[int, ...]) -> Iterator[Tensor]:
+    """Iterate over the tensors in a value; what it holds may hold it again."""
+    if isinstance(value, Tensor):
+        yield value
+    elif id(value) not in around:
+        for inside in entries(value).values():
+            yield from _walk(inside, (*around, id(value)))
 
 
 def alike(one: Any, other: Any, rtol: float, atol: float) -> bool:
