@@ -77,7 +77,6 @@ READ = {
     "train with L-BFGS": "the line search branches on the loss and the slope of every member",
     "Jacobian": "chunk by chunk, kinks are looked for at the samples near one alone",
     "Jacobian of any module": "chunk by chunk, kinks are looked for at the samples near one alone",
-    "profile of a convolutional network": "every block of activations is checked to be finite before it is added",
     "accumulate spectra": "every piece is checked to be finite before it is added",
     "flow": "a step is accepted, and the flow handed over, by its error and the norms of parameters and gradient",
 }

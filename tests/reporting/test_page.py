@@ -317,7 +317,7 @@ def test_a_profile_leads_with_its_bottleneck_and_the_dimensions_that_its_layers_
     page = Page(report({"one": bnrank.profile(net, x), "two": passing}, tmp_path / "d.html"))
     mixed = "layers use 2 dimensions at 95 percent of variance, 25 to 50 percent of their units."
     assert f"one {none}: {mixed}" in page.text
-    assert tables.headline(bnrank.profile(net, x[:1])) == none
+    assert tables.headline(bnrank.profile(net, x[:1])) == f"{none}."
 
 
 def test_the_map_of_all_layers_shows_powers_of_ten_of_each_layers_largest():
