@@ -78,7 +78,7 @@ class Perturbing:
     def _differences(self, reader: nn.Module | None, part: nn.Module, choose: Any) -> Any:
         """Return how much a value changes in two runs, with the output of a part shifted both ways.
 
-        It is None where that is not known, and ... where the value gets another shape or is not finite any more.
+        It is None where that is not known, and an ellipsis where the value gets another shape or is no longer finite.
         """
         if self._before is None:
             self._before = self._run(), self._run()
