@@ -34,8 +34,9 @@ class Perturbing:
     --------
     >>> net = nn.Sequential(nn.Conv1d(1, 3, 2), nn.Flatten(), nn.Linear(9, 2))
     >>> found = Perturbing(Functional(net), [net[0], net[2]], torch.randn(2, 1, 4))
-    >>> found.changes(net[2], net[0]), found.place(net[2], net[0], 1, (3, 3))
-    (True, (0, 1.0))
+    >>> dim, share = found.place(net[2], net[0], 1, (3, 3))
+    >>> found.changes(net[2], net[0]), dim, round(share, 3)
+    (True, 0, 1.0)
     """
 
     def __init__(self, function: Functional, parts: Collection[nn.Module], x: Samples) -> None:
