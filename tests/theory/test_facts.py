@@ -33,6 +33,18 @@ def test_what_is_measured_is_what_the_definitions_say():
     assert facts.slopes[0].unique().tolist() == [0, 1]
 
 
+@pytest.mark.parametrize("bias", [True, False], ids=["biases", "some biases"])
+def test_the_trace_of_the_kernel_of_any_chain_is_that_of_its_parameter_jacobian(bias):
+    linear = [nn.Linear(3, 5), nn.Linear(5, 4, bias=bias), nn.Linear(4, 2)]
+    net = nn.Sequential(nn.Flatten(), linear[0], nn.LeakyReLU(0.2), linear[1], nn.LeakyReLU(0.2), linear[2]).double()
+    x = X.double().view(30, 1, 3)
+    traces = []
+    for sample in x:
+        rows = [torch.autograd.grad(out, net.parameters(), retain_graph=True) for out in net(sample[None])[0].split(1)]
+        traces.append(sum(float((g * g).sum()) for row in rows for g in row))
+    torch.testing.assert_close(Facts(net, x).ntk_trace, torch.tensor(traces, dtype=torch.float64))
+
+
 @pytest.mark.parametrize("y", [Y, LABELS], ids=["mse", "cross-entropy"])
 def test_the_gradient_of_the_loss_is_the_derivative_of_the_loss(y):
     net = bnrank.MLP([3, 6, 2], seed=1, dtype=torch.float64)

@@ -215,7 +215,11 @@ class Facts:
 
     @cached_property
     def ntk_trace(self) -> Tensor:
-        """Tr Theta(x_i, x_i) over all parameters, (n,)."""
+        """Tr Theta(x_i, x_i) over all parameters, (n,); of a chain in closed form."""
+        with suppress(NotApplicable):
+            count = sum(p.numel() for p in self.function.parameters.values())
+            if sum(p.numel() for p in self.chain.parameters()) == count:
+                return ntk.trace(self.chain, self.x.flatten(1))
         return ntk.trace(self.net, self.x)
 
     # The chain ---------------------------------------------------------------------------------------------------
