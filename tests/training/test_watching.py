@@ -418,6 +418,19 @@ def test_a_collapse_that_recovers_or_is_not_watched_does_not_stop():
     assert found.collapsed == {"0": 1}
 
 
+def test_the_table_of_a_collapsed_layer_is_that_of_the_last_measurement():
+    net, x = plain()
+    with bnrank.watch(net, every=1, x=x) as found:
+        found.step()
+        with torch.no_grad():
+            net[2].weight.zero_()
+        found.step()
+    row = found.summary()[1]
+    assert row["stable rank of W"].endswith(" to –")
+    assert (row["effective rank"], row["tail"]) == (0, None)
+    assert [len(row) for row in bnrank.watch(net).summary()] == [1] * 4  # nothing measured yet
+
+
 def test_one_output_is_no_collapse():
     net = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 1))
     found = bnrank.watch(net, every=1, x=torch.randn(40, 6), collapse=Collapse(times=1))
