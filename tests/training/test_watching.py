@@ -591,8 +591,11 @@ def test_parts_of_a_network_are_named_once_and_the_rest_has_reasons():
     found, skipped = parts_of(net)
     assert [part.name for part in found] == ["0"]
     assert [part.name for part in skipped] == ["2.weight", "2.bias"]
-    with pytest.raises(ValueError, match="no parameter with at least two dimensions"):
+    with pytest.raises(ValueError, match="no parameter with at least two dimensions, expected one"):
         bnrank.watch(nn.LayerNorm(3))
+    said = r"two dimensions and real floating-point .*\(weight: entries of type torch\.complex64, bias"
+    with pytest.raises(ValueError, match=said):
+        bnrank.watch(nn.Linear(3, 3, dtype=torch.complex64))
 
 
 def test_results_print_themselves_and_become_frames_and_plots():

@@ -68,8 +68,10 @@ def test_a_step_written_again_counts_once(tmp_path):
 def test_files_of_others_are_refused(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("a,b\n1,2\n")
-    with pytest.raises(ValueError, match="with other columns"):
+    with pytest.raises(ValueError, match=r"^writers: got .* with other columns"):
         csv_of(path)
+    with pytest.raises(ValueError, match=r"^writers: got .* with other columns"):
+        csv_of(CSVWriter(path))
     assert path.read_text() == "a,b\n1,2\n"
     with pytest.raises(ValueError, match="expected a file of CSVWriter"):
         read_csv(path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
@@ -83,8 +83,9 @@ class Watch(Record):
         if collapse is not None and collapse.layers is not None:
             unknown = [name for name in collapse.layers if name not in self.layers]
             validation.expect(not unknown, "collapse", f"layers {unknown}", f"some of {self.layers}")
-        for writer in self.writers:
-            writer.begin(self.layers, self.columns)
+        with _naming_writers():
+            for writer in self.writers:
+                writer.begin(self.layers, self.columns)
         self._arm()
 
     @property
@@ -378,18 +379,30 @@ def watch(
     if x is not None:
         _check_batch(x)
     given = [writers] if isinstance(writers, str | os.PathLike | Writer) else validation.sequence(writers, "writers")
-    made = []
-    for w in given:
-        try:
-            made.append(CSVWriter(w) if isinstance(w, str | os.PathLike) else w)
-        except (ValueError, TypeError) as error:
-            raise type(error)(f"writers: {str(error).removeprefix('path: ')}") from error
+    with _naming_writers():
+        made = [CSVWriter(w) if isinstance(w, str | os.PathLike) else w for w in given]
     for writer in made:
         validation.expect(isinstance(writer, Writer), "writers", writer, "a Writer or a path", TypeError)
     network = unwrap(net)
-    if not parts_of(network)[0]:
-        raise ValueError(f"net: {type(network).__name__} has no parameter with at least two dimensions, expected one")
+    found, skipped = parts_of(network)
+    if not found:
+        what = "no parameter with at least two dimensions"
+        others = [f"{part.name}: {part.reason}" for part in skipped if part.reason.startswith("entries of type")]
+        if others:
+            what += f" and real floating-point entries of at least 16 bits ({', '.join(others[:3])})"
+        raise ValueError(f"net: {type(network).__name__} has {what}, expected one")
     return Watch(network, every, list(dict.fromkeys(what)), x, monitor, made, collapse, max_rows)
+
+
+@contextlib.contextmanager
+def _naming_writers() -> Iterator[None]:
+    """Name ``writers`` in the errors of a writer about its path."""
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        if not str(error).startswith("path: "):
+            raise
+        raise type(error)(f"writers: {str(error).removeprefix('path: ')}") from error
 
 
 def _check_batch(x: Any) -> None:
