@@ -375,10 +375,28 @@ def test_angles_are_of_at_most_half_a_side():
     ("a", "b", "said"),
     [
         ({"w": zeros(3, 3)}, {"w": torch.eye(3)}, "1 of 1 matrix changed, from 0; the stable rank of the change is 3 "),
-        (mlp(4, 6, 2), mlp(4, 7, 2), "1 vector or other tensor did. 2 matrices with a partner of another shape."),
+        (
+            mlp(4, 6, 2),
+            mlp(4, 7, 2),
+            "No matrix was compared, 1 vector or other tensor changed. 2 matrices with a partner of another shape.",
+        ),
+        (
+            {"a": normal(3, 3), "b": zeros(3, 3), "v": normal(3)},
+            {"a": normal(3, 3), "b": zeros(3, 3), "v": zeros(3)},
+            "No matrix changed, 1 vector or other tensor did.",
+        ),
+        (
+            {"a": normal(3, 3), "b": zeros(3, 3)},
+            {"a": zeros(3, 3), "b": normal(3, 3)},
+            "2 of 2 matrices changed, by 1 times their norm, 1 of them from 0; the stable rank",
+        ),
         ({"w": zeros(2, 3), "b": zeros(3)}, {"w": zeros(2, 2), "b": zeros(3)}, "The only tensor that was compared is "),
         ({"w": zeros(2, 3), "b": zeros(3)}, {"w": zeros(2, 2), "b": zeros(3)}, "equal. 1 matrix with a partner of ano"),
-        ({"v": normal(3), "w": normal(3)}, {"v": zeros(3), "w": zeros(3)}, "2 vectors and other tensors did."),
+        (
+            {"v": normal(3), "w": normal(3)},
+            {"v": zeros(3), "w": zeros(3)},
+            "compared, 2 vectors and other tensors changed.",
+        ),
         (
             {"v": normal(3, 3), "w": normal(3, 2)},
             {"v": zeros(3, 3), "w": normal(4, 2)},

@@ -625,6 +625,23 @@ def test_onnx_files_say_what_uses_a_tensor(tmp_path):
         profile(tmp_path / "cut.onnx")
 
 
+@pytest.mark.parametrize("left", [None, b"cut"])
+def test_onnx_files_whose_external_data_is_missing_or_cut_are_refused(tmp_path, left):
+    onnx = pytest.importorskip("onnx")
+    node = onnx.helper.make_node("MatMul", ["x", "w"], ["y"])
+    values = [onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, None) for n in "xy"]
+    held = [onnx.numpy_helper.from_array(np.ones((5, 8), np.float32), "w")]
+    model = onnx.helper.make_model(onnx.helper.make_graph([node], "net", values[:1], values[1:], initializer=held))
+    path, data = tmp_path / "net.onnx", tmp_path / "net.data"
+    onnx.save_model(model, str(path), save_as_external_data=True, location=data.name, size_threshold=0)
+    assert profile(path).weight_rank.values.tolist() == [1]
+    data.unlink()
+    if left is not None:
+        data.write_bytes(left)
+    with pytest.raises(ValueError, match=r"^net: .*net\.onnx: 'w' in 'net\.data' beside it cannot be read: "):
+        profile(path)
+
+
 def test_onnx_files_without_the_package_say_what_to_install(tmp_path, monkeypatch):
     (tmp_path / "net.onnx").write_bytes(b"any")
     monkeypatch.setitem(__import__("sys").modules, "onnx", None)

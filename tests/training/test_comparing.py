@@ -121,6 +121,46 @@ def test_a_layer_that_changes_its_shape_or_comes_later_has_no_change():
     assert float(history["change"].sel(layer="0").values[2]) == 0  # its own first one
 
 
+def test_a_network_of_another_shape_in_between_takes_no_change_from_others(tmp_path):
+    def mlp(width):
+        return nn.Sequential(nn.Linear(5, width), nn.ReLU(), nn.Linear(width, 3)).double()
+
+    torch.manual_seed(0)
+    first, wide, last = mlp(10), mlp(14), mlp(10)
+    expected = bnrank.compare(first, last).data["change"].values
+    for nets, apart in (((first, wide, last), 1), ((first, last, wide), 2)):
+        folder = tmp_path / str(apart)
+        folder.mkdir()
+        for step, net in enumerate(nets):
+            torch.save(net.state_dict(), folder / f"{step}.pt")
+        for found in (bnrank.compare(list(nets)), bnrank.compare(folder)):
+            history = found.history
+            assert np.allclose(history["change"].values[3 - apart], expected)
+            assert np.isnan(history["change"].values[apart]).all()
+            assert np.isnan(history["change_since"].values[2]).all()
+            shown = [row["change"] for row in found.summary()]
+            assert shown == ([None, None] if apart == 2 else pytest.approx(expected.tolist()))
+            assert found.notes == [f"change not measured at 0, 2 in step {apart}: the shape is not that of the first"]
+
+
+def test_the_table_is_that_of_the_last_checkpoint(tmp_path):
+    torch.manual_seed(0)
+    a, b = torch.randn(2, 8), torch.randn(8, 2)
+    states = [{"a": a + 0.1 * step, "b": step * b, "c": b if step < 2 else torch.nan * b} for step in range(3)]
+    states[0]["d"] = torch.eye(3)  # not in later ones
+    found = bnrank.compare(states)
+    one, grown, lost, gone = found.summary()
+    assert one["change"] == found.history["change"].sel(layer="a").values[2]
+    assert grown["change"] == np.inf  # from 0, as in the comparison of a pair
+    assert grown["stable rank of W"].startswith("– to 1.")
+    assert (lost["change"], lost["effective rank"], lost["stable rank of W"][-6:]) == (None, None, "to NaN")
+    assert (gone["change"], gone["stable rank of W"], gone["in top singular values"]) == (None, "3 to –", None)
+    page = bnrank.report(found, tmp_path / "page.html").read_text()
+    assert "Weights of 1 layer have changed from 0." in page
+    wide = [{"a": torch.eye(9)}, {"a": torch.eye(9)}]
+    assert bnrank.compare(wide, top=2).summary()[0]["in top singular values"] is None  # of a change of 0
+
+
 def test_networks_beyond_the_time_are_listed(tmp_path):
     nets, _ = checkpoints()
     for step, net in enumerate(nets):

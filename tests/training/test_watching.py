@@ -60,7 +60,22 @@ def plain():
     return net, torch.randn(40, 6)
 
 
-KINDS = {"plain": plain, "images": images, "recurrent": recurrent, "attention": attention}
+class Noise(nn.Module):
+    """A parametrization that draws random numbers."""
+
+    def forward(self, weight):
+        return weight + 0.1 * torch.randn_like(weight)
+
+
+def computed():
+    net, x = plain()
+    nn.utils.parametrizations.spectral_norm(net[0])
+    nn.utils.parametrizations.weight_norm(net[2])
+    nn.utils.parametrize.register_parametrization(net[4], "weight", Noise())
+    return net, x
+
+
+KINDS = {"plain": plain, "images": images, "recurrent": recurrent, "attention": attention, "computed": computed}
 OPTIMIZERS = {"plain": torch.optim.SGD, "images": torch.optim.AdamW, "recurrent": torch.optim.RMSprop}
 
 
@@ -199,6 +214,52 @@ def test_transposed_and_grouped_kernels_are_measured_as_profile_and_compare_meas
     top = watch.history.singular_values.sel(step=1, layer="4").values
     assert top[:6] == pytest.approx(values[4][:6], rel=1e-6)
     assert np.isnan(top[6:]).all()
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+@pytest.mark.parametrize(
+    "hook",
+    [
+        nn.utils.parametrizations.weight_norm,
+        nn.utils.parametrizations.spectral_norm,
+        nn.utils.weight_norm,
+        nn.utils.spectral_norm,
+        lambda layer: nn.utils.prune.l1_unstructured(layer, "weight", 0.5),
+    ],
+)
+def test_weights_that_hooks_compute_are_measured_as_the_layer_uses_them(hook):
+    torch.manual_seed(0)
+    net, x = plain()
+    hook(net[2])
+    with torch.no_grad():
+        for name, p in net[2].named_parameters():
+            if name in ("parametrizations.weight.original0", "weight_g"):
+                p[2:] = 1e-6  # norms of rows: the weight has rank 2, and v not
+    with bnrank.watch(net, every=1, x=x) as found:
+        found.step()
+    assert found.layers == ["0", "2", "4", "output"]
+    assert found.notes == []
+    row = found.history.isel(step=0)
+    net.eval()(x)
+    s = np.linalg.svd(net[2].weight.detach().double().numpy(), compute_uv=False)
+    assert row["stable_rank"].values[1] == pytest.approx((s**2).sum() / s[0] ** 2, rel=1e-5)
+    assert row["stable_rank"].values[:3] == pytest.approx(bnrank.profile(net)["stable_rank"].values, rel=1e-5)
+    assert row["units"].values.tolist() == [6, 12, 9, 3]
+    assert any("reparametrization" in part.reason for part in found.skipped)
+
+
+def test_a_weight_in_a_cache_of_parametrizations_is_read_as_it_is_and_left_there():
+    net, x = computed()
+    found = bnrank.watch(net, every=1, what=["weights"])
+    with nn.utils.parametrize.cached():
+        found.step()
+        net(x).square().sum().backward()
+        with torch.no_grad():
+            net[2].parametrizations.weight.original0.mul_(2)
+        found.step()
+    assert all(p.grad is not None for p in net.parameters())
+    norms = found.history["norm"].sel(layer="2").values
+    assert norms[1] == pytest.approx(2 * norms[0], rel=1e-6)
 
 
 def test_large_kernels_of_groups_have_the_norm_of_the_largest_group(monkeypatch):
@@ -418,6 +479,19 @@ def test_a_collapse_that_recovers_or_is_not_watched_does_not_stop():
     assert found.collapsed == {"0": 1}
 
 
+def test_the_table_of_a_collapsed_layer_is_that_of_the_last_measurement():
+    net, x = plain()
+    with bnrank.watch(net, every=1, x=x) as found:
+        found.step()
+        with torch.no_grad():
+            net[2].weight.zero_()
+        found.step()
+    row = found.summary()[1]
+    assert row["stable rank of W"].endswith(" to –")
+    assert (row["effective rank"], row["tail"]) == (0, None)
+    assert [len(row) for row in bnrank.watch(net).summary()] == [1] * 4  # nothing measured yet
+
+
 def test_one_output_is_no_collapse():
     net = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 1))
     found = bnrank.watch(net, every=1, x=torch.randn(40, 6), collapse=Collapse(times=1))
@@ -578,8 +652,65 @@ def test_parts_of_a_network_are_named_once_and_the_rest_has_reasons():
     found, skipped = parts_of(net)
     assert [part.name for part in found] == ["0"]
     assert [part.name for part in skipped] == ["2.weight", "2.bias"]
-    with pytest.raises(ValueError, match="no parameter with at least two dimensions"):
+    with pytest.raises(ValueError, match="no parameter with at least two dimensions, expected one"):
         bnrank.watch(nn.LayerNorm(3))
+    said = r"two dimensions and real floating-point .*\(weight: entries of type torch\.complex64, bias"
+    with pytest.raises(ValueError, match=said):
+        bnrank.watch(nn.Linear(3, 3, dtype=torch.complex64))
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+def test_layers_that_are_replaced_are_followed_and_new_ones_named(fixed):
+    torch.manual_seed(0)
+    net, x = plain()
+    with bnrank.watch(net, every=1, x=x if fixed else None) as found:
+        for number in range(1, 4):
+            if number == 2:
+                net[2], net[4] = nn.Linear(12, 5), nn.Linear(5, 3)
+                net.append(nn.Linear(3, 2))
+                nn.utils.prune.l1_unstructured(net[0], "weight", 0.5)  # the same layer
+            net(x)
+            found.step()
+    unknown = [
+        "activations not measured at 2, 4 in 1 of 3 measurements: "
+        "no input of floating-point numbers was seen: the layer may not have been called"
+    ]
+    assert found.notes == [
+        "replaced by another layer by step 2: 2, 4",
+        "not measured, since added to the network during the training: 5",
+        *([] if fixed else unknown),
+    ]
+    history = found.history
+    assert history["units"].sel(layer="4").values[[0, 2]].tolist() == [9, 5]
+    assert np.isnan(history["dimension_95"].sel(layer="4").values[1]) == (not fixed)
+    for layer in ("0", "2", "4"):
+        norm = float(net[int(layer)].weight.detach().double().norm())
+        assert history["norm"].sel(layer=layer).values[-1] == pytest.approx(norm)
+
+
+def test_layers_that_are_replaced_between_measurements_lose_none():
+    net, x = plain()
+    with bnrank.watch(net, every=4) as found:
+        for number in range(1, 5):
+            if number == 3:
+                net[2] = nn.Linear(12, 9)
+            net(x)
+            found.step()
+    assert np.isfinite(found.history["dimension_95"].values).all()
+    assert found.notes == ["replaced by another layer by step 3: 2"]
+
+
+def test_a_layer_without_a_shape_or_removed_during_the_training_does_not_end_it():
+    net, x = plain()
+    with bnrank.watch(net, every=1, x=x) as found:
+        found.step()
+        net.append(nn.LazyLinear(2))
+        found.step()
+        del net[2:]
+        found.step()
+    assert np.isfinite(found.history["norm"].values[:, 0]).all()
+    said = ["2: its weight is no longer in the network", "4: its weight is no longer in the network"]
+    assert found.notes[:2] == said
 
 
 def test_results_print_themselves_and_become_frames_and_plots():

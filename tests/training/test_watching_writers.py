@@ -63,13 +63,34 @@ def test_a_step_written_again_counts_once(tmp_path):
     found = read_csv(path).history
     assert found.step.values.tolist() == [1, 2, 3, 4, 5]
     assert found["norm"].sel(step=3).equals(later.history["norm"].sel(step=3))
+    assert read_csv(path).notes == ["left out: earlier lines of step 3, since the file goes on with step 3"]
+
+
+def test_a_second_training_in_a_file_is_not_mixed_with_the_first(tmp_path):
+    path, alone = tmp_path / "a.csv", tmp_path / "b.csv"
+    csv_of(path, steps=6)
+    csv_of(alone, steps=3)
+    second = csv_of(path, steps=3)
+    found = read_csv(path)
+    assert found.history.equals(read_csv(alone).history)
+    assert found.history.equals(second.history.drop_vars(["singular_values", "index"]))
+    assert found.notes == ["left out: earlier lines of steps 1 to 6, since the file goes on with step 1"]
+    csv_of(path, steps=2, start=1)  # resumed from step 1
+    again = read_csv(path)
+    assert again.history.step.values.tolist() == [1, 2, 3]
+    assert again.notes[1:] == ["left out: earlier lines of steps 2 to 3, since the file goes on with step 2"]
+    csv_of(path, steps=2, start=4)  # resumed from a later step
+    assert read_csv(path).history.step.values.tolist() == [1, 2, 3, 5, 6]
+    assert read_csv(path).notes == again.notes
 
 
 def test_files_of_others_are_refused(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("a,b\n1,2\n")
-    with pytest.raises(ValueError, match="with other columns"):
+    with pytest.raises(ValueError, match=r"^writers: got .* with other columns"):
         csv_of(path)
+    with pytest.raises(ValueError, match=r"^writers: got .* with other columns"):
+        csv_of(CSVWriter(path))
     assert path.read_text() == "a,b\n1,2\n"
     with pytest.raises(ValueError, match="expected a file of CSVWriter"):
         read_csv(path)

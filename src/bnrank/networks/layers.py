@@ -172,7 +172,7 @@ def effective(part: nn.Module, name: str) -> Tensor:
         for sub in inside:
             sub.training = False  # no power iteration
         if isinstance(hook, nn.Module):
-            return cast(Tensor, getattr(part, name))
+            return cast(Tensor, hook())  # past parametrize.cached, in which the attribute can be of an earlier step
         if isinstance(hook, BasePruningMethod):
             return cast(Tensor, hook.apply_mask(part))
         # spectral_norm's second argument is whether to iterate; weight_norm has none

@@ -41,13 +41,13 @@ def entries(path: Path, name: str) -> list[Entry]:
         model = onnx.load(str(path), load_external_data=False)
     except Exception as error:  # protobuf has errors of its own
         raise DamagedError(f"{name}: {path} is damaged or not an ONNX file: {error}") from error
-    found = list(_of_graph(model.graph, "", path))
+    found = list(_of_graph(model.graph, "", path, name))
     if not found:
         raise ValueError(f"{name}: {path} holds no tensors, expected an ONNX file with weights")
     return found
 
 
-def _of_graph(graph: Any, prefix: str, path: Path) -> Iterator[Entry]:
+def _of_graph(graph: Any, prefix: str, path: Path, argument: str) -> Iterator[Entry]:
     """Iterate over the tensors of a graph and of the graphs inside it."""
     uses: dict[str, list[tuple[Any, int]]] = defaultdict(list)
     for node in _nodes(graph):
@@ -61,11 +61,11 @@ def _of_graph(graph: Any, prefix: str, path: Path) -> Iterator[Entry]:
                 held.append((node.output[0], attribute.t))
             inner += [(f"{node.name or node.op_type}.{attribute.name}.", part) for part in _graphs(attribute)]
     for name, tensor in held:
-        yield _entry(f"{prefix}{name}", tensor, uses, name, path)
+        yield _entry(f"{prefix}{name}", tensor, uses, name, _loader(tensor, name, path, argument))
     for sparse in graph.sparse_initializer:
         yield Entry(sparse.values.name, tuple(sparse.dims), "sparse", lambda: torch.zeros(0), reason="sparse layout")
     for place, part in inner:
-        yield from _of_graph(part, f"{prefix}{place}", path)
+        yield from _of_graph(part, f"{prefix}{place}", path, argument)
 
 
 def _graphs(attribute: Any) -> list[Any]:
@@ -82,7 +82,7 @@ def _nodes(graph: Any) -> Iterator[Any]:
                 yield from _nodes(inner)
 
 
-def _entry(name: str, tensor: Any, uses: Any, key: str, path: Path) -> Entry:
+def _entry(name: str, tensor: Any, uses: Any, key: str, load: Callable[[], Tensor]) -> Entry:
     import onnx
 
     shape = tuple(tensor.dims)
@@ -90,14 +90,19 @@ def _entry(name: str, tensor: Any, uses: Any, key: str, path: Path) -> Entry:
     dtype = {"float": "float32", "double": "float64"}.get(dtype, dtype)
     floating = dtype.startswith(("float", "bfloat", "complex"))
     about = _about(key, shape, uses) if floating and len(shape) > 1 else {}
-    return Entry(name, shape, dtype, _loader(tensor, path), floating, **about)
+    return Entry(name, shape, dtype, load, floating, **about)
 
 
-def _loader(tensor: Any, path: Path) -> Callable[[], Tensor]:
+def _loader(tensor: Any, name: str, path: Path, argument: str) -> Callable[[], Tensor]:
     def load() -> Tensor:
         from onnx import numpy_helper
 
-        array = numpy_helper.to_array(tensor, str(path.parent))
+        try:
+            array = numpy_helper.to_array(tensor, str(path.parent))
+        except Exception as error:  # external data that is missing or cut: onnx has errors of its own
+            given = {entry.key: entry.value for entry in tensor.external_data}
+            where = f" in {given['location']!r} beside it" if "location" in given else ""
+            raise DamagedError(f"{argument}: {path}: {name!r}{where} cannot be read: {error}") from error
         if array.dtype.kind not in "fc" or array.dtype.itemsize < 2:  # bfloat16 and float8, of another package
             array = array.astype("float32")
         return torch.from_numpy(array.copy())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from bnrank._core import validation
+from bnrank._core.devices import forked
 from bnrank.networks.functional import unwrap
 from bnrank.networks.layers import computed_of, effective
 
@@ -277,7 +279,7 @@ def of_module(net: nn.Module) -> list[Entry]:
 def _of_modules(state: Mapping[str, object], owners: Mapping[str, nn.Module]) -> Iterator[Entry]:
     seen: set[str] = set()
     for name, value in state.items():
-        place, key = _given(name, owners)
+        place, key = reparametrized(name, owners)
         if not key:
             yield entry(name, value, **_role(owners.get(place), name.rpartition(".")[2]))
             continue
@@ -285,26 +287,37 @@ def _of_modules(state: Mapping[str, object], owners: Mapping[str, nn.Module]) ->
         how = "parametrization" if parametrize.is_parametrized(part, key) else "reparametrization"
         if computed not in seen:
             seen.add(computed)
-            value = functools.partial(_computed, part, key)
+            value = functools.partial(computed_tensor, part, key)
             storage = ("computed", id(part), key)  # where modules are shared
             described = entry(computed, value(), **_role(part, key), note=f"computed by a {how}")
             yield replace(described, load=value, storage=storage)
         yield replace(entry(name, value), reason=f"of a {how}; {computed}, which it gives, is measured", into=computed)
 
 
-def _given(name: str, owners: Mapping[str, nn.Module]) -> tuple[str, str]:
-    """Return the name of a module and of its tensor that is computed from the named one; "" for a plain tensor."""
+def reparametrized(name: str, owners: Mapping[str, nn.Module]) -> tuple[str, str]:
+    """Return the name of a module and of its tensor that is computed from the named one; "" for a plain tensor.
+
+    Examples
+    --------
+    >>> net = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(2, 2)))
+    >>> owners = dict(net.named_modules())
+    >>> [reparametrized(name, owners) for name in ("0.bias", "0.parametrizations.weight.original1")]
+    [('0', ''), ('0', 'weight')]
+    """
+    place, _, key = name.rpartition(".")
+    if isinstance(owners.get(place), torch.jit.ScriptModule):
+        return place, ""
     if ".parametrizations." in f".{name}":
         place, _, rest = f".{name}".partition(".parametrizations.")
         return place[1:], rest.split(".")[0]
-    place, _, key = name.rpartition(".")
     part = owners.get(place)
     return place, "" if part is None else computed_of(part, key)
 
 
-def _computed(part: nn.Module, key: str) -> Tensor:
-    """Return a tensor that hooks compute, as in eval mode."""
-    with torch.no_grad():
+def computed_tensor(part: nn.Module, key: str) -> Tensor:
+    """Return a tensor that hooks compute, as in eval mode; random generators are restored."""
+    device = next(itertools.chain(part.parameters(), part.buffers())).device
+    with torch.no_grad(), forked(device):
         return effective(part, key).detach()
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from bnrank._core import validation
 from bnrank._core.deadline import Deadline
@@ -150,8 +150,7 @@ def _sequence(sources: list[Any], x: Any, top: int, some: dict[str, Any], deadli
     """Return the record of networks in order, each compared with the first."""
     measured: list[Measured] = []
     layers: dict[str, None] = {}
-    first: dict[str, Tensor] = {}
-    before: dict[str, Tensor] = {}
+    changes = quantities.Changes(top)
     views: list[representations.Seen] = []
     notes: list[str] = []
     module = next((source for source in sources if isinstance(source, nn.Module)), None)
@@ -166,11 +165,8 @@ def _sequence(sources: list[Any], x: Any, top: int, some: dict[str, Any], deadli
             matrices = {name: matrix.clone() for name, matrix in matrices_of(entries, known).items()}
         for name, matrix in matrices.items():
             found, values[name] = quantities.of_weight(matrix)
-            start = first.setdefault(name, matrix)
-            rows[name] = found | quantities.of_change(matrix, start, before.get(name, start), top)
-            rows[name] |= quantities.of_entries(matrix)
+            rows[name] = found | changes.of(name, step, matrix) | quantities.of_entries(matrix)
             layers[name] = None
-        before |= matrices
         if x is not None:
             view = representations.View(source, x, f"a[{step}]", some["max_samples"])
             views = [*views[:1], view.seen(some["chunk_size"], some["dtype"], deadline)]
@@ -182,7 +178,7 @@ def _sequence(sources: list[Any], x: Any, top: int, some: dict[str, Any], deadli
     validation.expect(layers, "a", "networks without matrices", "some")
     what = ["weights", "changes", *(["similarity"] if x is not None else []), "subnormals"]
     cut = f"{len(measured)} of " if len(measured) < len(sources) else ""
-    about = {"title": f"{cut}{len(sources)} networks", "notes": "\n".join(notes), "top": top}
+    about = {"title": f"{cut}{len(sources)} networks", "notes": "\n".join(notes + changes.notes), "top": top}
     return Record(dataset(measured, list(layers), what, about))
 
 

@@ -209,7 +209,8 @@ class Comparison(Printed):
         changed = norms > 0
         if not changed.any():
             vectors = _counted(int((known > 0).sum()), "vector or other tensor", "vectors and other tensors")
-            return f"No matrix changed, {vectors} did.{apart}"
+            said = f"changed, {vectors} did" if others < len(norms) else f"was compared, {vectors} changed"
+            return f"No matrix {said}.{apart}"
         rounded = changed & (data["update_rank"].values == 0)
         if (rounded == changed).all():
             return f"{int(rounded.sum())} of {partners} changed, {self._rounding(rounded)}{self._moved()}.{apart}"
@@ -218,8 +219,10 @@ class Comparison(Printed):
         changed &= ~rounded
         stable, before = data["update_stable_rank"].values[changed], data["stable_rank"].values[0][changed]
         sizes = _range(data["change"].values[changed])  # infinite from 0
+        grown = int(np.isinf(data["change"].values[changed]).sum())
+        by = f"by {sizes} times their norm{f', {grown} of them from 0' if grown else ''}" if sizes else "from 0"
         own = _range(before) or "undefined"
-        said = f"{int(changed.sum())} of {partners} changed, {f'by {sizes} times their norm' if sizes else 'from 0'}; "
+        said = f"{int(changed.sum())} of {partners} changed, {by}; "
         said += f"the stable rank of the change is {_range(stable)} (that of the weights {own})"
         large = changed & (data["full_rank"].values[0] > self.top)
         if large.any():

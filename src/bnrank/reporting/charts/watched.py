@@ -68,8 +68,11 @@ def watched_headline(record: Record) -> str:
     elif "stable_rank" in history and np.isfinite(last["stable_rank"].values).any():
         first = f"{_range(history['stable_rank'].values[0])} at step {steps[0]:,}, " if len(steps) > 1 else ""
         said.append(f"Stable ranks of the weights: {first}{_range(last['stable_rank'].values)} at {when}.")
-    if "change" in history and np.isfinite(last["change"].values).any() and (len(steps) > 1 or last["change"].any()):
-        said.append(f"Weights have changed by {_range(last['change'].values)} times their norm.")
+    changes = last["change"].values if "change" in history else np.zeros(0)
+    if np.isfinite(changes).any() and (len(steps) > 1 or changes.any()):
+        said.append(f"Weights have changed by {_range(changes)} times their norm.")
+    if grown := int(np.isinf(changes).sum()):
+        said.append(f"Weights of {grown} layer{'s' * (grown > 1)} have changed from 0.")
     return " ".join(said) or f"{record.span}."
 
 

@@ -71,14 +71,18 @@ class Capture:
         self.net, self.max_rows = net, max_rows
         self.seen: dict[str, Seen] = {}
         self.failures: list[str] = []
+        self.take(parts)
+        self._handles: list[Any] = []
+        self._drawn: dict[tuple[int, int], Tensor] = {}
+
+    def take(self, parts: Sequence[Part]) -> None:
+        """Take the layers on which hooks are set from now on."""
         self._parts: dict[nn.Module, list[Part]] = {}
         for part in parts:
             if not part.unseen:
                 self._parts.setdefault(part.module, []).append(part)
         last: Any = parts[-1] if parts else None  # where it is a Conv1d, outputs are (N, channels, places)
         self._line_channels = last.module.out_channels if last is not None and last.spatial == 1 else -1
-        self._handles: list[Any] = []
-        self._drawn: dict[tuple[int, int], Tensor] = {}
 
     @property
     def armed(self) -> bool:

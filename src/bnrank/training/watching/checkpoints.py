@@ -146,8 +146,7 @@ def record_of(folder: object, name: str, top: int, deadline: Deadline | None = N
     measured: list[Measured] = []
     layers: dict[str, None] = {}
     numbered, left_out = _numbered(files, root, name)
-    first: dict[str, Tensor] = {}
-    before: dict[str, Tensor] = {}
+    changes = quantities.Changes(top)
     failures: dict[Path, Exception] = {}
     notes = [f"left out, since its name has no step: {path.relative_to(root)}" for path in left_out]
     for i, (step, paths) in enumerate(numbered):
@@ -162,14 +161,13 @@ def record_of(folder: object, name: str, top: int, deadline: Deadline | None = N
                 rows[key] = found | quantities.of_entries(matrix)
                 layers[key] = None
                 if top:
-                    start = first.setdefault(key, matrix)
-                    rows[key] |= quantities.of_change(matrix, start, before.get(key, start), top)
-                    before[key] = matrix
+                    rows[key] |= changes.of(key, step, matrix)
         if not failures.keys() >= set(paths):
             measured.append(Measured(step, rows, values))
     if not measured:
         raise next(iter(failures.values()))
     notes += [f"left out, since it cannot be read: {_why(*failure, root, name)}" for failure in failures.items()]
+    notes += changes.notes
     attrs: dict[str, object] = {"title": f"checkpoints in {root.name}", "notes": "\n".join(notes)}
     what = ["weights", "subnormals"]
     if top:

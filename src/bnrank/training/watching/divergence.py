@@ -36,10 +36,9 @@ def remarks(history: xr.Dataset) -> list[str]:
 
 
 def ends(one: xr.Dataset, quantity: str) -> tuple[bool, bool]:
-    """Return whether a layer is NaN or infinite at its first measurement, and whether at its last one."""
-    counts = one[quantity].values if quantity in one else np.zeros(0)  # without: a record of an earlier version
-    bad = counts[~np.isnan(counts)] > 0
-    return (bool(bad[0]), bool(bad[-1])) if len(bad) else (False, False)
+    """Return whether a layer is NaN or infinite at the first measurement, and whether at the last one."""
+    bad = one[quantity].values > 0 if quantity in one else np.zeros(1, bool)  # without: a record of an earlier version
+    return bool(bad[0]), bool(bad[-1])
 
 
 def _when(counts: np.ndarray, steps: np.ndarray) -> tuple[bool, str] | None:
@@ -56,6 +55,6 @@ def _when(counts: np.ndarray, steps: np.ndarray) -> tuple[bool, str] | None:
 
 
 def shortened(layers: list[str]) -> str:
-    """Return the first names of layers, and how many others there are."""
+    """Return the first names of layers, or steps, and how many others there are."""
     more = len(layers) - NAMED
     return ", ".join(layers[:NAMED]) + (f" and {more} other{'s' * (more > 1)}" if more > 0 else "")

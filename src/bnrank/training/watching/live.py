@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
@@ -16,7 +16,8 @@ from bnrank.networks.functional import unwrap
 from bnrank.training.watching import callbacks, quantities
 from bnrank.training.watching.capturing import Capture, call, probing, shapes
 from bnrank.training.watching.collapse import Collapse, CollapseError, Detector
-from bnrank.training.watching.parts import OUTPUT, parts_of, without_activations, without_dimensions
+from bnrank.training.watching.divergence import shortened
+from bnrank.training.watching.parts import OUTPUT, parts_of, present_parts, without_activations, without_dimensions
 from bnrank.training.watching.records import Measured, Record, dataset
 from bnrank.training.watching.writers import CSVWriter, Writer
 
@@ -80,11 +81,13 @@ class Watch(Record):
         self._capture = Capture(self.net, self.parts, max_rows)
         self._notes: list[str] = []
         self._closed = False
+        self._missing: list[str] = []
         if collapse is not None and collapse.layers is not None:
             unknown = [name for name in collapse.layers if name not in self.layers]
             validation.expect(not unknown, "collapse", f"layers {unknown}", f"some of {self.layers}")
-        for writer in self.writers:
-            writer.begin(self.layers, self.columns)
+        with _naming_writers():
+            for writer in self.writers:
+                writer.begin(self.layers, self.columns)
         self._arm()
 
     @property
@@ -100,7 +103,7 @@ class Watch(Record):
     @property
     def history(self) -> xr.Dataset:
         """The measurements so far over (step, layer)."""
-        seen = {name for m in self._measured for name, row in m.rows.items() if "units" in row}
+        seen = [{name for name, row in m.rows.items() if "units" in row} for m in self._measured]
         notes = self._notes + without_activations(self.parts, seen)
         notes += without_dimensions(m.rows for m in self._measured)
         notes += [f"collapsed since step {step}: {name}" for name, step in self.collapsed.items()]
@@ -221,6 +224,8 @@ class Watch(Record):
         """Have hooks in the next forward pass if and only if the next step is measured, without ``x``."""
         if self.x is None and "activations" in self.what and self._is_due(self.steps + self._stride):
             if not self._capture.armed:
+                with contextlib.suppress(Exception):  # said at the measurement
+                    self._follow()
                 self._capture.arm()
         else:
             self._capture.disarm()
@@ -237,6 +242,25 @@ class Watch(Record):
             self._remark(text)
             warnings.warn(f"bnrank.watch: {text}; training continues", RuntimeWarning, stacklevel=7)
 
+    def _follow(self) -> None:
+        """Look up the layers again by their names, and remark on those that were replaced or added."""
+        found = {part.name: part for part in present_parts(self.net)[0]}
+        names = [part.name for part in self.parts]
+        replaced = [
+            part.name
+            for part in self.parts
+            if part.name in found
+            and found[part.name].module is not part.module
+            and not isinstance(part.module, torch.jit.ScriptModule)
+        ]
+        if replaced:
+            self._remark(f"replaced by another layer by step {self.steps}: {shortened(replaced)}")
+        if added := [name for name in found if name not in names]:
+            self._remark(f"not measured, since added to the network during the training: {shortened(added)}")
+        self._missing = [name for name in names if name not in found]
+        self.parts = [found.get(part.name, part) for part in self.parts]
+        self._capture.take(self.parts)
+
     def _remark(self, text: str) -> None:
         if text not in self._notes:
             self._notes.append(text)
@@ -248,10 +272,11 @@ class Watch(Record):
         own = dict(self.net.named_parameters())
         kinds = sorted({p.device.type for p in own.values()})
         with _without_autocast(kinds):
+            self._follow()
             if "activations" in self.what:
                 self._activations(rows)
             for part in self.parts:
-                weight = own.get(part.parameter)
+                weight = None if part.name in self._missing else part.tensor(own)
                 if weight is None or weight.is_meta:
                     self._remark(f"{part.name}: its weight is no longer in the network")
                     continue
@@ -312,7 +337,8 @@ def watch(
     what : sequence of str
         "weights": stable rank, effective rank, numbers of singular values with 95 and 99 percent of ||W||_F^2, the
         share of ||W||_F^2 outside the largest tenth of singular values ("tail"), norms, and the 10 largest singular
-        values of every parameter with at least two dimensions, as a matrix (out, in x kernel). "activations": the
+        values of every parameter with at least two dimensions, as a matrix (out, in x kernel); of one that is
+        parametrized, weight-normalized or pruned, those of the weight that the layer uses. "activations": the
         dimensions of the centered inputs of every layer, and of the network's output, at 95 and 99 percent of their
         variance (:func:`bnrank.measures.usage.centered_dimension`), and the numbers of dead ones, which are 0 on all
         rows, and of constant ones. "subnormals": the numbers of subnormal weights.
@@ -350,7 +376,8 @@ def watch(
     training steps the hooks may be present; a pass in training mode replaces what it left. Parts of a network in
     ``torch.compile`` do not call hooks: pass ``x``, which runs the network uncompiled. Of a weight or an activation
     that is NaN or infinite somewhere, ranks and dimensions are NaN; ``.notes``, the printed watch and its page say
-    since which step.
+    since which step. A layer that is replaced during the training is measured under its name, one that is added is not;
+    ``.notes`` names both.
 
     Examples
     --------
@@ -378,18 +405,30 @@ def watch(
     if x is not None:
         _check_batch(x)
     given = [writers] if isinstance(writers, str | os.PathLike | Writer) else validation.sequence(writers, "writers")
-    made = []
-    for w in given:
-        try:
-            made.append(CSVWriter(w) if isinstance(w, str | os.PathLike) else w)
-        except (ValueError, TypeError) as error:
-            raise type(error)(f"writers: {str(error).removeprefix('path: ')}") from error
+    with _naming_writers():
+        made = [CSVWriter(w) if isinstance(w, str | os.PathLike) else w for w in given]
     for writer in made:
         validation.expect(isinstance(writer, Writer), "writers", writer, "a Writer or a path", TypeError)
     network = unwrap(net)
-    if not parts_of(network)[0]:
-        raise ValueError(f"net: {type(network).__name__} has no parameter with at least two dimensions, expected one")
+    found, skipped = parts_of(network)
+    if not found:
+        what = "no parameter with at least two dimensions"
+        others = [f"{part.name}: {part.reason}" for part in skipped if part.reason.startswith("entries of type")]
+        if others:
+            what += f" and real floating-point entries of at least 16 bits ({', '.join(others[:3])})"
+        raise ValueError(f"net: {type(network).__name__} has {what}, expected one")
     return Watch(network, every, list(dict.fromkeys(what)), x, monitor, made, collapse, max_rows)
+
+
+@contextlib.contextmanager
+def _naming_writers() -> Iterator[None]:
+    """Name ``writers`` in the errors of a writer about its path."""
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        if not str(error).startswith("path: "):
+            raise
+        raise type(error)(f"writers: {str(error).removeprefix('path: ')}") from error
 
 
 def _check_batch(x: Any) -> None:

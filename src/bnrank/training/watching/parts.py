@@ -6,13 +6,14 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from bnrank.measures.layerwise import TOO_FEW
 from bnrank.measures.usage import LEAST
 from bnrank.networks.functional import unwrap
 from bnrank.networks.reasons import Skipped
 from bnrank.networks.tensor_matrices import KERNELS, blocks, told_by
-from bnrank.networks.tensors import Entry
+from bnrank.networks.tensors import Entry, computed_tensor, reparametrized
 from bnrank.training.watching.divergence import shortened
 
 OUTPUT = "output"
@@ -33,13 +34,15 @@ class Part:
     name : str
         The layer's name; with the parameter's name, unless this is "weight".
     parameter : str
-        The parameter's name in the network.
+        The name in the network of the parameter, or of the tensor that hooks compute from parameters.
     module : nn.Module
         The layer that holds it.
     spatial : int
         Number of dimensions of the images that the layer takes: 0 for linear layers.
     unseen : str
         Why no hook can see what the weight acts on; empty where it is the layer's own input.
+    computed : bool
+        Whether hooks compute the weight from parameters: weight normalization, pruning and the like.
     """
 
     name: str
@@ -47,6 +50,13 @@ class Part:
     module: nn.Module
     spatial: int = 0
     unseen: str = ""
+    computed: bool = False
+
+    def tensor(self, parameters: Mapping[str, Tensor]) -> Tensor | None:
+        """Return the weight that the layer uses now, from the parameters of the network; None without it."""
+        if self.computed:
+            return computed_tensor(self.module, self.parameter.rpartition(".")[2])
+        return parameters.get(self.parameter)
 
     @property
     def unit_dim(self) -> int:
@@ -63,24 +73,41 @@ class Part:
 def parts_of(net: nn.Module) -> tuple[list[Part], list[Skipped]]:
     """Return the weights of a network with at least two dimensions, in order of registration, and all other parameters.
 
+    A weight that hooks compute from parameters stands in place of these.
+
     Examples
     --------
     >>> found, skipped = parts_of(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)))
     >>> [part.name for part in found], [part.name for part in skipped]
     (['0'], ['0.bias', '1.weight', '1.bias'])
     """
-    net = unwrap(net)
+    return present_parts(unwrap(net))
+
+
+def present_parts(net: nn.Module) -> tuple[list[Part], list[Skipped]]:
+    """Return what `parts_of` does, also of a network that has parameters without a shape or values."""
     modules = dict(net.named_modules())
-    found, skipped = [], []
-    for name, p in net.named_parameters():
+    found: list[Part] = []
+    skipped: list[Skipped] = []
+    seen: set[str] = set()
+    for name, parameter in net.named_parameters():
+        p: Tensor = parameter
         owner, _, own = name.rpartition(".")
+        place, key = reparametrized(name, modules)
+        if key:
+            skipped.append(Skipped.part(name, modules[owner], f"of a reparametrization, which gives {key}"))
+            name, owner, own = f"{place}.{key}".lstrip("."), place, key
+            if name in seen:
+                continue
+            seen.add(name)
+            p = computed_tensor(modules[owner], own)
         module = modules[owner]
         spatial = next((count for kind, count in _CONVOLUTIONS.items() if isinstance(module, kind)), 0)
         if reason := _reason(p, bool(spatial)):
             skipped.append(Skipped.part(name, module, reason))
             continue
         label = (owner or own) if own == "weight" else name
-        found.append(Part(label, name, module, spatial, _unseen(own, module, _parent(owner, modules))))
+        found.append(Part(label, name, module, spatial, _unseen(own, module, _parent(owner, modules)), bool(key)))
     return found, skipped
 
 
@@ -104,20 +131,25 @@ def _unseen(own: str, module: nn.Module, parent: nn.Module | None) -> str:
     return "the weight does not act on the first input of its module"
 
 
-def without_activations(parts: Sequence[Part], seen: Collection[str]) -> list[str]:
-    """Return a remark per reason on the weights that have no activations, where others have been seen.
+def without_activations(parts: Sequence[Part], seen: Sequence[Collection[str]]) -> list[str]:
+    """Return a remark per reason on the weights without activations in measurements that have seen those of others.
 
     Examples
     --------
-    >>> without_activations(parts_of(nn.LSTM(3, 4))[0], ["weight_ih_l0"])
+    >>> without_activations(parts_of(nn.LSTM(3, 4))[0], [["weight_ih_l0"]])
     ['activations not measured at weight_hh_l0: the recurrent layer computes the input inside']
     """
-    found: dict[str, list[str]] = {}
-    for part in parts if seen else ():
-        if part.name not in seen:
+    found: dict[tuple[int, str], list[str]] = {}
+    seen = [names for names in seen if names]
+    for part in parts:
+        if without := sum(part.name not in names for names in seen):
             reason = part.unseen or "no input of floating-point numbers was seen: the layer may not have been called"
-            found.setdefault(reason, []).append(part.name)
-    return [f"activations not measured at {shortened(names)}: {reason}" for reason, names in found.items()]
+            found.setdefault((without, reason), []).append(part.name)
+    return [
+        f"activations not measured at {shortened(names)}"
+        f"{f' in {without} of {len(seen)} measurements' if without < len(seen) else ''}: {reason}"
+        for (without, reason), names in found.items()
+    ]
 
 
 def without_dimensions(rows: Iterable[Mapping[str, Mapping[str, float]]]) -> list[str]:
@@ -139,6 +171,8 @@ def without_dimensions(rows: Iterable[Mapping[str, Mapping[str, float]]]) -> lis
 
 def _reason(p: Tensor, kernel: bool) -> str:
     """Return why a parameter is not measured as a matrix, or an empty string."""
+    if is_lazy(p):
+        return "no shape yet"
     shape = tuple(p.shape)
     if not p.is_floating_point() or p.element_size() < 2:
         return f"entries of type {p.dtype}"

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from bnrank._core import linalg
 from bnrank.measures.usage import SHARES, subnormals, variance_dimension
+from bnrank.training.watching.divergence import shortened
 
 LARGEST = 10  # singular values kept
 TAIL = 0.1  # fraction of singular values outside of the tail
@@ -100,7 +101,10 @@ def of_weight(weight: Tensor) -> tuple[dict[str, float], list[float]]:
 
 
 def of_change(weight: Tensor, first: Tensor, before: Tensor, top: int) -> dict[str, float]:
-    """Return the quantities of a weight's change since the first checkpoint, NaN where an entry is not finite.
+    """Return the quantities of a weight's change since the first checkpoint.
+
+    They are NaN where an entry is not finite or the first one has another shape; "change_since" also where the one
+    before has.
 
     Examples
     --------
@@ -108,20 +112,59 @@ def of_change(weight: Tensor, first: Tensor, before: Tensor, top: int) -> dict[s
     1.25
     """
     found = dict.fromkeys(CHANGES, math.nan) | {"full_rank": float(_full_rank(weight))}
-    if weight.shape != first.shape or weight.shape != before.shape:
-        return found
     now, start, last = (_double(t.detach()) for t in (weight, first, before))
+    if now.shape == last.shape and math.isfinite(size := float((now - last).norm())):
+        found["change_since"] = _ratio(size, float(last.norm()))
+    if now.shape != start.shape:
+        return found
     moved, values = of_weight(now - start)
     if math.isnan(moved["norm"]):
         return found
     found["change"] = _ratio(moved["norm"], float(start.norm()))
-    found["change_since"] = _ratio(float((now - last).norm()), float(last.norm()))
     if moved["norm"] > 0:
         found["update_stable_rank"] = moved["stable_rank"]
         found["update_effective_rank"] = moved["effective_rank"]
         if len(values) >= min(top, _full_rank(now)):
             found["update_share"] = sum((value / moved["norm"]) ** 2 for value in values[:top])
     return found
+
+
+class Changes:
+    """The changes of weights along checkpoints, of which the first and the last one of every layer are kept.
+
+    Examples
+    --------
+    >>> changes = Changes(top=1)
+    >>> [changes.of("0", step, torch.eye(size))["change"] for step, size in enumerate((2, 3, 2))], changes.notes
+    ([0.0, nan, 0.0], ['change not measured at 0 in step 1: the shape is not that of the first'])
+    """
+
+    def __init__(self, top: int) -> None:
+        self.top = top
+        self._first: dict[str, Tensor] = {}
+        self._before: dict[str, Tensor] = {}
+        self._apart: dict[str, list[str]] = {}  # steps of another shape
+
+    def of(self, layer: str, step: int, weight: Tensor) -> dict[str, float]:
+        """Return what :func:`of_change` does of the next weight of a layer."""
+        first = self._first.setdefault(layer, weight)
+        before = self._before.get(layer, first)
+        self._before[layer] = weight
+        if weight.shape != first.shape:
+            self._apart.setdefault(layer, []).append(str(step))
+        return of_change(weight, first, before, self.top)
+
+    @property
+    def notes(self) -> list[str]:
+        """Which layers have another shape than the first in which steps."""
+        found: dict[tuple[str, ...], list[str]] = {}
+        for layer, steps in self._apart.items():
+            found.setdefault(tuple(steps), []).append(layer)
+        return [
+            f"change not measured at {shortened(layers)} in step{'s' * (len(steps) > 1)} {shortened(list(steps))}: "
+            "the shape is not that of the first"
+            for steps, layers in found.items()
+        ]
 
 
 def _full_rank(weight: Tensor) -> int:

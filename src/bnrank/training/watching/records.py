@@ -129,7 +129,8 @@ class Record(Printed):
     def summary(self) -> list[dict[str, object]]:
         """Return a row per layer: quantities at the last measurement, and dimensions from the first to the last.
 
-        A dimension or a rank of weights or inputs that are NaN or infinite then is written as NaN.
+        A dimension or a rank of weights or inputs that are NaN or infinite then is written as NaN; what is undefined or
+        was not measured then, as a dash or None.
         """
         return [_summary(self.history.isel(layer=i)) for i in range(self.history.sizes["layer"])]
 
@@ -206,7 +207,9 @@ class Record(Printed):
 
 def _summary(one: xr.Dataset) -> dict[str, object]:
     row: dict[str, object] = {"layer": str(one["layer"].values)}
-    last = {name: _last(one[name].values) for name in one.data_vars if one[name].dims == ("step",)}
+    if not one.sizes["step"]:
+        return row
+    last = {name: float(one[name].values[-1]) for name in one.data_vars if one[name].dims == ("step",)}
     if "units" in last:
         row["inputs"] = _whole(last["units"])
         row["dimension (95 %)"] = _range(one, "dimension_95", "nonfinite_units", ".0f")
@@ -216,12 +219,10 @@ def _summary(one: xr.Dataset) -> dict[str, object]:
             row["constant"] = int(constant)
     if "stable_rank" in last:
         row["stable rank of W"] = _range(one, "stable_rank", "nonfinite", ".3g")
-        lost = divergence.ends(one, "nonfinite")[1]
-        for heading, name in (("effective rank", "effective_rank"), ("tail", "tail")):
-            row[heading] = None if lost else _known(last[name])
+        row["effective rank"], row["tail"] = _known(last["effective_rank"]), _known(last["tail"])
     if "change" in last:
         row["change"], row["of it, stable rank"] = _known(last["change"]), _known(last["update_stable_rank"])
-        beyond = last["full_rank"] > one.attrs["top"]  # else all of it is
+        beyond = last["full_rank"] > one.attrs["top"] and not math.isnan(last["update_share"])  # else all of it is
         row["in top singular values"] = f"{100 * last['update_share']:.3g} %" if beyond else None
     if "cka" in last:
         row["CKA with the first"] = _known(last["cka"])
@@ -230,21 +231,13 @@ def _summary(one: xr.Dataset) -> dict[str, object]:
     return row
 
 
-def _last(values: Any) -> float:
-    known = values[np.isfinite(values)]
-    return float(known[-1]) if len(known) else math.nan
-
-
 def _range(one: xr.Dataset, name: str, counted: str, form: str) -> str:
-    """Return the first and the last value, or NaN where the layer is NaN or infinite; a dash where it has neither."""
+    """Return the value at the first and the last measurement: NaN where the layer is NaN or infinite, else a dash."""
     values = one[name].values
-    known = values[np.isfinite(values)]
     lost = divergence.ends(one, counted)
-    if not len(known) and not any(lost):
-        return "–"
-    ends = (known[0], known[-1]) if len(known) else (math.nan, math.nan)
-    words = ("NaN" if gone else f"{end:{form}}" for gone, end in zip(lost, ends, strict=True))
-    return " to ".join("–" if word == "nan" else word for word in words)
+    words = ["NaN" if gone else f"{end:{form}}" for gone, end in zip(lost, (values[0], values[-1]), strict=True)]
+    words = ["–" if word == "nan" else word for word in words]
+    return "–" if set(words) == {"–"} else " to ".join(words)
 
 
 def _known(value: float) -> float | None:

@@ -42,6 +42,7 @@ class CSVWriter(Writer):
 
     The lines of a measurement are appended whole, in one write, and reach the disk before training goes on. After a
     crash, a file can end in part of a line: :func:`read_csv` leaves it out, and a new writer removes it and goes on.
+    The steps of a resumed or of another training are appended, too: :func:`read_csv` tells them from those before.
 
     Parameters
     ----------
@@ -109,7 +110,8 @@ class CSVWriter(Writer):
 def read_csv(path: str | os.PathLike[str]) -> Record:
     """Return the measurements in a file of :class:`CSVWriter`; an unfinished last line is left out.
 
-    Where a training was resumed and wrote a step again, the later lines count.
+    Where steps start again, since a training was resumed or another one wrote into the file, the later lines count: the
+    measurements before them that are of the same or of later steps are left out. ``.notes`` says so.
 
     Parameters
     ----------
@@ -147,18 +149,33 @@ def read_csv(path: str | os.PathLike[str]) -> Record:
     known = [name for part in QUANTITIES.values() for name in part]
     fits = header[:2] == list(KEYS) and all(name in known for name in header[2:])
     validation.expect(fits, "path", f"{str(path)!r} with columns {header}", expected)
-    steps: dict[int, dict[str, dict[str, float]]] = {}
+    steps: dict[int, dict[str, dict[str, float]]] = {}  # ascending
+    notes: list[str] = []
+    last = -1
     try:
         for row in rows[1:]:
+            step, layer = int(row[0]), row[1]
             values = [math.nan if v == "" else float(v) for v in row[2:]]
-            steps.setdefault(int(row[0]), {})[row[1]] = dict(zip(header[2:], values, strict=True))
+            if step < last or layer in steps.get(step, {}):
+                notes += _replaced(steps, step)
+            steps.setdefault(step, {})[layer] = dict(zip(header[2:], values, strict=True))
+            last = step
     except (ValueError, IndexError) as error:
         raise ValueError(f"path: got {str(path)!r} with a damaged line ({error}), expected {expected}") from error
     layers = list(dict.fromkeys(layer for rows_ in steps.values() for layer in rows_))
     what = [part for part, names in QUANTITIES.items() if any(name in header for name in names)]
-    measured = [Measured(step, rows_) for step, rows_ in sorted(steps.items())]
-    found: xr.Dataset = dataset(measured, layers, what, {"title": Path(path).name})
+    measured = [Measured(step, rows_) for step, rows_ in steps.items()]
+    found: xr.Dataset = dataset(measured, layers, what, {"title": Path(path).name, "notes": "\n".join(notes)})
     return Record(found.drop_vars("singular_values", errors="ignore").drop_vars("index", errors="ignore"))
+
+
+def _replaced(steps: dict[int, dict[str, dict[str, float]]], start: int) -> list[str]:
+    """Remove the measurements that steps from ``start`` on, written later, replace; return a remark on them."""
+    gone = [step for step in steps if step >= start]
+    for step in gone:
+        del steps[step]
+    which = f"step {gone[0]:,}" if len(gone) == 1 else f"steps {gone[0]:,} to {gone[-1]:,}"
+    return [f"left out: earlier lines of {which}, since the file goes on with step {start:,}"] if gone else []
 
 
 class TensorBoardWriter(Writer):
