@@ -274,6 +274,13 @@ def test_linear_layers_of_other_kinds_are_listed():
     assert "NonDynamicallyQuantizableLinear" in pattern.skipped["1.self_attn.out_proj"]
 
 
+class Doubled(nn.Module):
+    """Changes what the operation before it needs for its gradient."""
+
+    def forward(self, x):
+        return x.mul_(2)
+
+
 class Detached(nn.Linear):
     def forward(self, x):
         return super().forward(x).detach()
@@ -290,6 +297,12 @@ class Detached(nn.Linear):
             torch.arange(20) % 2,
             {},
             "net: got outputs without a gradient",
+        ),
+        (
+            nn.Sequential(nn.Linear(3, 2), nn.ReLU(), Doubled(), nn.Linear(2, 2)),
+            torch.arange(20) % 2,
+            {},
+            "net: Sequential cannot be differentiated: one of the variables needed",
         ),
         (
             nn.Linear(3, 2).requires_grad_(False).apply(lambda m: m.weight.fill_(math.nan)),
