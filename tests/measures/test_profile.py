@@ -214,6 +214,36 @@ def test_a_backward_pass_that_fails_is_skipped_with_the_reason(net, reason):
     assert {verdict.status for verdict in only} == {"not applicable"}
 
 
+class Experts(nn.Module):
+    """Two experts: one for samples whose first entry is positive, and one for the others."""
+
+    def __init__(self):
+        super().__init__()
+        self.experts, self.head = nn.ModuleList(nn.Linear(5, 4) for _ in range(2)), nn.Linear(4, 2)
+
+    def forward(self, x):
+        out, first = x.new_zeros(len(x), 4), x[:, 0] > 0
+        for rows, expert in zip((first, ~first), self.experts, strict=True):
+            if rows.any():
+                out[rows] = expert(x[rows])
+        return self.head(out.relu())
+
+
+@pytest.mark.parametrize("chunk", [16, 4096])
+def test_layers_that_only_some_samples_reach_are_left_out_wherever_they_show(chunk):
+    """The first samples, with which the network is read, go to one expert; others tell that not all do."""
+    x = normal(60, 5)
+    x[:20, 0] = x[:20, 0].abs()
+    ds = profile(Experts(), x, chunk_size=chunk)
+    assert list(ds.layer_name.values) == ["head", "experts.0", "experts.1"]
+    assert np.isfinite(ds.weight_singular_values[:, :2]).all()
+    assert np.isfinite(ds.dimension_95.values).tolist() == [True, False, False]
+    assert np.isnan(ds.activation_singular_values[1:]).all()
+    notes = dict(zip(ds.note_name.values, ds.note_note.values, strict=True))
+    assert notes["experts.0"].startswith("only its weight is measured: no value for each sample, in a block of")
+    assert notes["experts.1"].startswith("only its weight is measured: never called on the example x")
+
+
 def test_a_forward_without_gradients_has_no_ntk():
     ds = profile(Pair(torch.no_grad()(lambda own, x: own.b(own.a(x).relu()))), normal(20, 5))
     assert np.isnan(ds.ntk_trace).all()

@@ -220,7 +220,7 @@ def profile(
     dataset = xr.Dataset(variables, coords, about | _attrs(found, settings))
     dataset = remarks.attach(dataset, "skipped", [*map(vars, found.skipped), *found.samples.skipped])
     dataset = remarks.attach(dataset, "note", found.notes)
-    return _described(with_frequencies(dataset, reading, found.bottleneck))
+    return _described(with_frequencies(dataset, found.reading, found.bottleneck))
 
 
 def _variables(found: Found, weight_rtol: float, length: int) -> dict[str, Any]:
