@@ -215,8 +215,7 @@ def _bottleneck(
     counted = reading.layers or reading.weights
     missing = [layer.name for layer in counted if layer.name not in values]
     late = settings.deadline.over() and bool(missing)
-    rows = [values.get(layer.name, torch.zeros(0)) for layer in counted]
-    found = bottlenecks.detect([torch.zeros(0)] * len(rows) if late else rows, atol=settings.atol)
+    found = bottlenecks.of_reading(reading, {} if late else values, atol=settings.atol)
     if "weights" not in choice:
         return replace(found, reason="the weights were not measured")
     return replace(found, reason=f"weights {settings.deadline.missed}: {', '.join(missing)}") if late else found
