@@ -250,6 +250,21 @@ def test_a_forward_without_gradients_has_no_ntk():
     assert any("ntk_trace: net: the output of Pair does not depend on its parameters" in s for s in describe(ds))
 
 
+def test_a_forward_that_draws_noise_in_eval_mode_is_named():
+    def noisy(own, x):
+        return own.b((own.a(x) + 0.1 * torch.randn(len(x), 8, dtype=x.dtype)).relu())
+
+    net = Pair(noisy)
+    state = torch.get_rng_state()
+    lines = describe(profile(net, normal(60, 5)))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert any("jacobian_singular_values: net: the output of Pair is random, in eval mode, too" in s for s in lines)
+    assert sum("activations contain the noise of one draw per pass" in line for line in lines) == 1
+    for quiet in (nn.Dropout(), nn.BatchNorm1d(5, track_running_stats=False)):
+        lines = describe(profile(nn.Sequential(quiet, nn.Linear(5, 3)), normal(60, 5)))
+        assert not any("random" in line for line in lines)
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [

@@ -247,6 +247,11 @@ def check_samplewise(function: Functional, x: Tensor) -> int:
     scale = float(together.abs().max()) + float(alone.abs().max())
     tolerance = 1e-6 if function.dtype == torch.float64 else 1e-3
     if together.shape != alone.shape or float((together - alone).abs().max()) > tolerance * scale:
+        if function.is_random(x[:1]):
+            raise ValueError(
+                f"net: the output of {type(function.module).__name__} is random, in eval mode, too, expected a "
+                "function of the sample"
+            )
         raise ValueError(
             f"net: the output of {type(function.module).__name__} for one sample depends on the others in its "
             "batch, expected a function of one sample (batch normalization without running statistics?)"

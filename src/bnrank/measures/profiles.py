@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 
 __all__ = ["describe", "profile"]
 
+RANDOM = {
+    "name": "output",
+    "note": "random, in eval mode, too: activations contain the noise of one draw per pass",
+}
 METHOD = "qr"  # how spectra are combined over blocks of samples
 
 _LONG_NAMES = {
@@ -192,8 +196,7 @@ def profile(
         dtype=dtype,
     )
     reading = read(net, x)
-    with torch.no_grad():
-        shape = tuple(Functional(net, dtype)(x[:2]).shape[1:])  # no copy of the weights is kept
+    shape, is_random = _tried(Functional(net, dtype), x[:2])  # no copy of the weights is kept
     target = None if y is None else _target(y, len(x), shape)
     check_finite(net)
     found = measure(net, x, choice, reading, math.prod(shape), settings)
@@ -219,8 +222,14 @@ def profile(
     }
     dataset = xr.Dataset(variables, coords, about | _attrs(found, settings))
     dataset = remarks.attach(dataset, "skipped", [*map(vars, found.skipped), *found.samples.skipped])
-    dataset = remarks.attach(dataset, "note", found.notes)
+    dataset = remarks.attach(dataset, "note", [*found.notes, *([RANDOM] if is_random else [])])
     return _described(with_frequencies(dataset, found.reading, found.bottleneck))
+
+
+def _tried(function: Functional, x: Samples) -> tuple[tuple[int, ...], bool]:
+    """Return the shape of the output for one sample, and whether the output is random."""
+    with torch.no_grad():
+        return tuple(function(x).shape[1:]), function.is_random(x)
 
 
 def _variables(found: Found, weight_rtol: float, length: int) -> dict[str, Any]:

@@ -93,6 +93,17 @@ class Functional:
             returned = self._run(self.parameters, x)
         return isinstance(returned, Tensor) and returned.ndim > 1
 
+    def is_random(self, x: Samples) -> bool:
+        """Return whether f(x) differs from call to call, as where the forward draws noise in eval mode, too."""
+        with torch.no_grad(), devices.forked(self.device):
+            first = self(x)
+            for device in {torch.device("cpu"), self.device}:
+                torch.rand(1, device=device)  # calls draw the same numbers from the same state
+            again = self(x)
+        largest = float(first.abs().max()) if first.numel() else 0.0
+        rounding = (1e-6 if self.dtype == torch.float64 else 1e-3) * largest
+        return not torch.allclose(first, again, rtol=0.0, atol=rounding, equal_nan=True)
+
     def _main(self, parameters: dict[str, Tensor], x: Samples) -> Tensor:
         """Return the main output, samples first."""
         kind, dim = type(self.module).__name__, x.dim if isinstance(x, Inputs) else 0
