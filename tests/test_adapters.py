@@ -272,6 +272,35 @@ def test_linear_layers_of_other_kinds_are_listed():
     assert set(pattern.ranks) == {"1.linear1", "1.linear2", "2"}
     assert "computed from other parameters" in pattern.skipped["0"]
     assert "NonDynamicallyQuantizableLinear" in pattern.skipped["1.self_attn.out_proj"]
+    assert set(pattern.skipped) == {"0", "1.self_attn", "1.self_attn.out_proj"}
+
+
+class Others(nn.Module):
+    """Layers of kinds that take no adapter, and an output layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.lstm = nn.Embedding(5, 4), nn.LSTM(4, 6, batch_first=True)
+        self.transposed, self.pair, self.out = nn.ConvTranspose1d(6, 4, 2), nn.Bilinear(4, 4, 4), nn.Linear(4, 3)
+
+    def forward(self, tokens):
+        z = self.transposed(self.lstm(self.embed(tokens))[0].mT).mean(-1)
+        return self.out(self.pair(z, z))
+
+
+def test_every_layer_without_an_adapter_is_listed_with_its_reason():
+    pattern = bnrank.lora_ranks(Others(), torch.arange(80).reshape(20, 4) % 5, torch.arange(20) % 3, budget=14, steps=4)
+    assert set(pattern.ranks) == {"out"}
+    kinds = {"embed": "Embedding", "lstm": "LSTM", "transposed": "ConvTranspose1d", "pair": "Bilinear"}
+    text = "which is neither a Linear nor a convolution in one or two dimensions"
+    assert pattern.skipped == {name: f"a {kind}, {text}" for name, kind in kinds.items()}
+
+
+class Doubled(nn.Module):
+    """Changes what the operation before it needs for its gradient."""
+
+    def forward(self, x):
+        return x.mul_(2)
 
 
 class Detached(nn.Linear):
@@ -290,6 +319,12 @@ class Detached(nn.Linear):
             torch.arange(20) % 2,
             {},
             "net: got outputs without a gradient",
+        ),
+        (
+            nn.Sequential(nn.Linear(3, 2), nn.ReLU(), Doubled(), nn.Linear(2, 2)),
+            torch.arange(20) % 2,
+            {},
+            "net: Sequential cannot be differentiated: one of the variables needed",
         ),
         (
             nn.Linear(3, 2).requires_grad_(False).apply(lambda m: m.weight.fill_(math.nan)),
@@ -373,8 +408,8 @@ def test_messages_say_what_came_and_what_to_do():
 def test_a_network_whose_layers_take_no_adapter_says_why():
     x, grouped = normal(8, 2, 3), [nn.Conv1d(2, 2, 1, groups=2) for _ in range(2)]
     for net, which in (
-        (nn.Sequential(grouped[0]), "one linear or convolutional layer, which takes no adapter"),
-        (nn.Sequential(*grouped), "2 linear or convolutional layers, none of which takes an adapter"),
+        (nn.Sequential(grouped[0]), "one layer, which takes no adapter"),
+        (nn.Sequential(*grouped), "2 layers, none of which takes an adapter"),
     ):
         with pytest.raises(ValueError, match=rf"^net: got Sequential with {which} \(0: a convolution with groups, "):
             bnrank.lora_ranks(net, x, x, budget=100, steps=4)

@@ -183,3 +183,19 @@ def test_pages_replace_none_of_the_files_that_are_read(own, command):
     done = command("profile", "model.safetensors", "data.npz", "--out", "data.npz")
     assert (done.code, "--out: got 'data.npz', which is read" in done.error) == (2, True)
     assert (own / "data.npz").read_bytes() == before
+
+
+def test_options_of_a_table_that_is_not_read_are_refused(own, command):
+    for verb, source in (("profile", "DATA"), ("compare", "--x")):
+        given = ["model.safetensors"] * (1 + (verb == "compare"))
+        for option, value in (("--targets", "a"), ("--decimal", ","), ("--drop-missing", True)):
+            done = command(verb, *given, option, *([] if value is True else [value]))
+            expected = f"{option}: got {value!r} without {source}, expected it with {source}"
+            assert (done.code, expected in done.error) == (2, True)
+        assert not command(verb, *given).code
+
+
+def test_advice_on_integers_is_for_files(own, command):
+    np.savez(own / "whole.npz", x=np.arange(240).reshape(40, 6) % 7)
+    done = command("compress", "net.py:build", "whole.npz")
+    assert (done.code, done.error.rstrip().endswith("; store it as floating-point numbers")) == (2, True)

@@ -238,3 +238,31 @@ def test_errors_of_find_name_the_argument():
         net.weights[0][0, 0] = float("nan")
     with pytest.raises(ValueError, match=r"layers\.0\.weight"):
         bnrank.bottleneck(net, X)
+
+
+class Cell(nn.Module):
+    """One output layer, after a cell whose eight weights act once per time step."""
+
+    def __init__(self):
+        super().__init__()
+        self.cell, self.out = nn.LSTMCell(5, 8), nn.Linear(8, 2)
+        nn.init.orthogonal_(self.out.weight)
+
+    def forward(self, x):
+        state = None
+        for step in x.unbind(1):
+            state = self.cell(step, state)
+        return self.out(state[0])
+
+
+def test_a_single_layer_in_order_is_no_evidence_in_a_network_of_several_weights():
+    net, x = Cell(), torch.randn(60, 3, 5)
+    reason = "the longest run of layers with the same clear gap has 1 layer, expected 2"
+    ds = bnrank.profile(net, x, what=("weights",))
+    assert ds.sizes["layer"] == 9
+    assert ds.attrs["bottleneck_reason"] == reason
+    assert "bottleneck_rank" not in ds.attrs
+    found = bottlenecks.bottleneck(net, x)
+    assert (found.rank, found.bottleneck.reason) == (None, reason)
+    assert bottlenecks.bottleneck(net, x, min_layers=1).rank == 2
+    assert bottlenecks.bottleneck(net.out, torch.randn(60, 8)).rank == 2  # it is the whole network

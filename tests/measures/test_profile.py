@@ -5,6 +5,7 @@ import pytest
 import torch
 import xarray as xr
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import bnrank
 import helpers
@@ -157,6 +158,111 @@ def test_integers_as_input():
     assert np.isnan(ds.jacobian_singular_values).all()
     assert np.isfinite(ds.ntk_trace).all()
     assert any("x has integers" in line for line in describe(ds))
+
+
+def test_class_indices_at_every_position():
+    """Outputs (N, T, C) are T distributions, and not one over T x C classes."""
+    net, tokens = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 4)), torch.arange(30).reshape(10, 3) % 5
+    y = tokens.flip(1) % 4
+    expected = nn.functional.cross_entropy(net(tokens).flatten(0, 1), y.flatten())
+    assert float(profile(net, tokens, y, what="weights", chunk_size=4).cost) == pytest.approx(float(expected), rel=1e-5)
+    for wrong in (y[:, 0], y[:, :2]):
+        with pytest.raises(ValueError, match=r"y: got shape .*, expected class indices of shape \(10, 3\) for outputs"):
+            profile(net, tokens, wrong)
+    with pytest.raises(ValueError, match="y: got class indices from 0 to 4, expected class indices from 0 to 3"):
+        profile(net, tokens, tokens)
+    image, x, y = nn.Conv2d(2, 3, 2), normal(9, 2, 2, 2), torch.arange(9) % 3  # (N, C, 1, 1)
+    expected = nn.functional.cross_entropy(image(x).flatten(1), y)
+    assert float(profile(image, x, y, what="weights").cost) == pytest.approx(float(expected), rel=1e-5)
+
+
+class Pair(nn.Module):
+    """Two layers with a forward that is given."""
+
+    def __init__(self, forward):
+        super().__init__()
+        self.a, self.b, self.run = nn.Linear(5, 8), nn.Linear(8, 3), forward
+
+    def forward(self, x):
+        return self.run(self, x)
+
+
+def checkpointed(reentrant):
+    return Pair(lambda own, x: own.b(checkpoint(lambda z: own.a(z).relu(), x, use_reentrant=reentrant)))
+
+
+@pytest.mark.parametrize(
+    ("net", "reason"),
+    [
+        (Pair(lambda own, x: own.b(own.a(x).relu_().mul_(2))), "modified by an inplace operation"),
+        (checkpointed(False), "torch.utils.checkpoint runs parts of its forward again"),
+        (checkpointed(True), "torch.utils.checkpoint runs parts of its forward again"),
+    ],
+    ids=["in place", "checkpoint", "reentrant checkpoint"],
+)
+def test_a_backward_pass_that_fails_is_skipped_with_the_reason(net, reason):
+    ds = profile(net, normal(60, 5))
+    assert np.isnan(ds.jacobian_singular_values).all()
+    assert np.isnan(ds.ntk_trace).all()
+    assert np.isfinite(ds.stable_rank).all()
+    assert np.isfinite(ds.dimension_95).all()
+    assert [reason in line for line in describe(ds)] == [True, True]
+    for measure in (ntk.trace, ntk.gram, lambda *given: Jacobian(*given).matrices):
+        with pytest.raises(ValueError, match=f"net: Pair cannot be differentiated: .*{reason}"):
+            measure(net, normal(20, 5))
+    only = bnrank.check(net, normal(20, 5), normal(20, 3), only=["T5", "T47"])
+    assert {verdict.status for verdict in only} == {"not applicable"}
+
+
+class Experts(nn.Module):
+    """Two experts: one for samples whose first entry is positive, and one for the others."""
+
+    def __init__(self):
+        super().__init__()
+        self.experts, self.head = nn.ModuleList(nn.Linear(5, 4) for _ in range(2)), nn.Linear(4, 2)
+
+    def forward(self, x):
+        out, first = x.new_zeros(len(x), 4), x[:, 0] > 0
+        for rows, expert in zip((first, ~first), self.experts, strict=True):
+            if rows.any():
+                out[rows] = expert(x[rows])
+        return self.head(out.relu())
+
+
+@pytest.mark.parametrize("chunk", [16, 4096])
+def test_layers_that_only_some_samples_reach_are_left_out_wherever_they_show(chunk):
+    """The first samples, with which the network is read, go to one expert; others tell that not all do."""
+    x = normal(60, 5)
+    x[:20, 0] = x[:20, 0].abs()
+    ds = profile(Experts(), x, chunk_size=chunk)
+    assert list(ds.layer_name.values) == ["head", "experts.0", "experts.1"]
+    assert np.isfinite(ds.weight_singular_values[:, :2]).all()
+    assert np.isfinite(ds.dimension_95.values).tolist() == [True, False, False]
+    assert np.isnan(ds.activation_singular_values[1:]).all()
+    notes = dict(zip(ds.note_name.values, ds.note_note.values, strict=True))
+    assert notes["experts.0"].startswith("only its weight is measured: no value for each sample, in a block of")
+    assert notes["experts.1"].startswith("only its weight is measured: never called on the example x")
+
+
+def test_a_forward_without_gradients_has_no_ntk():
+    ds = profile(Pair(torch.no_grad()(lambda own, x: own.b(own.a(x).relu()))), normal(20, 5))
+    assert np.isnan(ds.ntk_trace).all()
+    assert any("ntk_trace: net: the output of Pair does not depend on its parameters" in s for s in describe(ds))
+
+
+def test_a_forward_that_draws_noise_in_eval_mode_is_named():
+    def noisy(own, x):
+        return own.b((own.a(x) + 0.1 * torch.randn(len(x), 8, dtype=x.dtype)).relu())
+
+    net = Pair(noisy)
+    state = torch.get_rng_state()
+    lines = describe(profile(net, normal(60, 5)))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert any("jacobian_singular_values: net: the output of Pair is random, in eval mode, too" in s for s in lines)
+    assert sum("activations contain the noise of one draw per pass" in line for line in lines) == 1
+    for quiet in (nn.Dropout(), nn.BatchNorm1d(5, track_running_stats=False)):
+        lines = describe(profile(nn.Sequential(quiet, nn.Linear(5, 3)), normal(60, 5)))
+        assert not any("random" in line for line in lines)
 
 
 @pytest.mark.parametrize(

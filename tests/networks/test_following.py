@@ -286,3 +286,40 @@ def test_networks_without_detached_values_run_as_often_as_before():
     net.register_forward_hook(lambda *given: runs.append(1))
     read(net, normal(4, 3, 6, 6))
     assert len(runs) == 3  # two samples, three, and with gradients
+
+
+class Tied(nn.Module):
+    """A head with the weight of an embedding."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.body, self.head = nn.Embedding(50, 16), nn.Linear(16, 16), nn.Linear(16, 50, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens):
+        return self.head(self.body(self.embed(tokens)).relu())
+
+
+class Repeated(nn.Module):
+    """A layer of another width that is called twice, between two others, or beside them."""
+
+    def __init__(self, between):
+        super().__init__()
+        self.first, self.wide, self.last = nn.Linear(6, 4), nn.Linear(4, 9), nn.Linear(9, 2)
+        self.between = between
+
+    def forward(self, x):
+        hidden = self.first(x).relu()
+        wide = self.wide(hidden) + self.wide(hidden.tanh())
+        return self.last(wide if self.between else torch.cat([hidden, hidden, hidden[:, :1]], 1))
+
+
+def test_what_an_unobserved_layer_makes_of_an_output_is_not_its_own():
+    net, tokens = Tied(), torch.arange(60).reshape(20, 3) % 50
+    ds = bnrank.profile(net, tokens, what=("weights", "activations"))
+    assert ds.layer_name.values.tolist() == ["body", "embed"]
+    assert ds.units.values[0] == 16
+    (found,) = capture(net, tokens)
+    assert torch.equal(found.activations[0], found.preactivations[0])
+    assert [layer.apart for layer in read(Repeated(True), normal(20, 6)).layers] == [True, False]
+    assert [layer.apart for layer in read(Repeated(False), normal(20, 6)).layers] == [False, False]

@@ -267,8 +267,14 @@ class InInferenceMode(nn.Module):
 
 
 class Ends(nn.Module):
+    """Fails with a text."""
+
+    def __init__(self, text="The dtypes differ."):
+        super().__init__()
+        self.text = text
+
     def forward(self, x):
-        raise RuntimeError("It ends.")
+        raise RuntimeError(self.text)
 
 
 def test_a_forward_in_inference_mode_is_refused_with_what_to_do():
@@ -279,5 +285,49 @@ def test_a_forward_in_inference_mode_is_refused_with_what_to_do():
 
 
 def test_a_reason_that_ends_in_a_period_gets_no_second_one():
-    with pytest.raises(ValueError, match=r"It ends\. If its forward holds"):
+    with pytest.raises(ValueError, match=r"The dtypes differ\. If its forward holds"):
         Functional(Ends())(normal(2, 4))
+
+
+def test_advice_on_precision_is_for_errors_about_it_and_shapes_are_of_any_number_of_samples():
+    with pytest.raises(ValueError, match=r"^net: Ends failed on x of shape \(N, 4\) in torch.float64: It ends$"):
+        bnrank.profile(Ends("It ends."), normal(60, 4))
+
+
+def test_a_module_without_forward_is_refused():
+    with pytest.raises(ValueError, match=r"^net: ModuleList has no forward, expected a module that runs on x$"):
+        bnrank.profile(nn.ModuleList([nn.Linear(4, 2)]), normal(60, 4))
+
+
+class Force(nn.Module):
+    """The gradient of an energy in x, with gradients turned on for it or not."""
+
+    def __init__(self, enabled):
+        super().__init__()
+        self.energy, self.enabled = bnrank.MLP([4, 8, 1], seed=0), enabled
+
+    def forward(self, x):
+        with torch.set_grad_enabled(self.enabled or torch.is_grad_enabled()):
+            x.requires_grad_()
+            return torch.autograd.grad(self.energy(x).sum(), x, create_graph=True)[0]
+
+
+def test_a_forward_that_needs_gradients_is_told_how_to_get_them():
+    assert bnrank.profile(Force(True), normal(20, 4)).sizes["layer"] == 2
+    with pytest.raises(ValueError, match=r"^net: Force takes gradients in its forward, .*torch.enable_grad\(\)"):
+        bnrank.profile(Force(False), normal(20, 4))
+
+
+@pytest.mark.parametrize(
+    ("last", "what"),
+    [(lambda out: out.argmax(1), "integers of dtype torch.int64"), (lambda out: out > 0, "truth values")],
+)
+def test_outputs_that_are_no_real_numbers_are_refused(last, what):
+    class Decided(nn.Sequential):
+        def forward(self, x):
+            return last(super().forward(x))
+
+    net, x = Decided(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), normal(20, 3)
+    for call, name in ((lambda: bnrank.profile(net, x), "net"), (lambda: bnrank.compare(net, net, x), "a")):
+        with pytest.raises(ValueError, match=f"^{name}: Decided returns {what}.*, expected floating-point numbers"):
+            call()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -71,6 +71,12 @@ class TableColumns:
         """Return the columns of a file or a built-in task."""
         with self._naming(data):
             return bnrank.tasks.read_table(data, **self._arguments, **options)
+
+    def expect_unset(self, source: str) -> None:
+        """Refuse options where there is no file that they are about, by the name of its argument."""
+        for field in fields(self):
+            value = getattr(self, field.name)
+            validation.expect(value == field.default, field.name, f"{value!r} without {source}", f"it with {source}")
 
     def _naming(self, data: str) -> contextlib.AbstractContextManager[None]:
         name = Path(data).name  # errors in the contents of a file begin with its name

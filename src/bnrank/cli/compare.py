@@ -52,6 +52,8 @@ def compare_command(
     """
     if out is not None:
         page_path(out, a, b)
+    if x is None:
+        columns.expect_unset("--x")
     if b is None:
         validation.expect(x is None, "x", f"{x!r} without B", "it with A and B")
         validation.expect(code is None, "code", f"{code!r} without B", "it with A and B")

@@ -25,7 +25,14 @@ def naming(names: Mapping[str, str]) -> Iterator[None]:
     try:
         yield
     except (ValueError, TypeError) as error:
-        raise ValueError(renamed(str(error), names)) from error
+        raise ValueError(_in_files(renamed(str(error), names))) from error
+
+
+def _in_files(message: str) -> str:
+    """Return an error's message with advice on files where it is on arrays of Python."""
+    for method, kind in (("float", "floating-point numbers"), ("long", "integers")):
+        message = message.replace(f"convert it with .{method}()", f"store it as {kind}")
+    return message
 
 
 def renamed(message: str, names: Mapping[str, str]) -> str:

@@ -72,6 +72,8 @@ def profile_command(
     weights needs neither code nor data: [bold]bnrank profile model.safetensors[/].
     """
     page_path(out, model, data, files.weights)
+    if data is None:
+        columns.expect_unset("DATA")
     net: object = model
     if data is not None or not is_weight_file(model, files):
         net, _ = files.read(model)

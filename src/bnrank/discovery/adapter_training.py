@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bnrank._core import devices, validation
+from bnrank.measures.products import differentiating
 from bnrank.networks.inputs import Inputs, Samples, columns, main_output
 from bnrank.training.objectives import LOSSES
 
@@ -75,7 +76,8 @@ class Problem:
                     out.requires_grad, "net", "outputs without a gradient", "a forward of PyTorch operations only"
                 )
                 self._check(out, y)
-                self._drawn(out, y, generator).backward()
+                with differentiating(self.net):
+                    self._drawn(out, y, generator).backward()
         for hook in hooks:
             hook.remove()
         used = [name for name in self.layers if name in outputs and outputs[name].any() and inputs[name].any()]

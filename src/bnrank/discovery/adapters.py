@@ -15,6 +15,7 @@ from bnrank._core import validation
 from bnrank.discovery.adapter_training import CONVOLUTIONS, IGNORED, PENALTY, RATES, Problem
 from bnrank.networks.functional import check_finite, copied, example, unwrap
 from bnrank.networks.inputs import Samples
+from bnrank.networks.reading import weight_holders
 from bnrank.tasks.losses import LOSSES
 
 MULTIPLE = 4  # rank of the adapters that are trained, in uniform ranks
@@ -124,9 +125,10 @@ def lora_ranks(
     Gradient and curvature: Martens and Grosse 2015, "Optimizing neural networks with Kronecker-factored approximate
     curvature". A convolution without groups is the linear map of its flattened kernel, as in peft; A and S are those of
     its patches and positions. With a function as ``loss``, S is that of the squared error. Skipped, with the reason in
-    ``skipped``: convolutions with groups, subclasses of Linear (such as the projection in ``nn.MultiheadAttention``),
-    layers whose weights are shared with another module or computed, and layers that the loss does not depend on at the
-    given weights.
+    ``skipped``: convolutions with groups, subclasses of Linear (such as the projection in
+    ``nn.MultiheadAttention``), other modules with matrices (embeddings, recurrent layers, transposed convolutions),
+    layers whose weights are shared with another module or computed, and layers that the loss does not depend on at
+    the given weights.
 
     Examples
     --------
@@ -248,8 +250,7 @@ def _without_layers(net: nn.Module, skipped: dict[str, str]) -> str:
     if not skipped:
         return f"{kind} without linear or convolutional layers"
     name, why = next(iter(skipped.items()))
-    what = "linear or convolutional layer"
-    one, more = f"one {what}, which takes no", f"{len(skipped)} {what}s, none of which takes an"
+    one, more = "one layer, which takes no", f"{len(skipped)} layers, none of which takes an"
     return f"{kind} with {one if len(skipped) == 1 else more} adapter ({name or 'the module'}: {why})"
 
 
@@ -261,8 +262,12 @@ def _layers(net: nn.Module) -> tuple[dict[str, Any], dict[str, str]]:
             users[id(parameter)] = users.get(id(parameter), 0) + 1
     layers: dict[str, Any] = {}
     skipped: dict[str, str] = {}
+    holders = weight_holders(net)
     for name, module in net.named_modules():
         if not isinstance(module, (nn.Linear, *CONVOLUTIONS)):
+            if module in holders or isinstance(module, nn.Bilinear):
+                reason = "which is neither a Linear nor a convolution in one or two dimensions"
+                skipped[name] = f"a {type(module).__name__}, {reason}"
             continue
         weight = module.weight
         if "weight" not in module._parameters:

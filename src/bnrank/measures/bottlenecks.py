@@ -107,7 +107,40 @@ def detect(
     (2, 2, 3, 50)
     """
     atol, near_one, min_layers = _validate_tolerances(atol, near_one, min_layers)
-    rows = _rows(values)
+    return _longest(_rows(values), atol, near_one, min_layers, 0)
+
+
+def of_reading(
+    reading: Reading,
+    values: Mapping[str, Tensor],
+    *,
+    atol: float = 0.1,
+    near_one: tuple[float, float] = (0.5, 2.0),
+    min_layers: int = 2,
+) -> Bottleneck:
+    """Return the bottleneck among the layers that were read in order, or all weights where none was, see `detect`.
+
+    The other weights belong to the depth: a single layer in order is no evidence beside them.
+
+    Parameters
+    ----------
+    reading : Reading
+        The layers.
+    values : mapping
+        Singular values by the name of a layer; one without them is not clear.
+    atol, near_one, min_layers
+        As in :func:`detect`.
+    """
+    atol, near_one, min_layers = _validate_tolerances(atol, near_one, min_layers)
+    counted = reading.layers or reading.weights
+    rows = _rows([values.get(layer.name, torch.zeros(0)) for layer in counted])
+    return _longest(rows, atol, near_one, min_layers, len(reading.weights) - len(counted))
+
+
+def _longest(
+    rows: list[np.ndarray], atol: float, near_one: tuple[float, float], min_layers: int, others: int
+) -> Bottleneck:
+    """Return the longest run of clear layers in a network that has some others besides, of unknown place."""
     counts = tuple(int((row > atol).sum()) for row in rows)
     settings = counts, atol, near_one, min_layers
     low, high = near_one
@@ -118,7 +151,7 @@ def detect(
         return Bottleneck(None, None, None, None, (), *settings, "no layer has a clear gap")
     run = min(runs, key=lambda run: (-len(run), counts[run[0]], run[0]))
     first, length, rank = run[0], len(run), counts[run[0]]
-    shortest = min(min_layers, len(rows))
+    shortest = min(min_layers, len(rows) + others)
     if length < shortest:
         plural = "" if length == 1 else "s"
         reason = f"the longest run of layers with the same clear gap has {length} layer{plural}, expected {shortest}"
@@ -344,7 +377,7 @@ def bottleneck(
         d_out = Functional(net, dtype)(samples[:2])[0].numel()
     weights = spectra.weight_singular_values(net, reading=reading)
     rows = [weights.get(layer.name, torch.zeros(0)) for layer in reading.weights]
-    found = detect(rows[: len(reading.layers)] or rows, atol=atol, near_one=near_one, min_layers=min_layers)
+    found = of_reading(reading, weights, atol=atol, near_one=near_one, min_layers=min_layers)
     before = after = spectra.Spectra({})
     ratios: dict[str, float] = {}
     if reading.layers or not reading.unobserved:  # else there are weights only

@@ -15,7 +15,7 @@ from bnrank._core.validation import Data
 from bnrank.measures import kinks, ntk
 from bnrank.measures.backward import Layers, sweep
 from bnrank.measures.kinks import KinkWarning, Watch
-from bnrank.measures.products import check_samplewise
+from bnrank.measures.products import check_samplewise, differentiating
 from bnrank.networks.chain import as_mlp
 from bnrank.networks.functional import Functional, check_finite, example, is_plain_mlp, unwrap
 
@@ -343,10 +343,11 @@ class Jacobian(Printed):
                 columns, ones = out.unbind(1), torch.ones_like(out[:, 0])
             if not out.requires_grad:
                 raise ValueError(f"net: the output of {type(function.module).__name__} cannot be differentiated in x")
-            rows = [
-                torch.autograd.grad(column, part, ones, retain_graph=True, materialize_grads=True)[0].flatten(1)
-                for column in columns
-            ]
+            with differentiating(function.module):
+                rows = [
+                    torch.autograd.grad(column, part, ones, retain_graph=True, materialize_grads=True)[0].flatten(1)
+                    for column in columns
+                ]
             matrix = torch.stack(rows, 1)
             yield matrix if basis is None else matrix @ basis
 

@@ -18,10 +18,10 @@ from bnrank.measures.choices import PATCHES, Choice
 from bnrank.measures.layerwise import LayerUse, Uses, few_samples
 from bnrank.measures.nonlinearity import Ratio
 from bnrank.measures.samplewise import SampleMeasures
-from bnrank.networks.capturing import capture
+from bnrank.networks.capturing import UnobservedError, capture
 from bnrank.networks.inputs import Samples
-from bnrank.networks.reading import Layer, Reading
-from bnrank.networks.reasons import Skipped
+from bnrank.networks.reading import Layer, Reading, read_except
+from bnrank.networks.reasons import Skipped, only_weight
 from bnrank.networks.tensor_matrices import pieces
 from bnrank.networks.tensors import entry
 
@@ -91,13 +91,16 @@ def measure(net: nn.Module, x: Samples, choice: Choice, reading: Reading, d_out:
     with bar(settings.progress, "weights", 3, counted=False) as tell:
         weights, kernels = _weights(choice, reading, deadline)
         tell(1, "activations")
-        acting = _activations(net, x, choice, reading, settings)
+        acting, reading, unobserved = _observed(net, x, choice, reading, settings)
         tell(2, "Jacobians and the NTK")
         numbers = settings.samples
         parts, left = choice.of_samples(net, len(numbers), d_out)
         rows = x[numbers.to(x.device)]
         heap.give_back()
         samples = SampleMeasures(net, rows, d_out, settings.dtype, numbers.numpy(), parts, deadline)
+    for name, reason in unobserved.items():
+        if name in weights:
+            weights.notes[name] = "; ".join(filter(None, [weights.notes.get(name), only_weight(reason)]))
     values = {**weights, **kernels}
     layers = tuple(_measured(layer, weights, kernels, settings.atol, acting) for layer in reading.weights)
     reasons = [*acting.reasons, *([left] if left else [])]
@@ -129,6 +132,19 @@ class _Acting:
     ratios: Mapping[str, float] = field(default_factory=dict)
     used: Mapping[str, LayerUse] = field(default_factory=dict)
     reasons: Sequence[str] = ()
+
+
+def _observed(
+    net: nn.Module, x: Samples, choice: Choice, reading: Reading, settings: Settings
+) -> tuple[_Acting, Reading, dict[str, str]]:
+    """Measure activations, of the layers that every sample passes; return also the reading, and why others are left."""
+    reasons: dict[str, str] = {}
+    while True:
+        try:
+            return _activations(net, x, choice, reading, settings), reading, reasons
+        except UnobservedError as error:
+            reasons |= error.reasons
+            reading = read_except(net, x, reasons)
 
 
 def _activations(net: nn.Module, x: Samples, choice: Choice, reading: Reading, settings: Settings) -> _Acting:
@@ -199,8 +215,7 @@ def _bottleneck(
     counted = reading.layers or reading.weights
     missing = [layer.name for layer in counted if layer.name not in values]
     late = settings.deadline.over() and bool(missing)
-    rows = [values.get(layer.name, torch.zeros(0)) for layer in counted]
-    found = bottlenecks.detect([torch.zeros(0)] * len(rows) if late else rows, atol=settings.atol)
+    found = bottlenecks.of_reading(reading, {} if late else values, atol=settings.atol)
     if "weights" not in choice:
         return replace(found, reason="the weights were not measured")
     return replace(found, reason=f"weights {settings.deadline.missed}: {', '.join(missing)}") if late else found

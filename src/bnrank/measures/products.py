@@ -1,12 +1,13 @@
 """The parameter Jacobian df/dtheta: matrix-free products, and its rows if they fit in memory."""
 
 import contextlib
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bnrank._core import validation
@@ -39,11 +40,20 @@ class Products:
         self.names = list(named)
         self.parameters = [p.requires_grad_(True) for p in named.values()]
         self.count = sum(p.numel() for p in self.parameters)
-        with torch.no_grad():
-            self.d_out = function(x[:1]).numel()
+        self.d_out = self._tried()
         validation.expect(self.d_out, "net", "a network without outputs", "at least one output")
         self.parts = x.split(chunk_size or max(1, CHUNK_ENTRIES // (64 * max(self.d_out, x[0].numel()))))
         self.held: list[tuple[Tensor, Tensor, tuple[Tensor, ...]]] = []  # the graph of a single block
+
+    def _tried(self) -> int:
+        """Return d_out after a backward pass at one sample, whose errors products of functorch turn into zeros."""
+        first = self.x[:1].detach().clone()
+        first.requires_grad_(first.is_floating_point())  # for the parts that are checkpointed
+        leaves = [*self.parameters, *([first] if first.requires_grad else [])]
+        (out,) = _outputs(self.function, [first])
+        with differentiating(self.function.module):
+            torch.autograd.grad(out, leaves, torch.ones_like(out), allow_unused=True)
+        return out.numel()
 
     def backward(self, u: Tensor) -> Tensor:
         """Return J^T u, (P,), for u of shape (N d_out,)."""
@@ -51,7 +61,10 @@ class Products:
         pieces = u.split([len(part) * self.d_out for part in self.parts])
         outputs = [out for out, _, _ in self.held] or _outputs(self.function, self.parts)
         for out, g in zip(outputs, pieces, strict=True):
-            found = torch.autograd.grad(out, self.parameters, g, retain_graph=bool(self.held), materialize_grads=True)
+            with differentiating(self.function.module):
+                found = torch.autograd.grad(
+                    out, self.parameters, g, retain_graph=bool(self.held), materialize_grads=True
+                )
             total += torch.cat([f.flatten() for f in found])
         return total
 
@@ -82,11 +95,12 @@ class Products:
             try:
                 yield self._vectorized(piece)
             except (RuntimeError, ValueError):  # an operation without a batching rule: row by row
-                rows = [
-                    torch.autograd.grad(out, self.parameters, direction, retain_graph=True, materialize_grads=True)
-                    for out in _outputs(self.function, piece.split(1))
-                    for direction in directions
-                ]
+                with differentiating(self.function.module):
+                    rows = [
+                        torch.autograd.grad(out, self.parameters, direction, retain_graph=True, materialize_grads=True)
+                        for out in _outputs(self.function, piece.split(1))
+                        for direction in directions
+                    ]
                 flat = torch.stack([torch.cat([g.flatten() for g in row]) for row in rows])
                 yield flat.unflatten(0, (len(piece), self.d_out))
 
@@ -114,7 +128,9 @@ class Products:
                 )
                 return
         for direction in directions:
-            yield from torch.autograd.grad(out, self.parameters, direction, retain_graph=True, materialize_grads=True)
+            with differentiating(self.function.module):
+                found = torch.autograd.grad(out, self.parameters, direction, retain_graph=True, materialize_grads=True)
+            yield from found
 
     def _vectorized(self, x: Tensor) -> Tensor:
         def output(parameters: dict[str, Tensor], sample: Tensor) -> Tensor:
@@ -135,6 +151,24 @@ def _outputs(function: Functional, parts: Iterable[Tensor]) -> Iterator[Tensor]:
         yield out
 
 
+@contextmanager
+def differentiating(net: nn.Module) -> Iterator[None]:
+    """Raise ValueError, with the reason, where a backward pass through a module fails."""
+    try:
+        yield
+    except (ValueError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        raise ValueError(f"net: {type(net).__name__} cannot be differentiated: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    """Return why a backward pass failed."""
+    if any(frame.filename.endswith("checkpoint.py") for frame in traceback.extract_tb(error.__traceback__)):
+        return "torch.utils.checkpoint runs parts of its forward again, with other parameters; turn it off"
+    return str(error).partition(" Hint:")[0].removesuffix(".") or type(error).__name__
+
+
 def transposed(found: tuple[Tensor, ...], u: Tensor, directions: list[Tensor], keep: bool = False) -> Tensor:
     """Return the gradient with respect to u of sum <found, directions>, for ``found`` linear in u."""
     pairs = [(f, d) for f, d in zip(found, directions, strict=True) if f.requires_grad]
@@ -152,7 +186,7 @@ def twice(function: Functional) -> Iterator[None]:
         with sdpa_kernel(SDPBackend.MATH):
             yield
     except RuntimeError as error:
-        raise _once_only(function, str(error)) from error
+        raise _once_only(function, _reason(error)) from error
 
 
 def check_connected(function: Functional, tensors: Iterable[Tensor]) -> None:
@@ -213,6 +247,11 @@ def check_samplewise(function: Functional, x: Tensor) -> int:
     scale = float(together.abs().max()) + float(alone.abs().max())
     tolerance = 1e-6 if function.dtype == torch.float64 else 1e-3
     if together.shape != alone.shape or float((together - alone).abs().max()) > tolerance * scale:
+        if function.is_random(x[:1]):
+            raise ValueError(
+                f"net: the output of {type(function.module).__name__} is random, in eval mode, too, expected a "
+                "function of the sample"
+            )
         raise ValueError(
             f"net: the output of {type(function.module).__name__} for one sample depends on the others in its "
             "batch, expected a function of one sample (batch normalization without running statistics?)"

@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 
 __all__ = ["describe", "profile"]
 
+RANDOM = {
+    "name": "output",
+    "note": "random, in eval mode, too: activations contain the noise of one draw per pass",
+}
 METHOD = "qr"  # how spectra are combined over blocks of samples
 
 _LONG_NAMES = {
@@ -87,7 +91,7 @@ def profile(
         Without samples only the weights are measured, see Notes.
     y : Tensor or ndarray, optional
         (N, d_out), or (N,) for one output, for the mean squared error (1/N) sum_i ||f(x_i) - y_i||^2; or class
-        indices, integers (N,), for the mean cross-entropy: adds the variable ``cost``.
+        indices, integers (N,), or (N, T) for outputs (N, T, C), for the mean cross-entropy: adds the variable ``cost``.
     what : sequence of str, optional
         From "weights", "activations", "jacobian", "ntk" and "operators". Default: the first four, without what is
         expensive: spectra of whole activations, Jacobians and the NTK are left out beyond a number of operations, and
@@ -192,11 +196,10 @@ def profile(
         dtype=dtype,
     )
     reading = read(net, x)
-    with torch.no_grad():
-        d_out = Functional(net, dtype)(x[:2])[0].numel()  # no copy of the weights is kept
-    target = None if y is None else _target(y, len(x), d_out)
+    shape, is_random = _tried(Functional(net, dtype), x[:2])  # no copy of the weights is kept
+    target = None if y is None else _target(y, len(x), shape)
     check_finite(net)
-    found = measure(net, x, choice, reading, d_out, settings)
+    found = measure(net, x, choice, reading, math.prod(shape), settings)
     lengths = found.lengths
     length = min(max(lengths), settings.max_values)
     variables = _variables(found, settings.weight_rtol, length)
@@ -219,8 +222,14 @@ def profile(
     }
     dataset = xr.Dataset(variables, coords, about | _attrs(found, settings))
     dataset = remarks.attach(dataset, "skipped", [*map(vars, found.skipped), *found.samples.skipped])
-    dataset = remarks.attach(dataset, "note", found.notes)
-    return _described(with_frequencies(dataset, reading, found.bottleneck))
+    dataset = remarks.attach(dataset, "note", [*found.notes, *([RANDOM] if is_random else [])])
+    return _described(with_frequencies(dataset, found.reading, found.bottleneck))
+
+
+def _tried(function: Functional, x: Samples) -> tuple[tuple[int, ...], bool]:
+    """Return the shape of the output for one sample, and whether the output is random."""
+    with torch.no_grad():
+        return tuple(function(x).shape[1:]), function.is_random(x)
 
 
 def _variables(found: Found, weight_rtol: float, length: int) -> dict[str, Any]:
@@ -334,7 +343,9 @@ def _squared_norm(layer: Layer) -> float:
     return sum(float(torch.linalg.vector_norm(p, dtype=torch.float64)) ** 2 for p in given)
 
 
-def _target(y: Data, n: int, d_out: int) -> Tensor:
+def _target(y: Data, n: int, shape: tuple[int, ...]) -> Tensor:
+    """Return targets of n outputs of a shape: real numbers, (n, d_out), or class indices, one for each distribution."""
+    d_out = math.prod(shape)
     try:
         if not isinstance(y, Tensor | list | tuple):
             y = validation.from_array(np.asanyarray(y), "y")
@@ -350,7 +361,11 @@ def _target(y: Data, n: int, d_out: int) -> Tensor:
         got = f"{y.shape[1]} outputs per sample"
         validation.expect(y.shape[1] == d_out, "y", got, f"{d_out} as in the network's output")
     else:
-        y = validation.classes(y, "y", d_out)
+        places = () if d_out == max(shape) else shape[:-1]  # (N, C, 1, 1) has one distribution
+        got, expected = f"shape {tuple(y.shape)}", f"class indices of shape {(n, *places)} for outputs {(n, *shape)}"
+        validation.expect(not places or y.shape[1:] == places, "y", got, expected)
+        y = validation.classes(y.flatten() if places else y, "y", shape[-1] if places else d_out)
+        y = y.reshape(-1, *places)
     validation.expect(y.shape[0] == n, "y", f"{y.shape[0]} samples", f"{n} as in x")
     return y
 
@@ -358,9 +373,11 @@ def _target(y: Data, n: int, d_out: int) -> Tensor:
 def _cost(function: Functional, x: Samples, y: Tensor, chunk_size: int) -> float:
     regression = y.is_floating_point()
     loss, dtype = (nn.functional.mse_loss, torch.float64) if regression else (nn.functional.cross_entropy, torch.int64)
+    total = 0.0
     with torch.no_grad():
-        parts = [
-            float(loss(function(part).flatten(1).double(), target.to(function.device, dtype), reduction="sum"))
-            for part, target in zip(x.split(chunk_size), y.split(chunk_size), strict=True)
-        ]
-    return sum(parts) / len(x)
+        for part, target in zip(x.split(chunk_size), y.split(chunk_size), strict=True):
+            out, target = function(part).flatten(1).double(), target.to(function.device, dtype)
+            if not regression:
+                out, target = out.reshape(target.numel(), -1), target.flatten()
+            total += float(loss(out, target, reduction="sum"))
+    return total / (len(y) if regression else y.numel())

@@ -18,7 +18,7 @@ from bnrank.networks.capturing import Taker, named, stream
 from bnrank.networks.functional import example
 from bnrank.networks.inputs import Example, Samples
 from bnrank.networks.reading import Reading, read_or
-from bnrank.networks.reasons import Skipped
+from bnrank.networks.reasons import Skipped, only_weight
 
 __all__ = ["Accumulator", "Spectra", "activation_singular_values", "conv_singular_values", "effective_rank", "rank"]
 __all__ += ["entropy_rank", "singular_values", "stable_rank", "weight_singular_values"]
@@ -170,7 +170,7 @@ def weight_spectra(
             skipped.append(Skipped.part(layer.name, layer.module, f"weight_singular_values: {note}"))
             continue
         values[layer.name] = found
-        remarks = [note, f"only its weight is measured: {layer.reason}" if layer.reason else ""]
+        remarks = [note, only_weight(layer.reason) if layer.reason else ""]
         if any(remarks):
             notes[layer.name] = "; ".join(filter(None, remarks))
     values = {layer.name: values[layer.name] for layer in weights if layer.name in values}
@@ -192,8 +192,9 @@ def activation_singular_values(
     a_l(X), (N, n_l), has one sample per row and is not centered. In an MLP a_l = sigma(a~_l) and a_L = f(x). In any
     other module a_l is the tensor that enters the next layer read, after anything in between (normalization, pooling, a
     sum), and the module's output for the last one; a~_l is the output of the layer. Where the next layer reads
-    something else, or the module's output does not follow from the last layer, a_l is a~_l. Tensors with more
-    dimensions are flattened to (N, features): an image of C x H x W is one vector, flattened in the module or not.
+    something else, or the module's output does not follow from the last layer, or only by way of a layer without
+    observed values, a_l is a~_l. Tensors with more dimensions are flattened to (N, features): an image of C x H x W is
+    one vector, flattened in the module or not.
 
     Parameters
     ----------

@@ -22,6 +22,20 @@ __all__ = ["Captured", "capture"]
 MAX_BLOCK = 2**18  # entries of the largest tensor of a layer in one block of `stream`: 2 MiB
 
 
+class UnobservedError(ValueError):
+    """Layers without a value for each sample of a block, though they have one on the example that they were read with.
+
+    Attributes
+    ----------
+    reasons : dict
+        Why, by the name of the layer.
+    """
+
+    def __init__(self, layer: Layer, message: str, reason: str) -> None:
+        super().__init__(f"net: layer {layer.name!r} {message}")
+        self.reasons = {layer.name: reason}
+
+
 @dataclass(frozen=True)
 class Captured:
     """Inputs and outputs of the layers for one block of samples.
@@ -39,7 +53,8 @@ class Captured:
     activations : tuple of Tensor
         a_l: the input of the next layer, and the module's output for the last one. For gates of recurrent layers the
         hidden states. For embeddings, projections of attention, and layers whose output the next layer does not read,
-        the layer's own output; so for the last one where the module's output does not follow from it.
+        or reads by way of a layer without observed values, the layer's own output; so for the last one where the
+        module's output does not follow from it, or only by way of such a layer.
     """
 
     rows: slice
@@ -136,7 +151,7 @@ def _captured(function: Functional, x: Samples, reading: Reading, chunk_size: in
             if not seen[part]:
                 raise _never(layer, rows)
             if len(seen[part]) > 1:
-                raise _twice(layer)
+                raise _twice(layer, rows)
             found.append(_samples_first(seen[part][0][number], layer, rows.stop - start))
         inputs, after = tuple(v[0] for v in found), tuple(v[1] for v in found)
         following = (*inputs[1:], out)
@@ -224,21 +239,36 @@ class _Block:
         self.waiting: dict[int, Tensor] = {}  # outputs whose activations are not there yet
         self.early: dict[int, Tensor] = {}  # activations of layers that run later than in the reading
         self.error: Exception | None = None
+        self.unobserved: UnobservedError | None = None  # raised at the end, when it has all of these layers
 
     def note(self, part: nn.Module, values: list[Values | None]) -> None:
         """Pass on the values of one call."""
         try:
             for i, number in self.of_part[part]:
-                if i in self.seen:
-                    raise _twice(self.layers[i])
-                self._take(i, _samples_first(values[number], self.layers[i], self.rows.stop - self.rows.start))
+                found = self._found(i, values[number])
+                if found is not None and self.unobserved is None:
+                    self._take(i, found)
         except Exception as error:
             self.error = error
             raise
 
+    def _found(self, i: int, values: Values | None) -> Values | None:
+        """Return values of a layer with the samples first; None where it has none for each sample, which is noted."""
+        try:
+            if i in self.seen:
+                raise _twice(self.layers[i], self.rows)
+            self.seen.add(i)
+            return _samples_first(values, self.layers[i], self.rows.stop - self.rows.start)
+        except UnobservedError as error:
+            self._miss(error)
+            return None
+
+    def _miss(self, error: UnobservedError) -> None:
+        self.unobserved = self.unobserved or error
+        self.unobserved.reasons = error.reasons | self.unobserved.reasons
+
     def _take(self, i: int, values: Values) -> None:
         before, after, own = values
-        self.seen.add(i)
         for taker in self.takers:
             taker.preactivations(i, after)
         known = own if own is not None else after if self.layers[i].apart else self.early.pop(i, None)
@@ -261,11 +291,13 @@ class _Block:
 
     def end(self, out: Tensor) -> None:
         """Pass on the output of the module, as such and as the activations of the last layer."""
-        for taker in self.takers:
-            taker.output(out)
         for i, layer in enumerate(self.layers):
             if i not in self.seen:
-                raise _never(layer, self.rows)
+                self._miss(_never(layer, self.rows))
+        if self.unobserved is not None:
+            raise self.unobserved
+        for taker in self.takers:
+            taker.output(out)
         last = len(self.layers) - 1
         if last not in self.given:
             self._give(last, out, self.waiting.pop(last, None))
@@ -290,12 +322,18 @@ def named(layers: Sequence[Layer], number: int, which: str) -> str:
     return f"{text}, the input of layer {layers[number + 1].name!r}"
 
 
-def _never(layer: Layer, rows: slice) -> ValueError:
-    return ValueError(f"net: layer {layer.name!r} did not run on samples {rows.start} to {rows.stop - 1} of x")
+def _never(layer: Layer, rows: slice) -> UnobservedError:
+    where = f"on samples {rows.start} to {rows.stop - 1} of x"
+    return UnobservedError(layer, f"did not run {where}", f"not called {where}")
 
 
-def _twice(layer: Layer) -> ValueError:
-    return ValueError(f"net: layer {layer.name!r} runs more than once; read it with an x to skip it")
+def _twice(layer: Layer, rows: slice) -> UnobservedError:
+    reason = f"called more than once on samples {rows.start} to {rows.stop - 1} of x"
+    return UnobservedError(layer, f"runs more than once{_advice(layer)}", reason)
+
+
+def _advice(layer: Layer) -> str:
+    return "; read it with an x to skip it" if layer.input_shape is None else ""
 
 
 def _copies(values: Sequence[Values | None]) -> list[Values | None]:
@@ -314,8 +352,8 @@ def _samples_first(values: Values | None, layer: Layer, count: int) -> Values:
     """Return values with the samples along the first dimension."""
     dim = layer.samples_dim
     if values is None or any(v.ndim <= dim or v.shape[dim] != count for v in values if v is not None):
-        raise ValueError(
-            f"net: layer {layer.name!r} has no value for each of {count} samples; read it with an x to skip it"
-        )
+        shape = "" if values is None else f": its input has shape {tuple(values[0].shape)}"
+        message = f"has no value for each of {count} samples{shape}{_advice(layer)}"
+        raise UnobservedError(layer, message, f"no value for each sample, in a block of {count}{shape}")
     before, after, activation = (v if v is None else v.movedim(dim, 0) for v in values)
     return cast(Values, (before, after, after if values[2] is values[1] else activation))

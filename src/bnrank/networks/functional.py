@@ -93,6 +93,17 @@ class Functional:
             returned = self._run(self.parameters, x)
         return isinstance(returned, Tensor) and returned.ndim > 1
 
+    def is_random(self, x: Samples) -> bool:
+        """Return whether f(x) differs from call to call, as where the forward draws noise in eval mode, too."""
+        with torch.no_grad(), devices.forked(self.device):
+            first = self(x)
+            for device in {torch.device("cpu"), self.device}:
+                torch.rand(1, device=device)  # calls draw the same numbers from the same state
+            again = self(x)
+        largest = float(first.abs().max()) if first.numel() else 0.0
+        rounding = (1e-6 if self.dtype == torch.float64 else 1e-3) * largest
+        return not torch.allclose(first, again, rtol=0.0, atol=rounding, equal_nan=True)
+
     def _main(self, parameters: dict[str, Tensor], x: Samples) -> Tensor:
         """Return the main output, samples first."""
         kind, dim = type(self.module).__name__, x.dim if isinstance(x, Inputs) else 0
@@ -108,6 +119,10 @@ class Functional:
         if not dense:
             what = "complex numbers" if out.is_complex() else "a sparse or nested tensor"
             raise ValueError(f"net: {kind} returns {what}, expected a dense tensor of real numbers")
+        if not out.is_floating_point():
+            what = "truth values" if out.dtype == torch.bool else "integers"
+            expected = "floating-point numbers, such as the scores before argmax; wrap it in a module that returns them"
+            raise ValueError(f"net: {kind} returns {what} of dtype {out.dtype}, expected {expected}")
         if out.ndim == dim == 0 and len(x) == 1:  # squeezed
             out = out.reshape(1)
         if out.ndim <= dim or out.shape[dim] != len(x):
@@ -155,11 +170,20 @@ class Functional:
                 return validation.DtypeError(
                     f"{name}: got {what} of dtype {dtype}, on which {kind} fails, expected {expected}"
                 )
-        return ValueError(
-            f"net: {kind} failed on x of shape {_shapes(x)} in {self.dtype}: "
-            f"{str(error).removesuffix('.')}. If its forward holds tensors of another precision that are neither "
-            "parameters nor buffers, register them as buffers or pass dtype=torch.float32"
-        )
+        if type(self.module).forward is nn.Module.forward and "forward" not in vars(self.module):
+            return ValueError(f"net: {kind} has no forward, expected a module that runs on x")
+        if not torch.is_grad_enabled() and "grad" in str(error):
+            with suppress(Exception), torch.enable_grad():
+                self._returned(parameters, x)
+                where = "which is run without, expected one with torch.enable_grad() around the part that needs them"
+                return ValueError(f"net: {kind} takes gradients in its forward, {where}")
+        text = f"net: {kind} failed on x of shape {_shapes(x)} in {self.dtype}: {str(error).removesuffix('.')}"
+        if "type" in str(error):
+            text += (
+                ". If its forward holds tensors of another precision that are neither parameters nor buffers, register "
+                "them as buffers or pass dtype=torch.float32"
+            )
+        return ValueError(text)
 
     def _cast(self, tensor: Tensor) -> Tensor:
         tensor = tensor.detach()
@@ -350,9 +374,16 @@ def _as_real(x: Samples, dtype: torch.dtype) -> Iterator[tuple[Samples, tuple[st
 
 
 def _shapes(x: Samples) -> str:
-    if isinstance(x, Tensor):
-        return str(tuple(x.shape))
-    return ", ".join(str(tuple(tensor.shape)) for tensor in x.tensors)
+    """Return the shapes of samples, of whatever number: these can be a few of those that a user gave.
+
+    Examples
+    --------
+    >>> _shapes(torch.ones(2, 4)), _shapes(Inputs((torch.ones(5, 2, 4),), {"mask": torch.ones(5, 2)}, dim=1))
+    ('(N, 4)', '(5, N, 4), (5, N)')
+    """
+    tensors, dim = ([x], 0) if isinstance(x, Tensor) else (x.tensors, x.dim)
+    sizes = [["N" if i == dim else str(size) for i, size in enumerate(tensor.shape)] for tensor in tensors]
+    return ", ".join(f"({', '.join(some)}{',' * (len(some) == 1)})" for some in sizes)
 
 
 @contextmanager

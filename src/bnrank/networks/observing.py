@@ -268,6 +268,8 @@ class Run:
     def apart(self, layers: list[Layer]) -> list[Layer]:
         """Return the layers, in order of execution, with whether and how the next one reads what they return."""
         places = {weight.name: (part, i) for part, own in self.holders.items() for i, weight in enumerate(own)}
+        observed = {places[layer.name][0] for layer in layers}
+        others = [part for part, calls in self.calls.items() if calls and part not in observed]
         existing: set[Key] = set()
         made = self._made[::-1]
         found: list[Layer] = []
@@ -282,11 +284,20 @@ class Run:
                 following = self._out[0] if after is None else self._of(*places[after.name])[2][0]
                 reads = following not in existing
             reads &= after is None or self._of(*places[after.name])[1][0].is_floating_point()
+            if reads:
+                end = math.inf if after is None else self.order(places[after.name][0])
+                between = [part for part in others if any(call.order < c.order < end for c in self.calls[part])]
+                reads = not any(self._by_way_of(places[layer.name][0], part, reader) for part in between)
             apart = value[2] is not None or not reads
             layer = replace(layer, apart=apart)
             found.append(layer if apart else self._flattened(layer, places[layer.name][0], reader))
             existing.add(left)
         return found
+
+    def _by_way_of(self, part: nn.Module, other: nn.Module, reader: nn.Module | None) -> bool:
+        """Return whether another module reads what a part returns, and what is read follows from it, or may do so."""
+        follows = self._following.reads
+        return follows(other, part) is not False and follows(reader, other) is not False
 
     def _flattened(self, layer: Layer, part: nn.Module, reader: nn.Module | None) -> Layer:
         """Return a layer with the shape before flattening, and the dimension of its units in what is read."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -114,9 +114,22 @@ def read(net: nn.Module, x: Example | None = None) -> Reading:
     >>> [layer.name for layer in read(nn.MultiheadAttention(4, 2)).layers]
     ['q', 'k', 'v', 'out_proj']
     """
+    return read_except(net, x, {})
+
+
+def read_except(net: nn.Module, x: Example | None, unobserved_for: Mapping[str, str]) -> Reading:
+    """Return what :func:`read` does, with further layers unobserved, by name with the reason, that other samples show.
+
+    Examples
+    --------
+    >>> reading = read_except(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2)), torch.ones(2, 2), {"1": "not called"})
+    >>> [layer.name for layer in reading.layers], reading.unobserved[0].reason
+    (['0'], 'not called')
+    """
     net = unwrap(net)
     reasons.refuse(net)
     holders, names, sharing, skipped = _holders(net)
+    sharing = {**unobserved_for, **sharing}
     run = None if x is None else observing.Run(net, holders, example(net, x, inputs=True))
     found: list[tuple[int, Layer]] = []
     unobserved: list[Layer] = []

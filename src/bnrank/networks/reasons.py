@@ -115,6 +115,11 @@ def of_parameters(part: nn.Module) -> str | None:
     return None
 
 
+def only_weight(reason: str) -> str:
+    """Return a note on a layer whose values are not observed for a reason."""
+    return f"only its weight is measured: {reason}"
+
+
 def refuse(net: nn.Module) -> None:
     """Raise TypeError if the layers of a module cannot be read because it is scripted or quantized, with advice.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cached_property
 from typing import Any
@@ -18,6 +19,7 @@ from bnrank._core.sampling import evenly_spaced
 from bnrank.measures import ntk, subgradients
 from bnrank.measures.backward import mlp_forward
 from bnrank.measures.jacobian import Jacobian
+from bnrank.measures.products import differentiating
 from bnrank.measures.second_order import Problem
 from bnrank.networks.chain import as_mlp
 from bnrank.networks.constructions import line_interpolant
@@ -40,6 +42,7 @@ SMALLEST = 1e-290  # squared norm below which float64 loses digits
 KINK_RTOL = 1e-9  # a preactivation that is smaller, relative to its terms, may have either sign
 FEW = 100  # samples for statements that hold on any data
 MOST_KINKS = 1000  # kinks above which the gradient is the one that PyTorch takes
+DIFFERENTIABLE = "PyTorch can differentiate the network"
 CHUNK = 2**12  # samples in a block of the gradient of the loss
 
 
@@ -418,7 +421,8 @@ class Facts:
             slope = out.detach().clone()[None]
             cost += float(cost_and_gradient(loss, slope, y.to(out.device), self.samples))
             if out.requires_grad:  # else they do not depend on the parameters
-                parts = torch.autograd.grad(out, trained, slope[0], allow_unused=True, materialize_grads=True)
+                with assuming(DIFFERENTIABLE), differentiating(self.net):
+                    parts = torch.autograd.grad(out, trained, slope[0], allow_unused=True, materialize_grads=True)
                 gradient += torch.cat([g.flatten() for g in parts])
         return cost, gradient, theta
 
@@ -470,4 +474,9 @@ class Facts:
         """The gradient of :attr:`loss` by parameter name, float64."""
         loss, y, _ = self.loss
         assume(any(p.is_floating_point() for p in self.net.parameters()), "the network has parameters")
-        return conserved.gradient(self.net, self.few[0], lambda out: conserved.cost(out.flatten(1), y, loss))[1]
+        return self.gradient_of(self.few[0], lambda out: conserved.cost(out.flatten(1), y, loss))
+
+    def gradient_of(self, x: Tensor, function: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
+        """Return the gradient of a function of the outputs at samples, by parameter name, float64."""
+        with assuming(DIFFERENTIABLE):
+            return conserved.gradient(self.net, x, function)[1]

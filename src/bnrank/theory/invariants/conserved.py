@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from bnrank._core import validation
+from bnrank.measures.products import differentiating
 from bnrank.networks.functional import Functional, example, unwrap
 from bnrank.tasks.losses import LOSSES
 
@@ -250,7 +251,8 @@ def gradient(net: nn.Module, x: Tensor, function: Callable[[Tensor], Tensor]) ->
         if outputs.requires_grad:
             expected = "one that depends on the outputs by differentiable operations"
             validation.expect(value.requires_grad, "loss", "a value without a gradient", expected)
-            gradients = torch.autograd.grad(value, list(weights.values()), allow_unused=True)
+            with differentiating(net):
+                gradients = torch.autograd.grad(value, list(weights.values()), allow_unused=True)
     found = {n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(weights.items(), gradients, strict=True)}
     return {name: p.detach() for name, p in weights.items()}, found
 

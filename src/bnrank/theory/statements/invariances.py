@@ -120,7 +120,7 @@ def _different_patterns(facts: Facts) -> Iterator[Sides]:
 def _low_rank_rate(facts: Facts) -> Iterator[Sides]:
     loss, y, formula = facts.loss
     x = facts.few[0][:1]
-    _, gradient = conserved.gradient(facts.net, x, lambda out: conserved.cost(out.flatten(1), y[:1], loss))
+    gradient = facts.gradient_of(x, lambda out: conserved.cost(out.flatten(1), y[:1], loss))
     for pair in _pairs(facts):
         rate, size = pair.rate_along(facts.function.parameters, gradient)
         noise = RTOL * (float(size.max()) + _floor(facts))
