@@ -291,6 +291,10 @@ def test_a_hook_that_comes_later_is_refused_too_and_one_that_goes_is_not(tmp_pat
     with pytest.raises(TypeError, match=r"^network: the file cannot hold part 0 \(Linear\), which has forward hooks"):
         found.save(path)
     handle.remove()
+    handle = found.network.register_forward_hook(lambda _, __, out: 2 * out)
+    with pytest.raises(TypeError, match=r"^network: got forward hooks on the Sequential, which the file cannot hold"):
+        found.save(path)
+    handle.remove()
     assert torch.equal(bnrank.load(found.save(path))(x), found.network(x))
 
 

@@ -19,7 +19,7 @@ from bnrank.discovery.compression.stages import Step
 from bnrank.discovery.compression.timing import without_subnormals
 from bnrank.discovery.compression.wholes import SPLIT, layer_widths, put
 from bnrank.networks import Skipped
-from bnrank.networks.functional import copied, unwrap
+from bnrank.networks.functional import copied, hooked, unwrap
 
 KIND = "compressed network"
 
@@ -107,6 +107,9 @@ class Compressed(Printed):
             for name, part in parts.items():
                 if why := storage.obstacle(part):
                     raise TypeError(f"network: the file cannot hold part {name} ({type(part).__name__}), which {why}")
+            if not isinstance(made, SPLIT) and hooked(made):
+                where = f"segment {segment}" if segment else "the Sequential"
+                raise TypeError(f"network: got forward hooks on {where}, which the file cannot hold; remove them")
             plan[segment] = storage.describe(list(parts.values()))
         identified = {} if "" in plan else self.identity | ({} if tag is None else {"tag": repr(tag)})
         identity.require(identified)
