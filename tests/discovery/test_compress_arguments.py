@@ -34,6 +34,17 @@ class Convolving(nn.Module):
         return self.body(x)
 
 
+class Decided(nn.Module):
+    """Returns decisions, no real numbers."""
+
+    def __init__(self, decide):
+        super().__init__()
+        self.body, self.decide = perceptron(), decide
+
+    def forward(self, x):
+        return self.decide(self.body(x))
+
+
 class Single(nn.Module):
     """Holds a tensor that is no buffer: it runs in one precision only."""
 
@@ -70,6 +81,10 @@ def embedding():
     return nn.Sequential(nn.Embedding(10, 4), nn.Flatten(), nn.Linear(12, 2))
 
 
+def batch_statistics():
+    return nn.Sequential(*perceptron(), nn.BatchNorm1d(3, track_running_stats=False))
+
+
 X = normal(40, 6)
 LABELS = torch.arange(40) % 3
 
@@ -85,6 +100,9 @@ LABELS = torch.arange(40) % 3
         (embedding(), normal(20, 3), {}, TypeError, "^x: got dtype torch.float32.*expected integers"),
         (embedding(), torch.full((20, 3), 10), {}, ValueError, "^x: the module fails on it.*index out of range"),
         (Single(), X, {}, ValueError, "^net: it runs on x in torch.float32, but not in torch.float64"),
+        (Decided(lambda z: z.argmax(1)), X, {}, ValueError, "^net: Decided returns integers .*expected real numbers"),
+        (Decided(lambda z: z > 0), X, {}, ValueError, "^net: Decided returns truth values .*expected real numbers"),
+        (batch_statistics(), X, {}, ValueError, "^net: Sequential runs on several samples, but not on one alone, exp"),
         (perceptron(), X[:1].repeat(30, 1), {}, ValueError, "^x: got 30 equal samples.*spread of the outputs is 0"),
         (perceptron(), X, {"held_out": X[:1]}, ValueError, r"^held_out: got 1 sample\(s\), expected at least 8"),
         (perceptron(), X, {"held_out": X[:1].repeat(20, 1)}, ValueError, "^held_out: the spread.* 20 samples.*is 0"),

@@ -6,11 +6,19 @@ from torch import nn
 from torch.nn.utils import prune
 
 import bnrank
-from bnrank.discovery.compression import Timing, compress, search, zeros
+from bnrank.discovery import storage
+from bnrank.discovery.compression import Timing, compress, lowrank, search, widths, zeros
 from bnrank.discovery.compression.judging import Judge
 from helpers import normal
 
 QUICK = {"timing": Timing(repeats=1, batch_size=8)}
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        yield
 
 
 def low_rank(n, m, k):
@@ -220,3 +228,251 @@ def test_of_layers_without_gradients_only_those_that_stay_are_listed():
     found = compress(net.eval(), normal(200, 8), tol=0.02, **QUICK)
     assert "fixed" in found.plan
     assert [part.name for part in found.skipped] == ["idle", "cut"]
+
+
+class Twice(nn.ReLU):
+    """A subclass of a layer of torch, which computes something else."""
+
+    def forward(self, input):
+        return 2 * super().forward(input)
+
+
+def narrow(part, width=16):
+    """Return a Sequential with a part before the last layers, of which half of the units can go."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), low_rank(16, 16, 2), part, nn.ReLU(), nn.Linear(width, 3))
+    with torch.no_grad():
+        net[2].weight.mul_(20)  # far from linear
+    return net.eval()
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        nn.GLU(), nn.RMSNorm(16), nn.RReLU(), nn.Threshold(0.1, 0.0), nn.Hardshrink(0.2), nn.Softshrink(0.1),
+        nn.Tanhshrink(), nn.Softmin(1), nn.Softplus(2.0, threshold=5.0),
+    ],
+    ids=lambda part: type(part).__name__,
+)  # fmt: skip
+def test_any_layer_of_torch_between_two_others_is_stored_with_its_arguments(part, tmp_path):
+    x = normal(100, 8).float()
+    found = compress(narrow(part, 8 if isinstance(part, nn.GLU) else 16), x, tol=0.1, **QUICK)
+    assert any(type(own) is type(part) for own in found.network)
+    assert torch.equal(bnrank.load(found.save(tmp_path / "small.safetensors"))(x), found.network(x))
+
+
+def hooked():
+    part = nn.ReLU()
+    part.register_forward_hook(lambda _, __, out: 2 * out)
+    return part
+
+
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [
+        (hooked, r"ReLU\), which has forward hooks: remove them before compress"),
+        (Twice, r"Twice\), which is not a layer of torch that runs by itself: call it in the forward of a module"),
+        (lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(16, 16)), r"ParametrizedLinear\), which is param"),
+        (lambda: nn.Threshold(torch.zeros(()), 0.0), r"Threshold\), which has arguments that are no plain values \("),
+    ],
+)
+def test_a_part_that_the_file_cannot_hold_is_named_with_the_reason(part, words, tmp_path):
+    found = compress(narrow(part()), normal(100, 8).float(), tol=0.1, **QUICK)
+    assert found.changed
+    with pytest.raises(TypeError, match=r"^network: the file cannot hold part \d \(" + words):
+        found.save(tmp_path / "small.safetensors")
+
+
+def test_a_hook_that_comes_later_is_refused_too_and_one_that_goes_is_not(tmp_path):
+    x, path = normal(100, 8).float(), tmp_path / "small.safetensors"
+    found = compress(narrow(nn.Tanh()), x, tol=0.1, **QUICK)
+    handle = found.network[0].register_forward_hook(lambda _, __, out: 2 * out)
+    with pytest.raises(TypeError, match=r"^network: the file cannot hold part 0 \(Linear\), which has forward hooks"):
+        found.save(path)
+    handle.remove()
+    handle = found.network.register_forward_hook(lambda _, __, out: 2 * out)
+    with pytest.raises(TypeError, match=r"^network: got forward hooks on the Sequential, which the file cannot hold"):
+        found.save(path)
+    handle.remove()
+    assert torch.equal(bnrank.load(found.save(path))(x), found.network(x))
+
+
+class Around(nn.Module):
+    """Calls in its forward what no file can hold inside of a Sequential."""
+
+    def __init__(self):
+        super().__init__()
+        net = narrow(nn.Identity())
+        self.body, self.part, self.head = net[:3], Twice(), net[5]
+
+    def forward(self, x):
+        return self.head(self.part(self.body(x)))
+
+
+def test_what_the_message_advises_works(tmp_path):
+    x, path = normal(100, 8).float(), tmp_path / "small.safetensors"
+    found = compress(Around().eval(), x, tol=0.1, **QUICK)
+    assert torch.equal(bnrank.load(found.save(path), Around())(x), found.network(x))
+    found = compress(narrow(Twice()), x, tol=0.1, **QUICK)
+    torch.save(found.network, tmp_path / "network.pt")
+    assert torch.equal(torch.load(tmp_path / "network.pt", weights_only=False)(x), found.network(x))
+    net = narrow(nn.utils.parametrizations.spectral_norm(nn.Linear(16, 16)))
+    nn.utils.parametrize.remove_parametrizations(net[3], "weight")
+    found = compress(net, x, tol=0.1, **QUICK)
+    assert torch.equal(bnrank.load(found.save(path))(x), found.network(x))
+
+
+def test_a_layer_that_was_changed_has_no_description():
+    layer, same = nn.Conv1d(2, 3, 3, padding=1, padding_mode="circular"), nn.MaxPool1d([2])
+    assert storage.obstacle(layer) == storage.obstacle(same) == ""
+    layer.padding = (2,)
+    assert storage.obstacle(layer).startswith("was changed since it was made")
+
+
+class Clamped(nn.Module):
+    def __init__(self, net):
+        super().__init__()
+        self.before, self.after = net[:2], net[2:]
+
+    def forward(self, x):
+        return self.after(self.before(x).clamp(max=0.3))
+
+
+@pytest.mark.parametrize("kind", [nn.ReLU, nn.BatchNorm1d])
+def test_a_part_with_a_hook_is_neither_balanced_nor_pruned_nor_folded_away(kind):
+    """With the hook the same function as without it in two segments."""
+    x = normal(200, 8).float()
+    net = narrow(nn.ReLU())
+    net[1] = kind() if kind is nn.ReLU else kind(16)
+    with torch.no_grad():
+        net[0].weight[8:], net[0].bias[8:] = 0.5 * net[0].weight[:8], 0.5 * net[0].bias[:8]
+    net.eval()
+    net[1].register_forward_hook(lambda _, __, out: out.clamp(max=0.3))
+    found = compress(net, x, tol=0.1, **QUICK)
+    assert found.changed
+    assert found.certificate.met
+    net[1]._forward_hooks.clear()
+    assert change(found.network, Clamped(net), x) <= 0.1
+
+
+class Experts(nn.Module):
+    """Each expert is called on the samples that the gate sends to it: the last one never, the others not on every x."""
+
+    def __init__(self, first=None):
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            self.gate, self.head = nn.Linear(8, 4), nn.Linear(8, 2)
+            self.experts = nn.ModuleList(
+                nn.Sequential(low_rank(8, 12, 2), nn.ReLU(), nn.Linear(12, 8)) for _ in range(4)
+            )
+        with torch.no_grad():
+            self.gate.bias[0], self.gate.bias[3] = 0.5, -50.0
+        self.first = nn.Identity() if first is None else first
+
+    def forward(self, x):
+        x = self.first(x)
+        chosen, z = self.gate(x).argmax(1), x.new_zeros(len(x), 8)
+        for i, expert in enumerate(self.experts):
+            z[chosen == i] = expert(x[chosen == i])
+        return self.head(z.relu())
+
+
+def test_a_mixture_of_experts_is_compressed_where_experts_get_no_sample():
+    net, x = Experts().eval(), normal(300, 8).float()
+    found = compress(net, x, tol=0.2, **QUICK)
+    assert found.certificate.met
+    assert found.certificate.parameters < found.certificate.parameters_before
+    idle = [(part.name, part.reason) for part in found.skipped if part.name.startswith("experts.3")]
+    assert idle == [(f"experts.3.{i}", "no sample reaches it") for i in (0, 2)]
+    with torch.no_grad():
+        chosen = net.experts[int(net.gate(x[:1]).argmax())]
+    called = [net.gate, chosen[0], chosen[2], net.head]
+    assert found.certificate.multiply_adds_before == sum(layer.weight.numel() for layer in called)
+
+
+@pytest.mark.parametrize("kind", [lowrank.Factoring, widths.Narrowing])
+def test_an_expert_is_fitted_where_other_samples_reach_it_than_before(kind, monkeypatch):
+    """The layers before the gate change, so that the gate sends samples elsewhere."""
+    counts, original = set(), kind.chosen
+
+    def seen(self, name, *given):
+        if name == "experts.0.2":
+            counts.add(len(given[-3 if kind is lowrank.Factoring else 0]))
+        return original(self, name, *given)
+
+    monkeypatch.setattr(kind, "chosen", seen)
+    first = nn.Sequential(low_rank(8, 20, 8), nn.Tanh(), low_rank(20, 8, 8))
+    with torch.no_grad():
+        first[2].weight.mul_(5)
+    found = compress(Experts(first).eval(), normal(200, 8).float(), tol=0.3, **QUICK)
+    assert len(counts) > 1
+    assert found.changed
+
+
+def test_units_count_as_read_by_the_next_layer_only_where_the_trial_reaches_both():
+    net, x = Experts().eval().double(), normal(300, 8)
+    with torch.no_grad():
+        x = x[net.gate(x).argmax(1) == 0]
+    names = [f"experts.{i}.{j}" for i in range(3) for j in (0, 2)]
+    assert [(pair.layer, pair.reader) for pair in widths.pairs(net, names, x)] == [("experts.0.0", "experts.0.2")]
+
+
+class Width(nn.Module):
+    """Raises an error of its own kind where the first layer has another number of units."""
+
+    def __init__(self, checked):
+        super().__init__()
+        self.first, self.last, self.checked = low_rank(8, 16, 2), nn.Linear(16, 2), checked
+
+    def forward(self, x):
+        return self.last(self.checked(self.first(x).relu()))
+
+
+def asserted(z):
+    assert z.shape[-1] == 16, "sixteen units"
+    return z
+
+
+@pytest.mark.parametrize(
+    "checked",
+    [asserted, lambda z: z * {16: 1.0}[z.shape[-1]], lambda z: torch.stack([z[:, i] for i in range(16)], 1)],
+)
+def test_whatever_a_forward_raises_on_another_width_its_layer_keeps_its_units(checked):
+    found = compress(Width(checked).eval(), normal(200, 8).float(), tol=0.1, **QUICK)
+    assert "narrow" not in {step.kind for step in found.steps}
+    assert found.network.last.in_features == 16
+    assert found.certificate.met
+
+
+class Picky(nn.Module):
+    """Raises an error of its own kind where one part is replaced by another module."""
+
+    def __init__(self, part):
+        super().__init__()
+        self.part, self.last, self.kinds = part, low_rank(8, 3, 1), {type(part): 1.0}
+
+    def forward(self, x):
+        x = self.part(x, x, x)[0] if nn.MultiheadAttention in self.kinds else self.part(x)
+        return self.last(x.relu() * self.kinds[type(self.part)])
+
+
+def test_a_layer_without_which_a_forward_raises_anything_is_listed():
+    found = compress(Picky(low_rank(8, 8, 2)).eval(), normal(200, 8).float(), tol=0.1, **QUICK)
+    assert list(found.plan) == ["last"]
+    assert [part.name for part in found.skipped] == ["part"]
+    assert "cannot be run with another module in its place" in found.skipped[0].reason
+
+
+def test_of_a_segment_without_which_a_forward_raises_anything_the_layers_are_replaced():
+    body = nn.Sequential(low_rank(8, 16, 2), nn.ReLU(), nn.Linear(16, 8))
+    found = compress(Picky(body).eval(), normal(200, 8).float(), tol=0.1, **QUICK)
+    assert sorted(found.plan) == ["last", "part.0", "part.2"]
+
+
+def test_attention_without_which_a_forward_raises_anything_stays():
+    net = Picky(nn.MultiheadAttention(8, 2, batch_first=True)).eval()
+    found = compress(net, normal(100, 3, 8).float(), tol=0.1, **QUICK)
+    assert found.changed
+    assert type(found.network.part) is nn.MultiheadAttention

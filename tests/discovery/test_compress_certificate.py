@@ -98,3 +98,26 @@ def test_a_network_that_is_zero_everywhere_has_a_bound_of_zero():
     bound = Bound(0.0, 0.0, 0.0, 0.0)
     assert (bound.within(0.0), bound.within(9.0), bound.per_distance) == (0.0, 0.0, 0.0)
     assert "0 + 0 r, absolute" in str(bound)
+
+
+@pytest.mark.parametrize(("away", "rounding", "centered"), [(1e-13, 0.0, 0.0), (1e-8, 4e-6, 0.0), (1e-5, 4e-6, None)])
+def test_from_a_constant_only_round_off_is_no_change(away, rounding, centered):
+    before = 3.0 + 1e-15 * normal(20, 2)
+    found = certificate.change(before, before * (1 + away), rounding)
+    assert found.centered == (float("inf") if centered is None else centered)
+    assert found.relative == pytest.approx(away, rel=0.01)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("spread", [1e-15, 3e-13])
+def test_outputs_that_vary_by_rounding_only_are_those_of_a_constant(spread, dtype):
+    net, x = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).to(dtype), normal(60, 4).to(dtype)
+    with torch.no_grad():
+        net[0].weight.copy_(normal(8, 4))
+        net[2].weight.copy_(spread * normal(3, 8, seed=1))
+        net[2].bias.copy_(torch.tensor([1.0, 2.0, 3.0]))
+    found = compress(net, x, tol=0.01, **QUICK)
+    assert found.certificate.met
+    assert found.certificate.parameters < found.certificate.parameters_before / 2
+    assert "inf" not in str(found)
+    assert "NOT met" not in str(found)

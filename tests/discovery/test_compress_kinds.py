@@ -101,7 +101,9 @@ def test_a_convolution_of_low_rank_becomes_two():
     net = nn.Sequential(nn.Conv1d(12, 24, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(24 * 6, 2)).double()
     with torch.no_grad():
         net[0].weight.copy_((normal(24, 3) @ normal(3, 36, seed=1)).reshape(24, 12, 3))
+    state = torch.get_rng_state()
     found = compress(net, normal(400, 12, 6), tol=1e-3, **QUICK)
+    assert torch.equal(torch.get_rng_state(), state)
     convolutions = [part for part in found.network if isinstance(part, nn.Conv1d)]
     assert [(c.out_channels, c.kernel_size) for c in convolutions] == [(3, (3,)), (24, (1,))]
     assert change(found.network, net, normal(400, 12, 6, seed=2)) < 1e-3

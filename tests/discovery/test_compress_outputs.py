@@ -147,12 +147,20 @@ class Noisy(nn.Module):
         return out + self.size * torch.randn_like(out)
 
 
+class Noise(nn.Module):
+    def forward(self, x):
+        return x + 0.1 * torch.randn_like(x)
+
+
 def test_a_module_that_is_random_in_eval_mode_is_named_as_such():
     state = torch.random.get_rng_state()
     assert "outputs of two runs on the same samples differ" in returned.noise(Functional(Noisy(0.1)), X)
     assert returned.noise(Functional(Noisy(0.0)), X) == ""
     assert torch.equal(state, torch.random.get_rng_state())
-    assert compress(Noisy(0.1), X, tol=0.01, timing=TIMING).reason.startswith("the outputs of two runs")
+    for net in (Noisy(0.1), nn.Sequential(nn.Linear(6, 3), nn.ReLU(), Noise(), nn.Linear(3, 2))):
+        result = compress(net, X, tol=0.01, timing=TIMING)
+        assert result.reason.startswith("the outputs of two runs")
+        assert result.certificate.jacobian_rank is result.certificate.jacobian_rank_before is None
 
 
 def test_an_unchanged_network_has_no_bound_on_new_samples(tmp_path):

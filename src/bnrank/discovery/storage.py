@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,30 +10,37 @@ import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.utils import parametrize
 
 from bnrank._core import validation
 from bnrank.discovery.columns import index_of
 from bnrank.networks.attention import FactoredAttention
 from bnrank.networks.completion import Completion
 from bnrank.networks.files import blueprint, build
+from bnrank.networks.functional import hooked
 from bnrank.networks.gated import FactoredRecurrent
 from bnrank.networks.mlp import MLP
 
 MAX_TEXTS = 1 << 26  # bytes of an array of texts
 MAX_LAYERS = 10_000
-_DIMENSIONED = "Conv AvgPool MaxPool AdaptiveAvgPool AdaptiveMaxPool BatchNorm ZeroPad"
+_FILES = "activation batchnorm channelshuffle conv dropout flatten fold instancenorm linear normalization padding"
+_FILES += " pixelshuffle pooling sparse upsampling"
+_OWN = (Completion, FactoredAttention, FactoredRecurrent)
+_LAYERS: dict[str, Any] = {
+    name: kind
+    for name, kind in vars(nn).items()
+    if inspect.isclass(kind)
+    and kind.__module__ in {f"torch.nn.modules.{file}" for file in _FILES.split()}
+    and not issubclass(kind, LazyModuleMixin)
+} | {kind.__name__: kind for kind in _OWN}
 _UNITWISE = (
     "ReLU LeakyReLU ReLU6 ELU CELU SELU GELU SiLU Mish Tanh Sigmoid Softplus Softsign Hardtanh Hardswish Hardsigmoid "
     "LogSigmoid"
 )
-_NAMES = f"Linear Flatten Unflatten {_UNITWISE} Softmax LogSoftmax PReLU LayerNorm GroupNorm".split()
-_NAMES += [f"{name}{d}d" for name in _DIMENSIONED.split() for d in (1, 2, 3)]
-_LAYERS: dict[str, Any] = {name: getattr(nn, name) for name in _NAMES} | {
-    kind.__name__: kind for kind in (Completion, FactoredAttention, FactoredRecurrent)
-}
 ACTIVATIONS = tuple(_LAYERS[name] for name in _UNITWISE.split())
 """Elementwise activations without parameters."""
-POOLING = tuple(layer for name, layer in _LAYERS.items() if "Pool" in name)
+POOLING = tuple(_LAYERS[f"{kind}Pool{d}d"] for kind in ("Avg", "Max", "AdaptiveAvg", "AdaptiveMax") for d in (1, 2, 3))
 
 
 def plain_array(value: Any, name: str) -> Any:
@@ -135,28 +143,73 @@ def unpack(value: Any, tensors: Mapping[str, Tensor], records: Mapping[str, Any]
 
 
 def describe(parts: Sequence[nn.Module]) -> list[dict[str, Any]] | None:
-    """Return the name and arguments of each layer as plain values; None if one is not a known torch layer.
+    """Return the name and arguments of each layer as plain values; None if one has an :func:`obstacle`.
 
     Examples
     --------
     >>> describe([nn.Linear(3, 2, bias=False), nn.LeakyReLU(0.1)])[1]
     {'type': 'LeakyReLU', 'arguments': {'negative_slope': 0.1, 'inplace': False}}
     """
-    layers = []
-    for part in parts:
-        name = type(part).__name__
-        if _LAYERS.get(name) is not type(part):
-            return None
-        given = {key: getattr(part, key) for key in inspect.signature(type(part)).parameters if hasattr(part, key)}
-        arguments = {key: _plain(value) for key, value in given.items() if key not in ("device", "dtype")}
-        if "bias" in arguments:
-            arguments["bias"] = given["bias"] is not None and given["bias"] is not False
-        layers.append({"type": name, "arguments": arguments})
-    return layers
+    return None if any(map(obstacle, parts)) else [_description(part) for part in parts]
+
+
+def obstacle(part: nn.Module) -> str:
+    """Return why a layer has no description, and what to do about it; empty where it has one.
+
+    It is made anew from its description, to see that nothing is missing.
+
+    Examples
+    --------
+    >>> obstacle(nn.Threshold(0.1, 0.0)), obstacle(nn.Sequential())[:40]
+    ('', 'is not a layer of torch that runs by its')
+    """
+    outside = "in the forward of a module around the Sequential, which bnrank.load then takes as net"
+    other = f"call it {outside}, or keep the network with torch.save(network, path)"
+    if any(map(parametrize.is_parametrized, part.modules())):
+        return "is parametrized: torch.nn.utils.parametrize.remove_parametrizations makes it plain before compress"
+    if any(map(hooked, part.modules())):
+        return f"has forward hooks: remove them before compress, or do what they do {outside}"
+    if _LAYERS.get(type(part).__name__) is not type(part):
+        return f"is not a layer of torch that runs by itself: {other}"
+    try:
+        made = _made(_description(part))
+    except Exception as error:
+        return f"has arguments that are no plain values ({error}): {other}"
+    if _shapes(made.state_dict()) == _shapes(part.state_dict()) and (type(part) in _OWN or _alike(made, part)):
+        return ""
+    return f"was changed since it was made, beyond its parameters: {other}"
+
+
+def _description(part: nn.Module) -> dict[str, Any]:
+    given = {key: getattr(part, key) for key in inspect.signature(type(part)).parameters if hasattr(part, key)}
+    arguments = {key: _plain(value) for key, value in given.items() if key not in ("device", "dtype")}
+    if "bias" in arguments:
+        arguments["bias"] = given["bias"] is not None and given["bias"] is not False
+    return {"type": type(part).__name__, "arguments": arguments}
 
 
 def _plain(value: Any) -> Any:
     return [_plain(entry) for entry in value] if isinstance(value, tuple | list) else value
+
+
+def _made(layer: Mapping[str, Any]) -> nn.Module:
+    """Return a layer of a description, without memory for its parameters."""
+    arguments = {key: tuple(v) if isinstance(v, list) else v for key, v in layer["arguments"].items()}
+    json.dumps(arguments)
+    validation.expect(not {"device", "dtype"} & arguments.keys(), "arguments", arguments, "no device or dtype")
+    with torch.device("meta"):
+        made: nn.Module = _LAYERS[layer["type"]](**arguments)
+    return made
+
+
+def _alike(made: nn.Module, part: nn.Module) -> bool:
+    """Return whether all attributes that a layer has when it is made are those of another."""
+    own = vars(made).keys() - vars(nn.Module()).keys()
+    return all(_plain(vars(part).get(key)) == _plain(vars(made)[key]) for key in own)
+
+
+def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
 def rebuild(layers: Sequence[Mapping[str, Any]], tensors: Mapping[str, Tensor]) -> nn.Sequential:
@@ -178,16 +231,12 @@ def rebuild(layers: Sequence[Mapping[str, Any]], tensors: Mapping[str, Tensor]) 
     validation.expect(len(layers) <= MAX_LAYERS, "layers", f"{len(layers)}", f"at most {MAX_LAYERS}")
     for layer in layers:
         try:
-            arguments = {key: tuple(v) if isinstance(v, list) else v for key, v in layer["arguments"].items()}
-            validation.expect(not {"device", "dtype"} & arguments.keys(), "arguments", arguments, "no device or dtype")
-            with torch.device("meta"):
-                parts.append(_LAYERS[layer["type"]](**arguments))
-        except (KeyError, TypeError, ValueError, RuntimeError, AttributeError, OverflowError, MemoryError) as error:
+            parts.append(_made(layer))
+        except Exception as error:
             wrong = f"layers: got {validation.describe(layer)}, expected a layer of torch: {error!r}"
             raise ValueError(wrong) from error
     result = nn.Sequential(*parts)
-    shapes = {name: tuple(tensor.shape) for name, tensor in result.state_dict().items()}
-    stored = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    shapes, stored = _shapes(result.state_dict()), _shapes(tensors)
     other = next((name for name in (*shapes, *stored) if shapes.get(name) != stored.get(name)), None)
     if other is not None:
         raise ValueError(f"layers: got {other} of shape {shapes.get(other)}, expected that stored, {stored.get(other)}")

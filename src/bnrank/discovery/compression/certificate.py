@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from bnrank._core import linalg, validation
 from bnrank._core.content import Headline, Part, Table
 from bnrank._core.results import Printed
-from bnrank.discovery.compression.judging import Parted, outputs
+from bnrank.discovery.compression.judging import Parted, outputs, rounding
 from bnrank.discovery.compression.parts import Parts, flow, lipschitz, multiply_adds, nonzero, parameters
 from bnrank.discovery.compression.timing import Latency, Subnormals, Timing, latency, like, subnormals
 from bnrank.measures.jacobian import Jacobian
@@ -17,6 +17,7 @@ from bnrank.networks.functional import Functional, unwrap
 
 MAX_POINTS = 64  # samples at which Jacobians are evaluated
 MAX_ENTRIES = 2e7  # of all these Jacobians together
+CONSTANT = 1e-12  # relative to the size of outputs, in float64: a smaller spread is round-off
 RTOL = 1e-6  # relative to the largest singular value of a Jacobian; larger ones count toward its rank
 
 
@@ -29,8 +30,8 @@ class Change:
     relative : float
         ||f^(X) - f(X)||_F / ||f(X)||_F.
     centered : float
-        ||f^(X) - f(X)||_F / ||f(X) - mean f(X)||_F, never smaller than ``relative``; infinite where f is constant on
-        the samples and f^ is not the same constant.
+        ||f^(X) - f(X)||_F / ||f(X) - mean f(X)||_F, never smaller than ``relative``. Where f is constant on the
+        samples, up to round-off: 0 if f^ is the same constant, else infinite.
     worst : float
         max_i ||f^(x_i) - f(x_i)|| / (root mean square over i of ||f(x_i)||).
     decisions : float
@@ -46,8 +47,10 @@ class Change:
     samples: int
 
 
-def change(before: Tensor, after: Tensor) -> Change:
+def change(before: Tensor, after: Tensor, rounding: float = 0.0) -> Change:
     """Return the difference of outputs, (N, ...) both.
+
+    From outputs that are constant, up to round-off in float64, a difference of at most ``rounding`` is none.
 
     Examples
     --------
@@ -63,7 +66,9 @@ def change(before: Tensor, after: Tensor) -> Change:
     decisions = float("nan")
     if before.shape[1] > 1:
         decisions = float((before.argmax(1) != after.argmax(1)).double().mean())
-    centered = ratio(total, spread if spread > 1e-12 * size else 0.0)
+    centered = ratio(total, spread)
+    if spread <= CONSTANT * size:
+        centered = 0.0 if total <= max(rounding, CONSTANT) * size else math.inf
     worst = ratio(float(each.max()) * math.sqrt(n), size)
     return Change(ratio(total, size), centered, worst, decisions, n)
 
@@ -166,7 +171,8 @@ class Certificate(Printed):
         As ``rank``, for the original module.
     jacobian_rank, jacobian_rank_before : int or None
         Largest rank of the Jacobian (singular values above 1e-6 of its largest) at up to 64 samples: a lower
-        bound on the bottleneck rank (T5). None where x holds no floats, or inputs times outputs exceed 2e7.
+        bound on the bottleneck rank (T5). None where x holds no floats, inputs times outputs exceed 2e7, or the module
+        is random in eval mode.
     accuracy, held_out_accuracy : Accuracy or None
         On x and on the held-out samples; None without classes.
     nonzero_before, nonzero : int
@@ -310,6 +316,7 @@ def certified(
     reference: tuple[Tensor, Tensor],
     whole: tuple[Parts, Parts] | None,
     timing: Timing,
+    random: bool = False,
 ) -> Certificate:
     """Return the certificate of a compression.
 
@@ -327,18 +334,20 @@ def certified(
         The parts of both networks, where the module is one segment.
     timing : Timing
         How latency is measured.
+    random : bool
+        Whether two runs of the original network differ, so that it has no Jacobian.
     """
     (before, after), x = nets, parted.x
     same = unwrap(after) is before
     found = reference if same else tuple(outputs(Functional(after), part, "x") for part in (x, parted.kept))
     on_x, on_kept = zip(reference, found, strict=True)
     sample = like(before, x[:1])
-    ranks = [_ranks(some, net, sample, x) for some, net in zip(whole or (None, None), nets, strict=True)]
+    ranks = [_ranks(some, net, sample, x, random) for some, net in zip(whole or (None, None), nets, strict=True)]
     timed = latency([before] if same else nets, x, batch_size=timing.batch_size, repeats=timing.repeats)
     return Certificate(
         tol=tol,
-        on_x=change(*on_x),
-        held_out=change(*on_kept),
+        on_x=change(*on_x, rounding(before)),
+        held_out=change(*on_kept, rounding(before)),
         bound=None if whole is None else _bound(whole, sample.double(), on_x),
         rank=ranks[1][0],
         parameters_before=parameters(before),
@@ -366,7 +375,9 @@ def _bound(whole: tuple[Parts, Parts], sample: Tensor, found: tuple[Tensor, Tens
     return Bound(before, after, float(each.max()), float(found[0].norm()) / len(each) ** 0.5)
 
 
-def _ranks(parts: Parts | None, net: nn.Module, sample: Tensor, x: Tensor) -> tuple[int | None, int | None]:
+def _ranks(
+    parts: Parts | None, net: nn.Module, sample: Tensor, x: Tensor, random: bool
+) -> tuple[int | None, int | None]:
     """Return the smallest dimension of the input or of the output of a part, and the largest rank of a Jacobian."""
     if parts is None:
         return None, None
@@ -375,7 +386,7 @@ def _ranks(parts: Parts | None, net: nn.Module, sample: Tensor, x: Tensor) -> tu
     upper = min(value[0].numel() for value in values)
     entries = values[0][0].numel() * values[-1][0].numel()
     points = min(MAX_POINTS, len(x), int(MAX_ENTRIES / max(entries, 1)))
-    if not points or not x.is_floating_point():
+    if not points or not x.is_floating_point() or random:
         return upper, None
     with torch.enable_grad():
         some = x[:points]

@@ -239,7 +239,8 @@ def pointwise_pair(first: Any, fitted: AffineFit, k: int, completing: bool = Fal
     weight, m = first.weight.detach().flatten(1), len(b)
     c = c if first.bias is None else c + b @ (a @ first.bias.detach())
     if not (completing and completes(torch.tensor(k), weight.shape[1], m)):
-        pointwise = first if isinstance(first, nn.Linear) else type(first)(1, 1, 1)
+        with torch.device("meta"):  # draws nothing
+            pointwise = first if isinstance(first, nn.Linear) else type(first)(1, 1, 1)
         return with_weight(first, a @ weight, None), with_weight(pointwise, b, c)
     basis = torch.linalg.qr(b).Q.cpu()
     places = torch.from_numpy(scipy.linalg.qr(basis.T.numpy(), mode="r", pivoting=True)[1]).long()

@@ -51,15 +51,33 @@ def outputs(function: Functional, x: Tensor, name: str, chunk_size: int = 1024) 
     Raises
     ------
     TypeError, ValueError
-        If the module fails on x. The message names the argument, the shape or type received, and the layer that failed.
+        If the module fails on x, or returns no real numbers. The message names the argument, the shape or type
+        received, and the layer that failed.
     """
     with torch.no_grad(), LongKernels():
         try:
-            return torch.cat([function(some).flatten(1).cpu() for some in x.split(chunk_size)])
+            found = torch.cat([function(some).flatten(1).cpu() for some in x.split(chunk_size)])
         except ValueError as error:
             if error.__cause__ is None:  # it runs, and its output is invalid
                 raise
             raise _explained(function.module, x, name, error.__cause__) from error
+    if not found.is_floating_point():
+        what = "truth values" if found.dtype == torch.bool else "integers"
+        came = f"net: {type(function.module).__name__} returns {what} of dtype {found.dtype}"
+        raise ValueError(f"{came}, expected real numbers, such as those before an argmax")
+    return found
+
+
+def check_alone(function: Functional, x: Tensor) -> None:
+    """Raise ValueError for a module that runs on several samples, but not on one."""
+    try:
+        with torch.no_grad():
+            function(x[:1])
+    except ValueError as error:
+        raise ValueError(
+            f"net: {type(function.module).__name__} runs on several samples, but not on one alone, expected a function "
+            f"of one sample (batch normalization without running statistics?): {error.__cause__ or error}"
+        ) from error
 
 
 def _explained(net: nn.Module, x: Tensor, name: str, cause: BaseException) -> Exception:
@@ -124,13 +142,18 @@ def check_spread(net: nn.Module, x: Tensor, kept: Tensor, found: tuple[Tensor, T
     found : tuple of Tensor
         The outputs on both, (N, outputs).
     """
-    own = next((p.dtype for p in net.parameters() if p.is_floating_point()), torch.float64)
-    eps = 32 * torch.finfo(own).eps
+    eps = rounding(net)
     varies, kept_varies = (float((out - out.mean(0)).norm()) > eps * float(out.norm()) for out in found)
     validation.expect(not _equal(x), "x", f"{len(x)} equal samples", "different ones: the spread of the outputs is 0")
     if not kept_varies and (varies or _equal(kept)):
         where = f"on the {len(kept)} samples held out"
         raise ValueError(f"held_out: the spread of the outputs {where} is 0, expected samples on which they vary")
+
+
+def rounding(net: nn.Module) -> float:
+    """Return the size of relative differences of outputs that are round-off in the precision of a module."""
+    own = next((p.dtype for p in net.parameters() if p.is_floating_point()), torch.float64)
+    return 32 * torch.finfo(own).eps
 
 
 def _equal(x: Tensor) -> bool:

@@ -22,6 +22,7 @@ ROWS = 2  # rows per unit of a layer, from which on its rank on the samples tell
 WORTH = 0.03  # share of a layer's weights that a completion has to save
 RULES = ("cost", "parameters", "plain")
 DRAWS = 8  # random directions of the output per sample, where there are more outputs
+IDLE = "no sample reaches it"
 UNSEEN = (
     "no gradient of the output reaches it (torch.no_grad, detach, or an output that does not depend on it): "
     "only its activation-aware SVD was tried"
@@ -59,7 +60,7 @@ def places(net: nn.Module, x: Tensor) -> tuple[list[str], list[Skipped]]:
         try:
             with swapped(net, {name: (nn.Sequential(names[name]),)}), torch.no_grad():
                 net(x[:2].clone())
-        except (AttributeError, TypeError, RuntimeError) as error:
+        except Exception as error:
             why = f"the module cannot be run with another module in its place: {error}"
             skipped.append(Skipped(name, "segment", why))
             found.remove(name)
@@ -145,6 +146,8 @@ class Factoring:
         """Entries of the output of each layer for one sample."""
         self.repeated: set[str] = set()
         """Layers that run several times, as those of a recurrent module: fitted to the original outputs of all runs."""
+        self.idle: list[str] = []
+        """Layers that no sample reaches, as those of an expert that is never chosen; not among ``names``."""
         self.latest: tuple[Choice, Tensor] | None = None
         """The latest choice that was made by running the module, and the output with it on the samples of the fits."""
         self.metrics = self._measured(chunk_size)
@@ -189,9 +192,10 @@ class Factoring:
             return self.judge((self.net,), known)
 
     def unseen(self) -> list[Skipped]:
-        """Return the layers that no gradient of the output reaches, so that their effect on it is unknown."""
-        missing = [name for name in self.names if name not in self.metrics]
-        return [Skipped.part(name, self.net.get_submodule(name), UNSEEN) for name in missing]
+        """Return the layers that no sample or no gradient of the output reaches, so that their effect is unknown."""
+        missing = dict.fromkeys(self.idle, IDLE)
+        missing |= {name: UNSEEN for name in self.names if name not in self.metrics}
+        return [Skipped.part(name, self.net.get_submodule(name), why) for name, why in missing.items()]
 
     def determined(self) -> list[str]:
         """Return the layers with more rows than units by a factor of at least ``ROWS``.
@@ -206,7 +210,9 @@ class Factoring:
         if metric is None:
             return None
         rows = channel_rows(layer, out)
-        present = self.rows[name] if name in self.repeated else rows[:: step_of(*rows.shape)]
+        present = rows[:: step_of(*rows.shape)]
+        if name in self.repeated or len(present) != len(self.rows[name]):  # an expert that other samples now reach
+            present = self.rows[name]
         fitted = gram_fit(present, self.rows[name], metric)
         entries = 0 if rule == "parameters" else self.sizes[name]
         k = _rank(layer, fitted, entries, scale * self.judge.scale, self.whole, self.judge.completing)
@@ -224,11 +230,14 @@ class Factoring:
                 own = torch.cat([channel_rows(self.net.get_submodule(name), value.detach()) for value in values])
                 step = step_of(len(own) // len(given) * len(x), own.shape[1])
                 rows[name].append(own[-(start * (len(own) // len(given))) % step :: step].clone())
-                self.sizes[name] = sum(value[0].numel() if value.ndim > 1 else 1 for value in values)
+                size = sum(value[:1].numel() if value.ndim > 1 else 1 for value in values)  # none of an idle expert
+                self.sizes[name] = max(self.sizes.get(name, 0), size)
             for name, gradient in _gradients(out, leaves, generator):
                 own = channel_rows(self.net.get_submodule(name), gradient)
                 grams[name] = grams.get(name, 0) + own.T @ own
         self.rows = {name: torch.cat(found) for name, found in rows.items() if found}
+        self.idle = [name for name in self.names if name in self.rows and not len(self.rows[name])]
+        self.names = [name for name in self.names if name not in self.idle]
         metrics = {}
         for name, gram in grams.items():
             squares, vectors = torch.linalg.eigh(gram / len(x))

@@ -10,7 +10,17 @@ from torch import Tensor, nn
 
 from bnrank.discovery.compression.fits import with_weight
 from bnrank.discovery.compression.judging import Judge
-from bnrank.discovery.compression.parts import CONVOLUTIONS, Counts, Parts, cheapest, neighbors, pads_of, run, share
+from bnrank.discovery.compression.parts import (
+    CONVOLUTIONS,
+    Counts,
+    Parts,
+    cheapest,
+    neighbors,
+    pads_of,
+    plain,
+    run,
+    share,
+)
 from bnrank.discovery.storage import ACTIVATIONS, POOLING
 from bnrank.theory.cost.pruning import prune
 
@@ -129,7 +139,7 @@ def unit_rows(parts: Sequence[nn.Module], i: int, j: int, given: Tensor, read: T
     """
     between, linear = parts[i + 1 : j], isinstance(parts[j], nn.Linear)
     flat = [part for part in between if type(part) is nn.Flatten]
-    if any(type(part) not in (*ACTIVATIONS, *POOLING, nn.Flatten) for part in between):
+    if not all(plain(part, (*ACTIVATIONS, *POOLING, nn.Flatten)) for part in between):
         return None
     if any(part.start_dim != 1 or part.end_dim not in (-1, given.ndim - 1) for part in flat):
         return None
@@ -220,17 +230,17 @@ def _homogeneous(parts: Sequence[nn.Module], x: Tensor) -> list[tuple[int, int, 
     for i, j in neighbors(parts):
         given = run(parts[: i + 1], x[:2])
         between = [part for part in parts[i + 1 : j] if type(part) in ACTIVATIONS]
-        plain = all(type(part) in (nn.ReLU, nn.LeakyReLU) for part in between)
-        if plain and unit_rows(parts, i, j, given, run(parts[i + 1 : j], given)) is not None:
+        homogeneous = all(type(part) in (nn.ReLU, nn.LeakyReLU) for part in between)
+        if homogeneous and unit_rows(parts, i, j, given, run(parts[i + 1 : j], given)) is not None:
             found.append((i, j, between))
     return found
 
 
 def _pruned_runs(parts: list[nn.Module], rtol: float) -> tuple[list[nn.Module], int, int]:
     removed = merged = 0
-    for plain, places in itertools.groupby(range(len(parts)), lambda i: type(parts[i]) in PRUNABLE):
+    for prunable, places in itertools.groupby(range(len(parts)), lambda i: plain(parts[i], PRUNABLE)):
         linear = [i for i in places if isinstance(parts[i], nn.Linear)]
-        if not plain or not linear:
+        if not prunable or not linear:
             continue
         try:
             found = prune(nn.Sequential(*parts[linear[0] : linear[-1] + 1]), rtol=rtol)

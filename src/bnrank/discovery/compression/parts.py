@@ -35,7 +35,12 @@ _SLOPES = {
 
 def is_linear(part: Any) -> bool:
     """Return whether a part is a Linear or an ordinary convolution (one group), without hooks."""
-    return type(part) in LINEAR and getattr(part, "groups", 1) == 1 and not hooked(part)
+    return plain(part, LINEAR) and getattr(part, "groups", 1) == 1
+
+
+def plain(part: nn.Module, kinds: Sequence[type[nn.Module]]) -> bool:
+    """Return whether a part is of one of some classes, not of a subclass, and without hooks."""
+    return type(part) in kinds and not hooked(part)
 
 
 def reach_of(part: Any) -> list[int]:
@@ -119,7 +124,7 @@ def _folded(segment: Segment) -> Segment:
     parts: list[nn.Module] = []
     for name, original in zip(segment.names, segment.parts, strict=True):
         part = copied(original).eval()
-        if type(part) in _NORMS and parts and is_linear(parts[-1]) and part.track_running_stats:
+        if plain(part, _NORMS) and parts and is_linear(parts[-1]) and part.track_running_stats:
             fuse: Any = fuse_conv_bn_eval if isinstance(parts[-1], CONVOLUTIONS) else fuse_linear_bn_eval
             parts[-1] = fuse(parts[-1], part)
             continue
@@ -190,7 +195,7 @@ def multiply_adds(net: nn.Module, x: Tensor) -> int:
 
     def note(layer: Any, given: Any, out: Tensor) -> None:
         nonlocal count
-        count += (out[0].numel() if out.ndim > 1 else out.numel()) * layer.weight[0].numel()
+        count += out.numel() * layer.weight[0].numel()
 
     def note_attention(layer: Any, given: tuple[Tensor, ...], by_name: dict[str, Tensor], _: Any) -> None:
         nonlocal count

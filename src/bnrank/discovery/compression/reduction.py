@@ -70,7 +70,7 @@ class Search:
             try:
                 judge = self._judge(work, segment)
                 judge(segment.parts)
-            except (AttributeError, TypeError, RuntimeError) as error:
+            except Exception as error:
                 why = f"the module cannot be run with another module in its place: {error}"
                 self.skipped.append(Skipped(segment.name, "segment", why))
                 continue

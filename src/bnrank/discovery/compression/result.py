@@ -1,7 +1,7 @@
 """The result of `compress`, in memory and on disk."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from bnrank.discovery.compression.stages import Step
 from bnrank.discovery.compression.timing import without_subnormals
 from bnrank.discovery.compression.wholes import SPLIT, layer_widths, put
 from bnrank.networks import Skipped
-from bnrank.networks.functional import copied, unwrap
+from bnrank.networks.functional import copied, hooked, unwrap
 
 KIND = "compressed network"
 
@@ -93,25 +93,33 @@ class Compressed(Printed):
         Raises
         ------
         TypeError, ValueError
-            If a part of a segment is not a torch layer that plain values describe, a part of the rest cannot be
-            identified, a module keeps a state that is no tensor (``get_extra_state``), or the path is invalid.
+            If a part of a segment is not a torch layer that plain values describe (the message names it, and what to
+            do), a part of the rest cannot be identified, a module keeps a state that is no tensor
+            (``get_extra_state``), or the path is invalid.
         """
         path = files.checked_path(path, "path", store.SUFFIX)
         if not self.steps:
             raise ValueError("network: nothing was compressed, expected a smaller one; save the module itself")
-        unknown = [name or "the module" for name, layers in self.plan.items() if layers is None]
-        if unknown:
-            found = ", ".join(unknown)
-            raise TypeError(f"network: {found} has parts that no plain values describe; save its state_dict")
-        parts = {} if "" in self.plan else self.identity | ({} if tag is None else {"tag": repr(tag)})
-        identity.require(parts)
+        plan = {}
+        for segment in self.plan:
+            made: Any = unwrap(self.network).get_submodule(segment)
+            parts = {segment: made} if isinstance(made, SPLIT) else dict(_named(segment, made))
+            for name, part in parts.items():
+                if why := storage.obstacle(part):
+                    raise TypeError(f"network: the file cannot hold part {name} ({type(part).__name__}), which {why}")
+            if not isinstance(made, SPLIT) and hooked(made):
+                where = f"segment {segment}" if segment else "the Sequential"
+                raise TypeError(f"network: got forward hooks on {where}, which the file cannot hold; remove them")
+            plan[segment] = storage.describe(list(parts.values()))
+        identified = {} if "" in plan else self.identity | ({} if tag is None else {"tag": repr(tag)})
+        identity.require(identified)
         extra = [key for key, value in self.network.state_dict().items() if not isinstance(value, Tensor)]
         if extra:
             raise TypeError(
                 f"network: got a state that is no tensor ({', '.join(extra)}, from get_extra_state), which the file "
                 "cannot hold; save its state_dict with torch.save"
             )
-        return store.save(path, self.network.state_dict(), {"plan": dict(self.plan), "identity": parts}, KIND)
+        return store.save(path, self.network.state_dict(), {"plan": plan, "identity": identified}, KIND)
 
     def _content(self) -> list[Part]:
         lines: list[Part] = [] if self.changed else ["returned as it is"]
@@ -122,6 +130,11 @@ class Compressed(Printed):
         lines += remarks((f"skipped {part}" for part in self.skipped), "skipped")
         headline, *certificate = self.certificate._content()
         return [headline, *lines, *certificate]
+
+
+def _named(segment: str, parts: Iterable[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
+    for i, part in enumerate(parts):
+        yield ".".join(filter(None, (segment, str(i)))), part
 
 
 def finished(original: nn.Module, new: dict[str, Parts]) -> nn.Module:

@@ -107,7 +107,8 @@ def compress(
         accuracy before and after. They do not influence the search.
     tol : float
         Largest change of the output, ||f^(X) - f(X)||_F / ||f(X) - mean f(X)||_F, 0 < tol < 1, relative to the spread
-        of the outputs. Relative to the outputs themselves the change is never larger.
+        of the outputs. Relative to the outputs themselves the change is never larger. A module whose outputs are
+        constant on x, up to round-off, has to stay the same constant.
     held_out : float, Tensor, ndarray, DataFrame or tuple
         Fraction of x reserved for the certificate, in (0, 1), or at least 8 separate samples; a pair of samples and
         classes where ``y`` is given.
@@ -151,8 +152,9 @@ def compress(
     Raises
     ------
     TypeError, ValueError
-        If an argument is out of range, there are too few samples, the outputs do not vary on them, parameters are not
-        finite, or the module cannot be run on x.
+        If an argument is out of range, there are too few samples, all of them are equal, the outputs vary on x but not
+        on the held-out samples, parameters are not finite, the module cannot be run on x or on one sample alone, or it
+        returns integers.
 
     Notes
     -----
@@ -191,6 +193,7 @@ def compress(
         if labels is not None:
             validation.classes(labels, name, outputs.shape[1])
     judging.check_spread(original, x, parted.kept, reference)
+    judging.check_alone(function, x)
     noise = returned.noise(function, x[:ENOUGH])
     work = copied(original).double().eval().requires_grad_(True)
     deciding = parted.deciding.to(function.device, torch.float64 if x.is_floating_point() else x.dtype)
@@ -240,7 +243,7 @@ def compress(
         whole = whole[0], segments(copied(network).double().eval(), deciding[:2])[0][0].parts
     return Compressed(
         network=network,
-        certificate=certified((original, network), parted, tol, reference, whole, timing),
+        certificate=certified((original, network), parted, tol, reference, whole, timing, random=bool(noise)),
         steps=tuple(search.steps),
         skipped=(*skipped, *(part for part in search.skipped if part.name not in {one.name for one in skipped})),
         reason="; ".join(filter(None, [noise, *search.reasons])) if outcomes else NONE,

@@ -34,20 +34,22 @@ def pairs(net: nn.Module, names: Sequence[str], x: Tensor) -> list[Pair]:
     """Return the layers whose units can be removed: consecutive ones, by trial.
 
     Half of the units of the first layer, drawn at random, are removed with their weights in the next one. The pair
-    counts if the module then computes what it does when the next layer ignores them.
+    counts if the module then computes what it does when the next layer ignores them. Both have to run once on the few
+    samples of the trial, which may not reach all experts of a mixture.
     """
     order: list[str] = []
     with ExitStack() as stack, torch.no_grad():
         for name, part in net.named_modules():
             if name in names or type(part) in NORMS:
-                stack.callback(part.register_forward_hook(lambda *_, name=name: order.append(name)).remove)
+                run = lambda _, __, out, name=name: order.extend([name] * bool(out.numel()))  # noqa: E731
+                stack.callback(part.register_forward_hook(run).remove)
         net(x[:TRIED].clone())
     found = []
     generator = torch.Generator().manual_seed(0)
     for name, reader in itertools.pairwise(names):
         layer, follower = (cast(Any, net.get_submodule(one)) for one in (name, reader))
         n = len(layer.weight)
-        if order.count(name) > 1 or order.count(reader) > 1:
+        if order.count(name) != 1 or order.count(reader) != 1:
             continue
         owners = (net.get_submodule(one.rpartition(".")[0]) for one in (name, reader))
         if any(isinstance(owner, FactoredAttention) for owner in owners):  # it has the sizes that it says
@@ -67,7 +69,7 @@ def pairs(net: nn.Module, names: Sequence[str], x: Tensor) -> list[Pair]:
                     expected = net(x[:TRIED].clone())
                 with swapped(net, slimmed(net, pair, units) | {reader: (reading,)}):
                     got = net(x[:TRIED].clone())
-            except (AttributeError, TypeError, RuntimeError, ValueError):
+            except Exception:  # whatever a forward raises where it relies on a width
                 continue
         if alike(got, expected, rtol=1e-8, atol=1e-9):
             found.append(pair)
@@ -145,8 +147,10 @@ class Narrowing:
             return None
         units = order[:count].sort().values
         rows = _rows(self.net.get_submodule(name), value, len(order))
-        present = rows[:: step_of(*rows.shape)][:, units]
-        return units, rewritten(self._original(name), self.rows[name], present)
+        present = rows[:: step_of(*rows.shape)]
+        if len(present) != len(self.rows[name]):  # an expert that other samples now reach
+            present = self.rows[name]
+        return units, rewritten(self._original(name), self.rows[name], present[:, units])
 
     def _original(self, name: str) -> Any:
         part = self.net.get_submodule(name)
