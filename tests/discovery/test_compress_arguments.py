@@ -34,6 +34,17 @@ class Convolving(nn.Module):
         return self.body(x)
 
 
+class Doubling(nn.Module):
+    """Changes in place what the activation needs for its gradient."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 9), nn.Linear(9, 2)
+
+    def forward(self, x):
+        return self.last(self.first(x).relu_().mul_(2))
+
+
 class Decided(nn.Module):
     """Returns decisions, no real numbers."""
 
@@ -100,8 +111,9 @@ LABELS = torch.arange(40) % 3
         (embedding(), normal(20, 3), {}, TypeError, "^x: got dtype torch.float32.*expected integers"),
         (embedding(), torch.full((20, 3), 10), {}, ValueError, "^x: the module fails on it.*index out of range"),
         (Single(), X, {}, ValueError, "^net: it runs on x in torch.float32, but not in torch.float64"),
-        (Decided(lambda z: z.argmax(1)), X, {}, ValueError, "^net: Decided returns integers .*expected real numbers"),
-        (Decided(lambda z: z > 0), X, {}, ValueError, "^net: Decided returns truth values .*expected real numbers"),
+        (Decided(lambda z: z.argmax(1)), X, {}, ValueError, "^net: Decided returns integers .*expected floating-point"),
+        (Decided(lambda z: z > 0), X, {}, ValueError, "^net: Decided returns truth values .*expected floating-point"),
+        (Doubling(), X, {}, ValueError, "^net: Doubling cannot be differentiated: .*modified by an inplace operation"),
         (batch_statistics(), X, {}, ValueError, "^net: Sequential runs on several samples, but not on one alone, exp"),
         (perceptron(), X[:1].repeat(30, 1), {}, ValueError, "^x: got 30 equal samples.*spread of the outputs is 0"),
         (perceptron(), X, {"held_out": X[:1]}, ValueError, r"^held_out: got 1 sample\(s\), expected at least 8"),

@@ -14,6 +14,7 @@ from bnrank.discovery.compression import budget, returned
 from bnrank.discovery.compression.long_kernels import LongKernels
 from bnrank.discovery.compression.parts import LINEAR, Parts, channel_rows, first_input, flow, is_linear, run
 from bnrank.discovery.storage import plain_array
+from bnrank.measures.products import differentiating
 from bnrank.networks import Segment
 from bnrank.networks.functional import Functional, copied, example
 
@@ -56,16 +57,11 @@ def outputs(function: Functional, x: Tensor, name: str, chunk_size: int = 1024) 
     """
     with torch.no_grad(), LongKernels():
         try:
-            found = torch.cat([function(some).flatten(1).cpu() for some in x.split(chunk_size)])
+            return torch.cat([function(some).flatten(1).cpu() for some in x.split(chunk_size)])
         except ValueError as error:
             if error.__cause__ is None:  # it runs, and its output is invalid
                 raise
             raise _explained(function.module, x, name, error.__cause__) from error
-    if not found.is_floating_point():
-        what = "truth values" if found.dtype == torch.bool else "integers"
-        came = f"net: {type(function.module).__name__} returns {what} of dtype {found.dtype}"
-        raise ValueError(f"{came}, expected real numbers, such as those before an argmax")
-    return found
 
 
 def check_alone(function: Functional, x: Tensor) -> None:
@@ -78,6 +74,16 @@ def check_alone(function: Functional, x: Tensor) -> None:
             f"net: {type(function.module).__name__} runs on several samples, but not on one alone, expected a function "
             f"of one sample (batch normalization without running statistics?): {error.__cause__ or error}"
         ) from error
+
+
+def check_backward(net: nn.Module, x: Tensor) -> None:
+    """Raise ValueError, with the reason, for a module in float64 whose backward pass fails."""
+    parameters: dict[str, Tensor] = dict(net.named_parameters())
+    with torch.enable_grad():
+        out = Functional(net).with_parameters(parameters, x)
+    if out.requires_grad:
+        with differentiating(net):
+            torch.autograd.grad(out.sum(), [p for p in parameters.values() if p.requires_grad], allow_unused=True)
 
 
 def _explained(net: nn.Module, x: Tensor, name: str, cause: BaseException) -> Exception:

@@ -197,6 +197,7 @@ def compress(
     noise = returned.noise(function, x[:ENOUGH])
     work = copied(original).double().eval().requires_grad_(True)
     deciding = parted.deciding.to(function.device, torch.float64 if x.is_floating_point() else x.dtype)
+    judging.check_backward(work, deciding[:2])
     with torch.no_grad():
         split = split_up(work, deciding[:2])
         found, skipped = segments(work, deciding[:2])
