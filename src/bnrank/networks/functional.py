@@ -170,7 +170,7 @@ class Functional:
                 return validation.DtypeError(
                     f"{name}: got {what} of dtype {dtype}, on which {kind} fails, expected {expected}"
                 )
-        if type(self.module).forward is nn.Module.forward and "forward" not in vars(self.module):
+        if getattr(type(self.module), "forward", None) is nn.Module.forward and "forward" not in vars(self.module):
             return ValueError(f"net: {kind} has no forward, expected a module that runs on x")
         if not torch.is_grad_enabled() and "grad" in str(error):
             with suppress(Exception), torch.enable_grad():

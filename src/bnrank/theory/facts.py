@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Callable
 from contextlib import suppress
 from functools import cached_property
 from typing import Any
@@ -474,9 +473,5 @@ class Facts:
         """The gradient of :attr:`loss` by parameter name, float64."""
         loss, y, _ = self.loss
         assume(any(p.is_floating_point() for p in self.net.parameters()), "the network has parameters")
-        return self.gradient_of(self.few[0], lambda out: conserved.cost(out.flatten(1), y, loss))
-
-    def gradient_of(self, x: Tensor, function: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
-        """Return the gradient of a function of the outputs at samples, by parameter name, float64."""
         with assuming(DIFFERENTIABLE):
-            return conserved.gradient(self.net, x, function)[1]
+            return conserved.gradient(self.net, self.few[0], lambda out: conserved.cost(out.flatten(1), y, loss))[1]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bnrank._core import linalg
-from bnrank.theory.facts import Facts
+from bnrank.theory.facts import DIFFERENTIABLE, Facts
 from bnrank.theory.invariants import conserved
 from bnrank.theory.invariants.conserved import Conserved
 from bnrank.theory.invariants.patterns import Pair
@@ -120,7 +120,8 @@ def _different_patterns(facts: Facts) -> Iterator[Sides]:
 def _low_rank_rate(facts: Facts) -> Iterator[Sides]:
     loss, y, formula = facts.loss
     x = facts.few[0][:1]
-    gradient = facts.gradient_of(x, lambda out: conserved.cost(out.flatten(1), y[:1], loss))
+    with assuming(DIFFERENTIABLE):
+        gradient = conserved.gradient(facts.net, x, lambda out: conserved.cost(out.flatten(1), y[:1], loss))[1]
     for pair in _pairs(facts):
         rate, size = pair.rate_along(facts.function.parameters, gradient)
         noise = RTOL * (float(size.max()) + _floor(facts))
