@@ -67,6 +67,27 @@ class Noise(nn.Module):
         return weight + 0.1 * torch.randn_like(weight)
 
 
+class Averaging(nn.Module):
+    """A parametrization that keeps a moving average and a count, in eval mode, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("size", torch.zeros(()))
+        self.calls = 0
+
+    def forward(self, weight):
+        self.calls += 1
+        self.size.mul_(0.9).add_(weight.detach().abs().max(), alpha=0.1)
+        return weight.clamp(-self.size, self.size) / self.calls + weight
+
+
+def averaged():
+    net, x = plain()
+    for place in (0, 4):
+        nn.utils.parametrize.register_parametrization(net[place], "weight", Averaging())
+    return net, x
+
+
 def computed():
     net, x = plain()
     nn.utils.parametrizations.spectral_norm(net[0])
@@ -75,7 +96,10 @@ def computed():
     return net, x
 
 
-KINDS = {"plain": plain, "images": images, "recurrent": recurrent, "attention": attention, "computed": computed}
+KINDS = {
+    **{"plain": plain, "images": images, "recurrent": recurrent, "attention": attention},
+    **{"computed": computed, "averaged": averaged},
+}
 OPTIMIZERS = {"plain": torch.optim.SGD, "images": torch.optim.AdamW, "recurrent": torch.optim.RMSprop}
 
 

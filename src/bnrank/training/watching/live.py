@@ -325,7 +325,7 @@ def watch(
     """Watch ranks, dimensions and dead units of a network in any training loop, with any optimizer.
 
     Call ``watch.step()`` after every step of the optimizer, and ``watch.close()`` at the end, or use it as a context
-    manager. Training is bitwise identical to training without it: the network, its mode, gradients and random
+    manager. Training is bitwise identical to training without it: the network, its mode, buffers, gradients and random
     generators are never changed.
 
     Parameters
