@@ -12,6 +12,7 @@ import helpers
 from bnrank import Jacobian
 from bnrank._core.validation import number, real
 from bnrank.measures import bottlenecks, describe, nonlinearity, ntk, profile, samplewise, spectra
+from bnrank.networks.functional import Functional
 
 normal = functools.partial(helpers.normal, dtype=torch.float32)
 
@@ -274,6 +275,25 @@ def test_a_forward_that_leaves_torch_has_an_ntk():
     plain.load_state_dict(net.state_dict())
     assert ntk.trace(net, x) == pytest.approx(ntk.trace(plain, x))
     assert profile(net, x).ntk_trace.values == pytest.approx(profile(plain, x).ntk_trace.values)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_outputs_that_are_not_finite_do_not_hide_weights_and_noise(value):
+    def masked(own, x):
+        return own.b(own.a(x).relu()).masked_fill(torch.tensor([True, False, False]), value)
+
+    def noisy(own, x):
+        return masked(own, x) + torch.randn(len(x), 1, dtype=x.dtype)
+
+    x = normal(20, 5)
+    for forward, is_random in ((masked, False), (noisy, True)):
+        net = Pair(forward)
+        assert np.isfinite(profile(net, x, what=["weights"]).stable_rank).all()
+        assert Functional(net).is_random(x.double()) is is_random
+        with pytest.raises(ValueError, match="got NaN, infinite or too large entries"):
+            profile(net, x)
+    nothing = Pair(lambda own, x: own.b(own.a(x)) * value - value)
+    assert not Functional(nothing).is_random(x.double())
 
 
 def test_a_forward_without_gradients_has_no_ntk():

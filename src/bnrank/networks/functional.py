@@ -100,7 +100,8 @@ class Functional:
             for device in {torch.device("cpu"), self.device}:
                 torch.rand(1, device=device)  # calls draw the same numbers from the same state
             again = self(x)
-        largest = float(first.abs().max()) if first.numel() else 0.0
+        finite = first[first.isfinite()]
+        largest = float(finite.abs().max()) if finite.numel() else 0.0
         rounding = (1e-6 if self.dtype == torch.float64 else 1e-3) * largest
         return not torch.allclose(first, again, rtol=0.0, atol=rounding, equal_nan=True)
 
