@@ -737,6 +737,47 @@ def test_a_layer_without_a_shape_or_removed_during_the_training_does_not_end_it(
     assert found.notes[:2] == said
 
 
+@pytest.mark.parametrize("fixed", [False, True])
+@pytest.mark.parametrize("what", [["weights"], ["activations"], ["subnormals", "activations"]])
+def test_a_layer_whose_weight_is_no_matrix_any_more_does_not_end_the_measurements(what, fixed):
+    net, x = plain()
+    net[0] = nn.utils.parametrizations.weight_norm(net[0])
+    with bnrank.watch(net, every=1, what=what, x=x if fixed else None) as found:
+        for number in range(3):
+            if number == 1:
+                net[2], net[4] = nn.LayerNorm(12), nn.Linear(12, 3)
+            net(x)
+            found.step()
+    assert [note for note in found.notes if "no longer" in note] == ["2: its weight is no longer in the network"]
+    assert found.history.sizes["step"] == 3
+    assert not any("measuring stopped" in note for note in found.notes)
+
+
+class Counting(nn.Module):
+    """A parametrization that counts how often it is computed."""
+
+    def __init__(self, calls):
+        super().__init__()
+        self.calls = calls
+
+    def forward(self, weight):
+        self.calls.append(weight)
+        return 1.0 * weight
+
+
+@pytest.mark.parametrize(("what", "often"), [(["weights"], 1), (["activations"], 0), (["weights", "activations"], 1)])
+def test_a_weight_that_hooks_compute_is_computed_once_for_a_measurement(what, often):
+    net, x = plain()
+    calls = []
+    nn.utils.parametrize.register_parametrization(net[2], "weight", Counting(calls))
+    with bnrank.watch(net, every=1, what=what) as found:
+        for _ in range(3):
+            net(x)
+            before = len(calls)
+            found.step()
+            assert len(calls) - before == often
+
+
 def test_results_print_themselves_and_become_frames_and_plots():
     _, found = trained("plain", 6, lambda x: {}, every=2)
     assert str(found).splitlines()[0] == "watch of Sequential: 4 measurements, steps 1 to 6"

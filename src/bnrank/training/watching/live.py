@@ -244,7 +244,7 @@ class Watch(Record):
 
     def _follow(self) -> None:
         """Look up the layers again by their names, and remark on those that were replaced or added."""
-        found = {part.name: part for part in present_parts(self.net)[0]}
+        found = {part.name: part for part in present_parts(self.net, self.parts)[0]}
         names = [part.name for part in self.parts]
         replaced = [
             part.name
@@ -275,8 +275,11 @@ class Watch(Record):
             self._follow()
             if "activations" in self.what:
                 self._activations(rows)
-            for part in self.parts:
-                weight = None if part.name in self._missing else part.tensor(own)
+            for name in self._missing:
+                self._remark(f"{name}: its weight is no longer in the network")
+            present = [part for part in self.parts if part.name not in self._missing]
+            for part in present if set(self.what) != {"activations"} else ():
+                weight = part.tensor(own)
                 if weight is None or weight.is_meta:
                     self._remark(f"{part.name}: its weight is no longer in the network")
                     continue
