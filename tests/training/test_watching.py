@@ -778,6 +778,27 @@ def test_a_weight_that_hooks_compute_is_computed_once_for_a_measurement(what, of
             assert len(calls) - before == often
 
 
+def test_scripted_layers_are_measured_as_they_are_and_called_replaced_only_if_they_are():
+    net, x = plain()
+    nn.utils.parametrizations.weight_norm(net[2])  # computed by the script: only the two originals are parameters
+    net[2] = torch.jit.trace(net[2], torch.randn(2, 12), check_trace=False)
+    with bnrank.watch(net, every=1) as found:
+        for number in range(3):
+            if number == 2:
+                net[4] = torch.jit.script(nn.Linear(9, 3))
+            net(x)
+            found.step()
+        assert "replaced by another layer by step 3: 4" in found.notes
+        net[4] = torch.jit.script(nn.Linear(9, 3))
+        found.step()
+    assert [note for note in found.notes if "replaced" in note] == [
+        "replaced by another layer by step 3: 4",
+        "replaced by another layer by step 4: 4",
+    ]
+    layers = [f"2.parametrizations.weight.original{number}" for number in range(2)]
+    assert np.isfinite(found.history["norm"].sel(layer=layers).values).all()
+
+
 def test_results_print_themselves_and_become_frames_and_plots():
     _, found = trained("plain", 6, lambda x: {}, every=2)
     assert str(found).splitlines()[0] == "watch of Sequential: 4 measurements, steps 1 to 6"

@@ -247,11 +247,7 @@ class Watch(Record):
         found = {part.name: part for part in present_parts(self.net, self.parts)[0]}
         names = [part.name for part in self.parts]
         replaced = [
-            part.name
-            for part in self.parts
-            if part.name in found
-            and found[part.name].module is not part.module
-            and not isinstance(part.module, torch.jit.ScriptModule)
+            part.name for part in self.parts if part.name in found and found[part.name].module is not part.module
         ]
         if replaced:
             self._remark(f"replaced by another layer by step {self.steps}: {shortened(replaced)}")
