@@ -169,8 +169,9 @@ def differentiating(net: nn.Module) -> Iterator[None]:
 
 def _reason(error: Exception) -> str:
     """Return why a backward pass failed."""
-    if any(frame.filename == checkpoint.__file__ for frame in traceback.extract_tb(error.__traceback__)):
-        if "use_reentrant=True" in str(error):
+    frames = traceback.extract_tb(error.__traceback__)
+    if any(frame.filename == checkpoint.__file__ for frame in frames):
+        if frames[-1].filename == checkpoint.__file__ and frames[-1].name == "backward":  # raised by itself
             advice = "turn it off, or pass use_reentrant=False if no parameters are inside"
             return f"torch.utils.checkpoint with use_reentrant=True gives no gradients of single tensors; {advice}"
         return "torch.utils.checkpoint runs parts of its forward again, with other parameters; turn it off"
