@@ -12,6 +12,7 @@ import helpers
 from bnrank import Jacobian
 from bnrank._core.validation import number, real
 from bnrank.measures import bottlenecks, describe, nonlinearity, ntk, profile, samplewise, spectra
+from bnrank.networks.functional import Functional
 
 normal = functools.partial(helpers.normal, dtype=torch.float32)
 
@@ -187,6 +188,23 @@ class Pair(nn.Module):
         return self.run(self, x)
 
 
+def imported(name):
+    """Return a forward whose backward pass fails in a file with a name."""
+    space = {"Function": torch.autograd.Function}
+    source = """
+class Failing(Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        raise RuntimeError("my kernel has no backward")
+"""
+    exec(compile(source, name, "exec"), space)
+    return lambda own, x: own.b(space["Failing"].apply(own.a(x)))
+
+
 def checkpointed(reentrant):
     return Pair(lambda own, x: own.b(checkpoint(lambda z: own.a(z).relu(), x, use_reentrant=reentrant)))
 
@@ -196,9 +214,14 @@ def checkpointed(reentrant):
     [
         (Pair(lambda own, x: own.b(own.a(x).relu_().mul_(2))), "modified by an inplace operation"),
         (checkpointed(False), "torch.utils.checkpoint runs parts of its forward again"),
-        (checkpointed(True), "torch.utils.checkpoint runs parts of its forward again"),
+        (checkpointed(True), "torch.utils.checkpoint with use_reentrant=True gives no gradients"),
+        (
+            Pair(lambda own, x: own.b(checkpoint(torch.relu, own.a(x), use_reentrant=True))),
+            "or pass use_reentrant=False if no parameters are inside",
+        ),
+        (Pair(imported("my_checkpoint.py")), "my kernel has no backward"),
     ],
-    ids=["in place", "checkpoint", "reentrant checkpoint"],
+    ids=["in place", "checkpoint", "reentrant checkpoint", "without parameters inside", "file of that name"],
 )
 def test_a_backward_pass_that_fails_is_skipped_with_the_reason(net, reason):
     ds = profile(net, normal(60, 5))
@@ -242,6 +265,35 @@ def test_layers_that_only_some_samples_reach_are_left_out_wherever_they_show(chu
     notes = dict(zip(ds.note_name.values, ds.note_note.values, strict=True))
     assert notes["experts.0"].startswith("only its weight is measured: no value for each sample, in a block of")
     assert notes["experts.1"].startswith("only its weight is measured: never called on the example x")
+
+
+def test_a_forward_that_leaves_torch_has_an_ntk():
+    def signs(own, x):
+        return own.b(own.a(x * torch.from_numpy(np.sign(x.numpy()))).relu())
+
+    net, plain, x = Pair(signs), Pair(lambda own, x: own.b(own.a(x.abs()).relu())), normal(20, 5)
+    plain.load_state_dict(net.state_dict())
+    assert ntk.trace(net, x) == pytest.approx(ntk.trace(plain, x))
+    assert profile(net, x).ntk_trace.values == pytest.approx(profile(plain, x).ntk_trace.values)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_outputs_that_are_not_finite_do_not_hide_weights_and_noise(value):
+    def masked(own, x):
+        return own.b(own.a(x).relu()).masked_fill(torch.tensor([True, False, False]), value)
+
+    def noisy(own, x):
+        return masked(own, x) + torch.randn(len(x), 1, dtype=x.dtype)
+
+    x = normal(20, 5)
+    for forward, is_random in ((masked, False), (noisy, True)):
+        net = Pair(forward)
+        assert np.isfinite(profile(net, x, what=["weights"]).stable_rank).all()
+        assert Functional(net).is_random(x.double()) is is_random
+        with pytest.raises(ValueError, match="got NaN, infinite or too large entries"):
+            profile(net, x)
+    nothing = Pair(lambda own, x: own.b(own.a(x)) * value - value)
+    assert not Functional(nothing).is_random(x.double())
 
 
 def test_a_forward_without_gradients_has_no_ntk():

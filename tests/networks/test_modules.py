@@ -239,6 +239,31 @@ def test_weights_of_parametrized_layers_are_the_effective_ones():
     assert all(torch.equal(buffers[key], value) for key, value in net.state_dict().items())
 
 
+class Averaging(nn.Module):
+    """A parametrization that keeps a moving average, in eval mode, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("size", torch.zeros(()))
+
+    def forward(self, weight):
+        self.size = self.size * 0.9 + 0.1 * weight.detach().abs().max()
+        return weight + self.size
+
+
+def test_moving_averages_of_parametrizations_do_not_change():
+    net = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2))
+    nn.utils.parametrize.register_parametrization(net[0], "weight", Averaging())
+    size = net[0].parametrizations.weight[0].size
+    expected, version = size.clone(), size._version
+    bnrank.profile(net, torch.randn(20, 4))
+    bnrank.profile(net)
+    bnrank.compare(net, net, torch.randn(20, 4))
+    assert net[0].parametrizations.weight[0].size is size
+    assert torch.equal(size, expected)
+    assert size._version == version
+
+
 def test_tied_weights_are_measured_once():
     net, x = made("tied")
     reading = read(net, x)

@@ -67,6 +67,27 @@ class Noise(nn.Module):
         return weight + 0.1 * torch.randn_like(weight)
 
 
+class Averaging(nn.Module):
+    """A parametrization that keeps a moving average and a count, in eval mode, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("size", torch.zeros(()))
+        self.calls = 0
+
+    def forward(self, weight):
+        self.calls += 1
+        self.size.mul_(0.9).add_(weight.detach().abs().max(), alpha=0.1)
+        return weight.clamp(-self.size, self.size) / self.calls + weight
+
+
+def averaged():
+    net, x = plain()
+    for place in (0, 4):
+        nn.utils.parametrize.register_parametrization(net[place], "weight", Averaging())
+    return net, x
+
+
 def computed():
     net, x = plain()
     nn.utils.parametrizations.spectral_norm(net[0])
@@ -75,7 +96,10 @@ def computed():
     return net, x
 
 
-KINDS = {"plain": plain, "images": images, "recurrent": recurrent, "attention": attention, "computed": computed}
+KINDS = {
+    **{"plain": plain, "images": images, "recurrent": recurrent, "attention": attention},
+    **{"computed": computed, "averaged": averaged},
+}
 OPTIMIZERS = {"plain": torch.optim.SGD, "images": torch.optim.AdamW, "recurrent": torch.optim.RMSprop}
 
 
@@ -711,6 +735,68 @@ def test_a_layer_without_a_shape_or_removed_during_the_training_does_not_end_it(
     assert np.isfinite(found.history["norm"].values[:, 0]).all()
     said = ["2: its weight is no longer in the network", "4: its weight is no longer in the network"]
     assert found.notes[:2] == said
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+@pytest.mark.parametrize("what", [["weights"], ["activations"], ["subnormals", "activations"]])
+def test_a_layer_whose_weight_is_no_matrix_any_more_does_not_end_the_measurements(what, fixed):
+    net, x = plain()
+    net[0] = nn.utils.parametrizations.weight_norm(net[0])
+    with bnrank.watch(net, every=1, what=what, x=x if fixed else None) as found:
+        for number in range(3):
+            if number == 1:
+                net[2], net[4] = nn.LayerNorm(12), nn.Linear(12, 3)
+            net(x)
+            found.step()
+    assert [note for note in found.notes if "no longer" in note] == ["2: its weight is no longer in the network"]
+    assert found.history.sizes["step"] == 3
+    assert not any("measuring stopped" in note for note in found.notes)
+
+
+class Counting(nn.Module):
+    """A parametrization that counts how often it is computed."""
+
+    def __init__(self, calls):
+        super().__init__()
+        self.calls = calls
+
+    def forward(self, weight):
+        self.calls.append(weight)
+        return 1.0 * weight
+
+
+@pytest.mark.parametrize(("what", "often"), [(["weights"], 1), (["activations"], 0), (["weights", "activations"], 1)])
+def test_a_weight_that_hooks_compute_is_computed_once_for_a_measurement(what, often):
+    net, x = plain()
+    calls = []
+    nn.utils.parametrize.register_parametrization(net[2], "weight", Counting(calls))
+    with bnrank.watch(net, every=1, what=what) as found:
+        for _ in range(3):
+            net(x)
+            before = len(calls)
+            found.step()
+            assert len(calls) - before == often
+
+
+def test_scripted_layers_are_measured_as_they_are_and_called_replaced_only_if_they_are():
+    net, x = plain()
+    nn.utils.parametrizations.weight_norm(net[2])  # computed by the script: only the two originals are parameters
+    net[2] = torch.jit.trace(net[2], torch.randn(2, 12), check_trace=False)
+    with bnrank.watch(net, every=1) as found:
+        for number in range(3):
+            if number == 2:
+                net[4] = torch.jit.script(nn.Linear(9, 3))
+            net(x)
+            found.step()
+        assert "replaced by another layer by step 3: 4" in found.notes
+        net[4] = torch.jit.script(nn.Linear(9, 3))
+        found.step()
+    assert [note for note in found.notes if "replaced" in note] == [
+        "replaced by another layer by step 3: 4",
+        "replaced by another layer by step 4: 4",
+    ]
+    layers = [f"2.parametrizations.weight.original{number}" for number in range(2)]
+    assert np.isfinite(found.history["norm"].sel(layer=layers).values).all()
 
 
 def test_results_print_themselves_and_become_frames_and_plots():

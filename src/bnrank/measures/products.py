@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils import checkpoint
 
 from bnrank._core import validation
 from bnrank.networks.functional import Functional
@@ -47,10 +48,14 @@ class Products:
 
     def _tried(self) -> int:
         """Return d_out after a backward pass at one sample, whose errors products of functorch turn into zeros."""
-        first = self.x[:1].detach().clone()
-        first.requires_grad_(first.is_floating_point())  # for the parts that are checkpointed
-        leaves = [*self.parameters, *([first] if first.requires_grad else [])]
-        (out,) = _outputs(self.function, [first])
+        first = self.x[:1].detach()
+        leaf = first.clone().requires_grad_(first.is_floating_point())  # for the parts that are checkpointed
+        leaves = [*self.parameters, *([leaf] if leaf.requires_grad else [])]
+        try:
+            (out,) = _outputs(self.function, [leaf])
+        except ValueError:  # where it calls x.numpy(), for example
+            leaves = self.parameters
+            (out,) = _outputs(self.function, [first])
         with differentiating(self.function.module):
             torch.autograd.grad(out, leaves, torch.ones_like(out), allow_unused=True)
         return out.numel()
@@ -164,7 +169,11 @@ def differentiating(net: nn.Module) -> Iterator[None]:
 
 def _reason(error: Exception) -> str:
     """Return why a backward pass failed."""
-    if any(frame.filename.endswith("checkpoint.py") for frame in traceback.extract_tb(error.__traceback__)):
+    frames = traceback.extract_tb(error.__traceback__)
+    if any(frame.filename == checkpoint.__file__ for frame in frames):
+        if frames[-1].filename == checkpoint.__file__ and frames[-1].name == "backward":  # raised by itself
+            advice = "turn it off, or pass use_reentrant=False if no parameters are inside"
+            return f"torch.utils.checkpoint with use_reentrant=True gives no gradients of single tensors; {advice}"
         return "torch.utils.checkpoint runs parts of its forward again, with other parameters; turn it off"
     return str(error).partition(" Hint:")[0].removesuffix(".") or type(error).__name__
 

@@ -100,7 +100,8 @@ class Functional:
             for device in {torch.device("cpu"), self.device}:
                 torch.rand(1, device=device)  # calls draw the same numbers from the same state
             again = self(x)
-        largest = float(first.abs().max()) if first.numel() else 0.0
+        finite = first[first.isfinite()]
+        largest = float(finite.abs().max()) if finite.numel() else 0.0
         rounding = (1e-6 if self.dtype == torch.float64 else 1e-3) * largest
         return not torch.allclose(first, again, rtol=0.0, atol=rounding, equal_nan=True)
 
@@ -149,7 +150,7 @@ class Functional:
         held = {**parameters, **self.buffers}
         held |= {alias: held[name] for alias, name in self._aliases.items()}
         casting = cast_when_run(self._large.values(), self.dtype)
-        with _eval_mode(self.module), PLAIN_ATTENTION, devices.forked(self.device), casting:
+        with eval_mode(self.module), PLAIN_ATTENTION, devices.forked(self.device), casting:
             return torch.func.functional_call(self.module, held, given.positional, given.named, tie_weights=False)
 
     def _failure(self, parameters: dict[str, Tensor], x: Samples, error: Exception) -> ValueError:
@@ -329,7 +330,7 @@ def copied(value: Copied) -> Copied:
 
 
 @contextmanager
-def _eval_mode(net: nn.Module) -> Iterator[None]:
+def eval_mode(net: nn.Module) -> Iterator[None]:
     """Run in eval mode, and restore modes and the attributes that hooks or forwards set."""
     before = [(sub, sub.training, dict(vars(sub))) for sub in net.modules()]
     try:
@@ -342,6 +343,23 @@ def _eval_mode(net: nn.Module) -> Iterator[None]:
             for name in vars(sub).keys() - attributes.keys():
                 del vars(sub)[name]
             vars(sub).update(attributes)
+
+
+@contextmanager
+def unchanged(net: nn.Module) -> Iterator[None]:
+    """Run in eval mode on copies of the buffers, and restore buffers, modes and attributes."""
+    before = [(sub, dict(sub._buffers)) for sub in net.modules() if not isinstance(sub, torch.jit.ScriptModule)]
+    buffers = {id(held): held for _, own in before for held in own.values() if held is not None}
+    copies = {key: held.detach().clone() for key, held in buffers.items()}  # one of a buffer in two places
+    with eval_mode(net):
+        try:
+            for sub, own in before:
+                sub._buffers.update({name: copies.get(id(held)) for name, held in own.items()})
+            yield
+        finally:
+            for sub, own in before:
+                sub._buffers.clear()
+                sub._buffers.update(own)
 
 
 def _as_real(x: Samples, dtype: torch.dtype) -> Iterator[tuple[Samples, tuple[str, torch.dtype]]]:

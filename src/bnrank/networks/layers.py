@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.nn.utils.prune import BasePruningMethod
 
+from bnrank.networks.functional import unchanged
+
 KINDS: dict[Any, str] = {
     nn.Linear: "linear",
     nn.Conv1d: "conv1d",
@@ -167,21 +169,14 @@ def effective(part: nn.Module, name: str) -> Tensor:
     hook = derived(part, name)
     if hook is None:
         return cast(Tensor, getattr(part, name))
-    inside = list(cast(Any, part).parametrizations[name].modules()) if isinstance(hook, nn.Module) else []
-    modes = [sub.training for sub in inside]
-    try:
-        for sub in inside:
-            sub.training = False  # no power iteration
-        if isinstance(hook, nn.Module):
+    if isinstance(hook, nn.Module):
+        with unchanged(hook):  # no power iteration, no moving averages
             return cast(Tensor, hook())  # past parametrize.cached, in which the attribute can be of an earlier step
-        if isinstance(hook, BasePruningMethod):
-            return cast(Tensor, hook.apply_mask(part))
-        # spectral_norm's second argument is whether to iterate; weight_norm has none
-        arguments = (part, False) if hasattr(hook, "n_power_iterations") else (part,)
-        return cast(Tensor, hook.compute_weight(*arguments))
-    finally:
-        for sub, mode in zip(inside, modes, strict=True):
-            sub.training = mode
+    if isinstance(hook, BasePruningMethod):
+        return cast(Tensor, hook.apply_mask(part))
+    # spectral_norm's second argument is whether to iterate; weight_norm has none
+    arguments = (part, False) if hasattr(hook, "n_power_iterations") else (part,)
+    return cast(Tensor, hook.compute_weight(*arguments))
 
 
 def derived(part: nn.Module, name: str) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bnrank.networks.functional import unchanged
 from bnrank.networks.inputs import columns, main_output
 from bnrank.training.watching import quantities
 from bnrank.training.watching.parts import OUTPUT, Part
@@ -166,17 +167,10 @@ class Capture:
 
 @contextlib.contextmanager
 def probing(net: nn.Module) -> Iterator[None]:
-    """Run in eval mode, without gradients and autocast; restore modes and random generators."""
-    modes = [(module, module.training) for module in net.modules()]
+    """Run in eval mode, without gradients; restore modes, buffers, attributes and random generators."""
     devices = sorted({p.device.index or 0 for p in net.parameters() if p.device.type == "cuda"})
-    try:
-        for module, _ in modes:
-            module.training = False
-        with torch.no_grad(), torch.random.fork_rng(devices):
-            yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
+    with torch.no_grad(), torch.random.fork_rng(devices), unchanged(net):
+        yield
 
 
 def call(net: nn.Module, x: Any) -> Any:

@@ -244,14 +244,10 @@ class Watch(Record):
 
     def _follow(self) -> None:
         """Look up the layers again by their names, and remark on those that were replaced or added."""
-        found = {part.name: part for part in present_parts(self.net)[0]}
+        found = {part.name: part for part in present_parts(self.net, self.parts)[0]}
         names = [part.name for part in self.parts]
         replaced = [
-            part.name
-            for part in self.parts
-            if part.name in found
-            and found[part.name].module is not part.module
-            and not isinstance(part.module, torch.jit.ScriptModule)
+            part.name for part in self.parts if part.name in found and found[part.name].module is not part.module
         ]
         if replaced:
             self._remark(f"replaced by another layer by step {self.steps}: {shortened(replaced)}")
@@ -275,8 +271,11 @@ class Watch(Record):
             self._follow()
             if "activations" in self.what:
                 self._activations(rows)
-            for part in self.parts:
-                weight = None if part.name in self._missing else part.tensor(own)
+            for name in self._missing:
+                self._remark(f"{name}: its weight is no longer in the network")
+            present = [part for part in self.parts if part.name not in self._missing]
+            for part in present if set(self.what) != {"activations"} else ():
+                weight = part.tensor(own)
                 if weight is None or weight.is_meta:
                     self._remark(f"{part.name}: its weight is no longer in the network")
                     continue
@@ -325,7 +324,7 @@ def watch(
     """Watch ranks, dimensions and dead units of a network in any training loop, with any optimizer.
 
     Call ``watch.step()`` after every step of the optimizer, and ``watch.close()`` at the end, or use it as a context
-    manager. Training is bitwise identical to training without it: the network, its mode, gradients and random
+    manager. Training is bitwise identical to training without it: the network, its mode, buffers, gradients and random
     generators are never changed.
 
     Parameters

@@ -84,9 +84,13 @@ def parts_of(net: nn.Module) -> tuple[list[Part], list[Skipped]]:
     return present_parts(unwrap(net))
 
 
-def present_parts(net: nn.Module) -> tuple[list[Part], list[Skipped]]:
-    """Return what `parts_of` does, also of a network that has parameters without a shape or values."""
+def present_parts(net: nn.Module, known: Sequence[Part] = ()) -> tuple[list[Part], list[Skipped]]:
+    """Return what `parts_of` does, also of a network that has parameters without a shape or values.
+
+    Computed weights that are known as parts are not computed again.
+    """
     modules = dict(net.named_modules())
+    computed = {(part.module, part.parameter) for part in known if part.computed}
     found: list[Part] = []
     skipped: list[Skipped] = []
     seen: set[str] = set()
@@ -100,10 +104,10 @@ def present_parts(net: nn.Module) -> tuple[list[Part], list[Skipped]]:
             if name in seen:
                 continue
             seen.add(name)
-            p = computed_tensor(modules[owner], own)
         module = modules[owner]
         spatial = next((count for kind, count in _CONVOLUTIONS.items() if isinstance(module, kind)), 0)
-        if reason := _reason(p, bool(spatial)):
+        is_known = bool(key) and (module, name) in computed
+        if not is_known and (reason := _reason(computed_tensor(module, own) if key else p, bool(spatial))):
             skipped.append(Skipped.part(name, module, reason))
             continue
         label = (owner or own) if own == "weight" else name
