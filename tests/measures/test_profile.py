@@ -244,6 +244,17 @@ def test_layers_that_only_some_samples_reach_are_left_out_wherever_they_show(chu
     assert notes["experts.1"].startswith("only its weight is measured: never called on the example x")
 
 
+def test_the_other_measures_of_activations_leave_them_out_as_well():
+    net, x = Experts(), normal(60, 5)
+    x[:20, 0] = x[:20, 0].abs()
+    found = bnrank.compare(net, Experts(), x=x)
+    assert (list(found.data.layer_a.values), list(found.data.layer_b.values)) == (["head"], ["head"])
+    assert list(spectra.activation_singular_values(net, x)) == ["head"]
+    structure = bnrank.bottleneck(net, x)
+    assert [layer.name for layer in structure.layers if layer.activation_values is not None] == ["head"]
+    assert [layer.name for layer in structure.layers] == ["head", "experts.0", "experts.1"]
+
+
 def test_a_forward_without_gradients_has_no_ntk():
     ds = profile(Pair(torch.no_grad()(lambda own, x: own.b(own.a(x).relu()))), normal(20, 5))
     assert np.isnan(ds.ntk_trace).all()

@@ -14,7 +14,7 @@ from bnrank._core.linalg import effective_rank, entropy_rank, rank, stable_rank,
 from bnrank.measures.accumulating import METHODS, Accumulator
 from bnrank.measures.convolution import conv_singular_values, per_dimension
 from bnrank.measures.operators import are_disjoint_patches, layer_singular_values, layer_squared_norm
-from bnrank.networks.capturing import Taker, named, stream
+from bnrank.networks.capturing import Taker, leaving_out, named, stream
 from bnrank.networks.functional import example
 from bnrank.networks.inputs import Example, Samples
 from bnrank.networks.reading import Reading, read_or
@@ -236,9 +236,11 @@ def activation_singular_values(
     validation.choice(method, "method", METHODS)
     given = example(net, x, inputs=True)
     reading = read_or(reading, net, given)
-    return activation_spectra(net, given, reading, (which,), method=method, chunk_size=chunk_size, dtype=dtype).values[
-        which
-    ]
+    passes: dict[str, Any] = {"method": method, "chunk_size": chunk_size, "dtype": dtype}
+    found, _, _ = leaving_out(
+        net, given, reading, lambda some: activation_spectra(net, given, some, (which,), **passes)
+    )
+    return found.values[which]
 
 
 @dataclass(frozen=True)
