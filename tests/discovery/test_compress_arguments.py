@@ -56,6 +56,19 @@ class Decided(nn.Module):
         return self.decide(self.body(x))
 
 
+class Several(nn.Module):
+    """Runs on several samples only, and says no more."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = perceptron()
+
+    def forward(self, x):
+        if len(x) < 2:
+            raise AssertionError
+        return self.body(x)
+
+
 class Single(nn.Module):
     """Holds a tensor that is no buffer: it runs in one precision only."""
 
@@ -114,7 +127,8 @@ LABELS = torch.arange(40) % 3
         (Decided(lambda z: z.argmax(1)), X, {}, ValueError, "^net: Decided returns integers .*expected floating-point"),
         (Decided(lambda z: z > 0), X, {}, ValueError, "^net: Decided returns truth values .*expected floating-point"),
         (Doubling(), X, {}, ValueError, "^net: Doubling cannot be differentiated: .*modified by an inplace operation"),
-        (batch_statistics(), X, {}, ValueError, "^net: Sequential runs on several samples, but not on one alone, exp"),
+        (batch_statistics(), X, {}, ValueError, r"^net: Sequential runs on several .*not on one alone.*\(batch norm"),
+        (Several(), X, {}, ValueError, "^net: Several runs .*expected a function of one sample: AssertionError$"),
         (perceptron(), X[:1].repeat(30, 1), {}, ValueError, "^x: got 30 equal samples.*spread of the outputs is 0"),
         (perceptron(), X, {"held_out": X[:1]}, ValueError, r"^held_out: got 1 sample\(s\), expected at least 8"),
         (perceptron(), X, {"held_out": X[:1].repeat(20, 1)}, ValueError, "^held_out: the spread.* 20 samples.*is 0"),
