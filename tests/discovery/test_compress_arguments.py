@@ -109,8 +109,15 @@ def batch_statistics():
     return nn.Sequential(*perceptron(), nn.BatchNorm1d(3, track_running_stats=False))
 
 
+def of_tokens():
+    return nn.Sequential(*perceptron(), nn.Unflatten(1, (3, 1)), nn.Linear(1, 2))
+
+
 X = normal(40, 6)
 LABELS = torch.arange(40) % 3
+AT_POSITIONS = (
+    r"^y: got one class per sample for outputs of shape \(40, 3, 2\), expected outputs of shape \(N, classes\)"
+)
 
 
 @pytest.mark.parametrize(
@@ -136,6 +143,7 @@ LABELS = torch.arange(40) % 3
         (perceptron(), X, {"held_out": (9 * X).long()}, TypeError, "^held_out: got dtype torch.int64"),
         (perceptron(), X, {"tol": 1.0}, ValueError, "^tol: got 1, expected 0 < tol < 1"),
         (perceptron(), X, {"tol": 2}, ValueError, "^tol: got 2, expected"),
+        (of_tokens(), X, {"y": LABELS}, ValueError, AT_POSITIONS),
         (perceptron(), X, {"y": LABELS + 1}, ValueError, "^y: got class indices from 1 to 3, .*from 0 to 2$"),
         (perceptron(), X, {"y": LABELS, "held_out": (X, LABELS + 2)}, ValueError, r"^held_out\[1\]: got .*from 2 to 4"),
         (perceptron(), X, {"y": LABELS, "held_out": (X[:, :2], LABELS)}, ValueError, "^held_out: got samples of shape"),

@@ -167,13 +167,18 @@ def test_class_indices_at_every_position():
     expected = nn.functional.cross_entropy(net(tokens).flatten(0, 1), y.flatten())
     assert float(profile(net, tokens, y, what="weights", chunk_size=4).cost) == pytest.approx(float(expected), rel=1e-5)
     for wrong in (y[:, 0], y[:, :2]):
-        with pytest.raises(ValueError, match=r"y: got shape .*, expected class indices of shape \(10, 3\) for outputs"):
+        with pytest.raises(ValueError, match=r"y: got shape .*, expected .* shape \(10, 3\) .* in the last dimension"):
             profile(net, tokens, wrong)
     with pytest.raises(ValueError, match="y: got class indices from 0 to 4, expected class indices from 0 to 3"):
         profile(net, tokens, tokens)
     image, x, y = nn.Conv2d(2, 3, 2), normal(9, 2, 2, 2), torch.arange(9) % 3  # (N, C, 1, 1)
     expected = nn.functional.cross_entropy(image(x).flatten(1), y)
     assert float(profile(image, x, y, what="weights").cost) == pytest.approx(float(expected), rel=1e-5)
+    one = nn.Sequential(image, nn.Flatten(), nn.Unflatten(1, (1, 3)))  # (N, T, C) with T = 1
+    for given in (y, y[:, None]):
+        assert float(profile(one, x, given, what="weights").cost) == pytest.approx(float(expected), rel=1e-5)
+    with pytest.raises(TypeError, match=r"y: got .*expected class indices: integers, shape \(N,\)"):
+        profile(image, x, y[:, None])
 
 
 class Pair(nn.Module):

@@ -96,7 +96,8 @@ def lora_ranks(
         a tuple as ``net(*x)``.
     y : Tensor or ndarray
         Targets: (N, ...) in the shape of the outputs, (N,) for (N, 1), too; -1 and +1 for "logistic"; or class indices
-        from 0, (N,) or (N, ...); -100 for positions to be ignored.
+        from 0, (N,) or (N, T) for outputs (N, C) or (N, T, C), whose last dimension is that of the classes; -100 for
+        positions to be ignored.
     budget : int
         Number of parameters of all adapters. Uniform rank r costs r times the sum of n_in + n_out.
     loss : str or callable, optional
