@@ -272,6 +272,7 @@ def test_a_forward_that_draws_noise_in_eval_mode_is_named():
 
     net = Pair(noisy)
     state = torch.get_rng_state()
+    assert not any("random" in line for line in describe(profile(net, normal(60, 5), what=["weights"])))
     lines = describe(profile(net, normal(60, 5)))
     assert torch.equal(torch.get_rng_state(), state)
     assert any("jacobian_singular_values: net: the output of Pair is random, in eval mode, too" in s for s in lines)

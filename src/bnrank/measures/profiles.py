@@ -222,8 +222,9 @@ def profile(
         "sample": settings.samples.numpy(),
     }
     dataset = xr.Dataset(variables, coords, about | _attrs(found, settings))
+    noisy = is_random and "activations" in choice
     dataset = remarks.attach(dataset, "skipped", [*map(vars, found.skipped), *found.samples.skipped])
-    dataset = remarks.attach(dataset, "note", [*found.notes, *([RANDOM] if is_random else [])])
+    dataset = remarks.attach(dataset, "note", [*found.notes, *([RANDOM] if noisy else [])])
     return _described(with_frequencies(dataset, found.reading, found.bottleneck))
 
 

@@ -192,9 +192,9 @@ def activation_singular_values(
     a_l(X), (N, n_l), has one sample per row and is not centered. In an MLP a_l = sigma(a~_l) and a_L = f(x). In any
     other module a_l is the tensor that enters the next layer read, after anything in between (normalization, pooling, a
     sum), and the module's output for the last one; a~_l is the output of the layer. Where the next layer reads
-    something else, or the module's output does not follow from the last layer, or only by way of a layer without
-    observed values, a_l is a~_l. Tensors with more dimensions are flattened to (N, features): an image of C x H x W is
-    one vector, flattened in the module or not.
+    something else, or the module's output does not follow from the last layer, or follows also by way of a layer
+    without observed values, a_l is a~_l. Tensors with more dimensions are flattened to (N, features): an image of C x H
+    x W is one vector, flattened in the module or not.
 
     Parameters
     ----------

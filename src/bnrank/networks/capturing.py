@@ -59,8 +59,8 @@ class Captured:
     activations : tuple of Tensor
         a_l: the input of the next layer, and the module's output for the last one. For gates of recurrent layers the
         hidden states. For embeddings, projections of attention, and layers whose output the next layer does not read,
-        or reads by way of a layer without observed values, the layer's own output; so for the last one where the
-        module's output does not follow from it, or only by way of such a layer.
+        or reads also by way of a layer without observed values, the layer's own output; so for the last one where the
+        module's output does not follow from it, or follows also by way of such a layer.
     """
 
     rows: slice
