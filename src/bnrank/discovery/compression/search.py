@@ -193,7 +193,7 @@ def compress(
         with torch.no_grad():
             shape = function(x[:2]).shape[1:]
         got = f"one class per sample for outputs of shape {(len(x), *shape)}"
-        validation.expect(max(shape) == shape.numel(), "y", got, "outputs of shape (N, classes), or no y")
+        validation.expect(max(shape, default=1) == shape.numel(), "y", got, "outputs of shape (N, classes), or no y")
     for labels, outputs, name in ((parted.y, reference[0], "y"), (parted.y_kept, reference[1], "held_out[1]")):
         if labels is not None:
             validation.classes(labels, name, outputs.shape[1])
