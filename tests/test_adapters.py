@@ -293,7 +293,7 @@ def test_every_layer_without_an_adapter_is_listed_with_its_reason():
     assert set(pattern.ranks) == {"out"}
     kinds = {"embed": "Embedding", "lstm": "LSTM", "transposed": "ConvTranspose1d", "pair": "Bilinear"}
     text = "which is neither a Linear nor a convolution in one or two dimensions"
-    assert pattern.skipped == {name: f"a {kind}, {text}" for name, kind in kinds.items()}
+    assert pattern.skipped == {name: f"{kind}, {text}" for name, kind in kinds.items()}
 
 
 class Doubled(nn.Module):
@@ -301,6 +301,14 @@ class Doubled(nn.Module):
 
     def forward(self, x):
         return x.mul_(2)
+
+
+class Decided(nn.Sequential):
+    def __init__(self, *sizes):
+        super().__init__(nn.Linear(*sizes))
+
+    def forward(self, x):
+        return super().forward(x).argmax(1)
 
 
 class Detached(nn.Linear):
@@ -319,6 +327,12 @@ class Detached(nn.Linear):
             torch.arange(20) % 2,
             {},
             "net: got outputs without a gradient",
+        ),
+        (
+            Decided(3, 2),
+            torch.arange(20) % 2,
+            {},
+            "net: got outputs of dtype torch.int64, expected floating-point numb",
         ),
         (
             nn.Sequential(nn.Linear(3, 2), nn.ReLU(), Doubled(), nn.Linear(2, 2)),

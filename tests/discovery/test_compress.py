@@ -8,7 +8,7 @@ from torch import nn
 import bnrank
 from bnrank.discovery.compression import Timing, compress, parameters, stages
 from bnrank.discovery.compression.judging import Judge
-from bnrank.discovery.compression.parts import cost, counts
+from bnrank.discovery.compression.parts import cost, counts, run, segments
 from bnrank.discovery.storage import rebuild
 from helpers import normal
 
@@ -173,6 +173,17 @@ def test_a_linear_network_becomes_one_map_of_its_rank():
     assert [tuple(p.weight.shape) for p in found.network] == [(2, 10), (6, 2)]
     fresh = normal(50, 10, seed=8)
     assert relative(found.network(fresh), net(fresh)) < 1e-6
+
+
+def test_batch_normalization_without_a_scale_is_folded(tmp_path):
+    first, _, last = bottlenecked_parts()[-3:]
+    norm = nn.BatchNorm1d(first.out_features, affine=False)
+    norm.running_mean, norm.running_var = normal(len(norm.running_mean)), normal(len(norm.running_var)).square() + 1
+    net = nn.Sequential(first, norm, nn.ReLU(), last).to(first.weight.dtype).eval()
+    (segment,), _ = segments(net, normal(9, first.in_features).to(first.weight))
+    assert [type(part) for part in segment.parts] == [nn.Linear, nn.ReLU, nn.Linear]
+    x = normal(9, first.in_features).to(first.weight)
+    assert relative(run(segment.parts, x), net(x)) < 1e-6
 
 
 class Larger(nn.Module):

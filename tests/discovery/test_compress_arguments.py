@@ -56,6 +56,19 @@ class Decided(nn.Module):
         return self.decide(self.body(x))
 
 
+class Several(nn.Module):
+    """Runs on several samples only, and says no more."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = perceptron()
+
+    def forward(self, x):
+        if len(x) < 2:
+            raise AssertionError
+        return self.body(x)
+
+
 class Single(nn.Module):
     """Holds a tensor that is no buffer: it runs in one precision only."""
 
@@ -96,8 +109,15 @@ def batch_statistics():
     return nn.Sequential(*perceptron(), nn.BatchNorm1d(3, track_running_stats=False))
 
 
+def of_tokens():
+    return nn.Sequential(*perceptron(), nn.Unflatten(1, (3, 1)), nn.Linear(1, 2))
+
+
 X = normal(40, 6)
 LABELS = torch.arange(40) % 3
+AT_POSITIONS = (
+    r"^y: got one class per sample for outputs of shape \(40, 3, 2\), expected outputs of shape \(N, classes\)"
+)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +134,8 @@ LABELS = torch.arange(40) % 3
         (Decided(lambda z: z.argmax(1)), X, {}, ValueError, "^net: Decided returns integers .*expected floating-point"),
         (Decided(lambda z: z > 0), X, {}, ValueError, "^net: Decided returns truth values .*expected floating-point"),
         (Doubling(), X, {}, ValueError, "^net: Doubling cannot be differentiated: .*modified by an inplace operation"),
-        (batch_statistics(), X, {}, ValueError, "^net: Sequential runs on several samples, but not on one alone, exp"),
+        (batch_statistics(), X, {}, ValueError, r"^net: Sequential runs on several .*not on one alone.*\(batch norm"),
+        (Several(), X, {}, ValueError, "^net: Several runs .*expected a function of one sample: AssertionError$"),
         (perceptron(), X[:1].repeat(30, 1), {}, ValueError, "^x: got 30 equal samples.*spread of the outputs is 0"),
         (perceptron(), X, {"held_out": X[:1]}, ValueError, r"^held_out: got 1 sample\(s\), expected at least 8"),
         (perceptron(), X, {"held_out": X[:1].repeat(20, 1)}, ValueError, "^held_out: the spread.* 20 samples.*is 0"),
@@ -122,6 +143,7 @@ LABELS = torch.arange(40) % 3
         (perceptron(), X, {"held_out": (9 * X).long()}, TypeError, "^held_out: got dtype torch.int64"),
         (perceptron(), X, {"tol": 1.0}, ValueError, "^tol: got 1, expected 0 < tol < 1"),
         (perceptron(), X, {"tol": 2}, ValueError, "^tol: got 2, expected"),
+        (of_tokens(), X, {"y": LABELS}, ValueError, AT_POSITIONS),
         (perceptron(), X, {"y": LABELS + 1}, ValueError, "^y: got class indices from 1 to 3, .*from 0 to 2$"),
         (perceptron(), X, {"y": LABELS, "held_out": (X, LABELS + 2)}, ValueError, r"^held_out\[1\]: got .*from 2 to 4"),
         (perceptron(), X, {"y": LABELS, "held_out": (X[:, :2], LABELS)}, ValueError, "^held_out: got samples of shape"),

@@ -22,6 +22,8 @@ def test_multiply_adds_are_those_of_the_dense_matrices():
     twice = nn.Linear(3, 3)
     assert multiply_adds(nn.Sequential(twice, twice), torch.ones(1, 3)) == 18
     assert parameters(nn.Sequential(twice, twice)) == 12
+    tokens = nn.Sequential(nn.Flatten(0, 1), nn.Linear(8, 4), nn.Unflatten(0, (1, 5)), nn.Flatten(), nn.Linear(20, 8))
+    assert multiply_adds(tokens, torch.ones(3, 5, 8)) == 5 * 8 * 4 + 20 * 8
 
 
 def test_counting_leaves_no_trace():

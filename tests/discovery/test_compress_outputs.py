@@ -198,3 +198,20 @@ def test_recurrent_layers_of_a_module_with_several_outputs_are_split():
     result = compress(Recurrent(), normal(300, 3, 6).float(), tol=0.05, timing=TIMING)
     assert result.changed
     assert result.network(X[:, None])["last"].shape == (1, 300, 12)
+
+
+def test_a_module_whose_output_loses_its_first_dimension_for_one_sample_is_compressed(tmp_path):
+    class Squeezed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = Several("tuple").body.append(nn.Linear(30, 3))
+
+        def forward(self, x):
+            return self.body(x).squeeze()
+
+    net = Squeezed().eval()
+    result = found(net)
+    assert result.changed
+    path = tmp_path / "smaller.safetensors"
+    result.save(path)
+    assert torch.equal(bnrank.load(path, net)(X), result.network(X))

@@ -168,13 +168,18 @@ def test_class_indices_at_every_position():
     expected = nn.functional.cross_entropy(net(tokens).flatten(0, 1), y.flatten())
     assert float(profile(net, tokens, y, what="weights", chunk_size=4).cost) == pytest.approx(float(expected), rel=1e-5)
     for wrong in (y[:, 0], y[:, :2]):
-        with pytest.raises(ValueError, match=r"y: got shape .*, expected class indices of shape \(10, 3\) for outputs"):
+        with pytest.raises(ValueError, match=r"y: got shape .*, expected .* shape \(10, 3\) .* in the last dimension"):
             profile(net, tokens, wrong)
     with pytest.raises(ValueError, match="y: got class indices from 0 to 4, expected class indices from 0 to 3"):
         profile(net, tokens, tokens)
     image, x, y = nn.Conv2d(2, 3, 2), normal(9, 2, 2, 2), torch.arange(9) % 3  # (N, C, 1, 1)
     expected = nn.functional.cross_entropy(image(x).flatten(1), y)
     assert float(profile(image, x, y, what="weights").cost) == pytest.approx(float(expected), rel=1e-5)
+    one = nn.Sequential(image, nn.Flatten(), nn.Unflatten(1, (1, 3)))  # (N, T, C) with T = 1
+    for given in (y, y[:, None]):
+        assert float(profile(one, x, given, what="weights").cost) == pytest.approx(float(expected), rel=1e-5)
+    with pytest.raises(TypeError, match=r"y: got .*expected class indices: integers, shape \(N,\)"):
+        profile(image, x, y[:, None])
 
 
 class Pair(nn.Module):
@@ -296,6 +301,17 @@ def test_outputs_that_are_not_finite_do_not_hide_weights_and_noise(value):
     assert not Functional(nothing).is_random(x.double())
 
 
+def test_the_other_measures_of_activations_leave_them_out_as_well():
+    net, x = Experts(), normal(60, 5)
+    x[:20, 0] = x[:20, 0].abs()
+    found = bnrank.compare(net, Experts(), x=x)
+    assert (list(found.data.layer_a.values), list(found.data.layer_b.values)) == (["head"], ["head"])
+    assert list(spectra.activation_singular_values(net, x)) == ["head"]
+    structure = bnrank.bottleneck(net, x)
+    assert [layer.name for layer in structure.layers if layer.activation_values is not None] == ["head"]
+    assert [layer.name for layer in structure.layers] == ["head", "experts.0", "experts.1"]
+
+
 def test_a_forward_without_gradients_has_no_ntk():
     ds = profile(Pair(torch.no_grad()(lambda own, x: own.b(own.a(x).relu()))), normal(20, 5))
     assert np.isnan(ds.ntk_trace).all()
@@ -308,6 +324,7 @@ def test_a_forward_that_draws_noise_in_eval_mode_is_named():
 
     net = Pair(noisy)
     state = torch.get_rng_state()
+    assert not any("random" in line for line in describe(profile(net, normal(60, 5), what=["weights"])))
     lines = describe(profile(net, normal(60, 5)))
     assert torch.equal(torch.get_rng_state(), state)
     assert any("jacobian_singular_values: net: the output of Pair is random, in eval mode, too" in s for s in lines)

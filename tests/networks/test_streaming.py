@@ -1,5 +1,7 @@
 """Values passed on layer by layer are those that are captured of whole blocks."""
 
+import pickle
+
 import pytest
 import torch
 from torch import nn
@@ -115,3 +117,11 @@ def test_errors_of_takers_are_theirs_and_missing_layers_are_named():
     net = Sometimes()
     with pytest.raises(ValueError, match="layer 'b' did not run on samples 0 to 4"):
         capturing.stream(net, x, read(net, x), [])
+
+
+def test_the_error_of_unobserved_layers_can_be_rebuilt_and_sent():
+    reading = read(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
+    error = capturing._never(reading.layers[0], slice(0, 3))
+    again = pickle.loads(pickle.dumps(error))
+    assert (str(again), again.reasons) == (str(error), {"0": "not called on samples 0 to 2 of x"})
+    assert str(type(error)("a: did not run")) == "a: did not run"

@@ -123,6 +123,11 @@ def test_bad_arguments_are_named(options, said):
         Facts(NET, **{"x": X, **options})
 
 
+def test_classes_at_several_positions_are_refused():
+    with pytest.raises(ValueError, match=r"y: got class indices for outputs of shape \(30, 2, 2\), expected outputs"):
+        Facts(nn.Sequential(nn.Linear(3, 4), nn.Unflatten(1, (2, 2))), torch.ones(30, 3), LABELS)
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_weights_that_are_not_finite_are_refused_by_name(bad):
     net = bnrank.MLP([3, 6, 2])

@@ -72,6 +72,8 @@ class Problem:
             with torch.enable_grad():
                 out = self.outputs(x)
                 validation.expect(out.isfinite().all(), "net", "NaN or infinite outputs on x", "finite ones")
+                scores = "floating-point numbers, such as the scores before argmax"
+                validation.expect(out.is_floating_point(), "net", f"outputs of dtype {out.dtype}", scores)
                 validation.expect(
                     out.requires_grad, "net", "outputs without a gradient", "a forward of PyTorch operations only"
                 )

@@ -96,7 +96,8 @@ def lora_ranks(
         a tuple as ``net(*x)``.
     y : Tensor or ndarray
         Targets: (N, ...) in the shape of the outputs, (N,) for (N, 1), too; -1 and +1 for "logistic"; or class indices
-        from 0, (N,) or (N, ...); -100 for positions to be ignored.
+        from 0, (N,) or (N, T) for outputs (N, C) or (N, T, C), whose last dimension is that of the classes; -100 for
+        positions to be ignored.
     budget : int
         Number of parameters of all adapters. Uniform rank r costs r times the sum of n_in + n_out.
     loss : str or callable, optional
@@ -267,13 +268,13 @@ def _layers(net: nn.Module) -> tuple[dict[str, Any], dict[str, str]]:
         if not isinstance(module, (nn.Linear, *CONVOLUTIONS)):
             if module in holders or isinstance(module, nn.Bilinear):
                 reason = "which is neither a Linear nor a convolution in one or two dimensions"
-                skipped[name] = f"a {type(module).__name__}, {reason}"
+                skipped[name] = f"{type(module).__name__}, {reason}"
             continue
         weight = module.weight
         if "weight" not in module._parameters:
             skipped[name] = "its weight is computed from other parameters"
         elif isinstance(module, nn.Linear) and type(module) is not nn.Linear:
-            skipped[name] = f"a {type(module).__name__}, which may compute something else than a Linear"
+            skipped[name] = f"{type(module).__name__}, which may compute something else than a Linear"
         elif users[id(weight)] > 1:
             skipped[name] = "its weight is shared with another module"
         elif getattr(module, "groups", 1) != 1:

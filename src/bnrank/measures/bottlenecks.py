@@ -16,7 +16,7 @@ from bnrank._core.results import Printed
 from bnrank._core.validation import Data
 from bnrank.measures import nonlinearity, spectra
 from bnrank.measures.accumulating import METHODS
-from bnrank.networks.capturing import capture
+from bnrank.networks.capturing import capture, leaving_out
 from bnrank.networks.functional import Functional, check_finite, example
 from bnrank.networks.inputs import Example
 from bnrank.networks.reading import Layer, Reading, read_or
@@ -375,15 +375,18 @@ def bottleneck(
     passes: dict[str, Any] = {"chunk_size": chunk_size, "dtype": dtype}
     with torch.no_grad():
         d_out = Functional(net, dtype)(samples[:2])[0].numel()
+
+    def acting(reading: Reading) -> tuple[spectra.Spectra, spectra.Spectra, dict[str, float]]:
+        if reading.unobserved and not reading.layers:  # there are weights only
+            return spectra.Spectra({}), spectra.Spectra({}), {}
+        taker = nonlinearity.Ratio(reading)
+        some = spectra.activation_spectra(net, samples, reading, method=method, also=[taker], **passes)
+        return some.values["preactivations"], some.values["activations"], taker.ratios()
+
+    (before, after, ratios), reading, _ = leaving_out(net, samples, reading, acting)
     weights = spectra.weight_singular_values(net, reading=reading)
     rows = [weights.get(layer.name, torch.zeros(0)) for layer in reading.weights]
     found = of_reading(reading, weights, atol=atol, near_one=near_one, min_layers=min_layers)
-    before = after = spectra.Spectra({})
-    ratios: dict[str, float] = {}
-    if reading.layers or not reading.unobserved:  # else there are weights only
-        taker = nonlinearity.Ratio(reading)
-        some = spectra.activation_spectra(net, samples, reading, method=method, also=[taker], **passes)
-        before, after, ratios = some.values["preactivations"], some.values["activations"], taker.ratios()
     counts = [int((row > found.atol).sum()) for row in rows]
     left = {layer.name for layer in reading.unobserved}
     skipped = tuple(dict.fromkeys(s for part in (weights, after, before) for s in part.skipped if s.name not in left))

@@ -18,9 +18,9 @@ from bnrank.measures.choices import PATCHES, Choice
 from bnrank.measures.layerwise import LayerUse, Uses, few_samples
 from bnrank.measures.nonlinearity import Ratio
 from bnrank.measures.samplewise import SampleMeasures
-from bnrank.networks.capturing import UnobservedError, capture
+from bnrank.networks.capturing import capture, leaving_out
 from bnrank.networks.inputs import Samples
-from bnrank.networks.reading import Layer, Reading, read_except
+from bnrank.networks.reading import Layer, Reading
 from bnrank.networks.reasons import Skipped, only_weight
 from bnrank.networks.tensor_matrices import pieces
 from bnrank.networks.tensors import entry
@@ -91,7 +91,9 @@ def measure(net: nn.Module, x: Samples, choice: Choice, reading: Reading, d_out:
     with bar(settings.progress, "weights", 3, counted=False) as tell:
         weights, kernels = _weights(choice, reading, deadline)
         tell(1, "activations")
-        acting, reading, unobserved = _observed(net, x, choice, reading, settings)
+        acting, reading, unobserved = leaving_out(
+            net, x, reading, lambda some: _activations(net, x, choice, some, settings)
+        )
         tell(2, "Jacobians and the NTK")
         numbers = settings.samples
         parts, left = choice.of_samples(net, len(numbers), d_out)
@@ -132,19 +134,6 @@ class _Acting:
     ratios: Mapping[str, float] = field(default_factory=dict)
     used: Mapping[str, LayerUse] = field(default_factory=dict)
     reasons: Sequence[str] = ()
-
-
-def _observed(
-    net: nn.Module, x: Samples, choice: Choice, reading: Reading, settings: Settings
-) -> tuple[_Acting, Reading, dict[str, str]]:
-    """Measure activations, of the layers that every sample passes; return also the reading, and why others are left."""
-    reasons: dict[str, str] = {}
-    while True:
-        try:
-            return _activations(net, x, choice, reading, settings), reading, reasons
-        except UnobservedError as error:
-            reasons |= error.reasons
-            reading = read_except(net, x, reasons)
 
 
 def _activations(net: nn.Module, x: Samples, choice: Choice, reading: Reading, settings: Settings) -> _Acting:

@@ -161,7 +161,7 @@ def differentiating(net: nn.Module) -> Iterator[None]:
     """Raise ValueError, with the reason, where a backward pass through a module fails."""
     try:
         yield
-    except (ValueError, torch.OutOfMemoryError):
+    except (ValueError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
         raise ValueError(f"net: {type(net).__name__} cannot be differentiated: {_reason(error)}") from error

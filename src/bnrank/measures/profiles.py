@@ -91,7 +91,8 @@ def profile(
         Without samples only the weights are measured, see Notes.
     y : Tensor or ndarray, optional
         (N, d_out), or (N,) for one output, for the mean squared error (1/N) sum_i ||f(x_i) - y_i||^2; or class
-        indices, integers (N,), or (N, T) for outputs (N, T, C), for the mean cross-entropy: adds the variable ``cost``.
+        indices, integers, for the mean cross-entropy: (N,) for outputs (N, C), and (N, T) for (N, T, C), whose last
+        dimension is that of the classes. Adds the variable ``cost``.
     what : sequence of str, optional
         From "weights", "activations", "jacobian", "ntk" and "operators". Default: the first four, without what is
         expensive: spectra of whole activations, Jacobians and the NTK are left out beyond a number of operations, and
@@ -221,8 +222,9 @@ def profile(
         "sample": settings.samples.numpy(),
     }
     dataset = xr.Dataset(variables, coords, about | _attrs(found, settings))
+    noisy = is_random and "activations" in choice
     dataset = remarks.attach(dataset, "skipped", [*map(vars, found.skipped), *found.samples.skipped])
-    dataset = remarks.attach(dataset, "note", [*found.notes, *([RANDOM] if is_random else [])])
+    dataset = remarks.attach(dataset, "note", [*found.notes, *([RANDOM] if noisy else [])])
     return _described(with_frequencies(dataset, found.reading, found.bottleneck))
 
 
@@ -362,9 +364,10 @@ def _target(y: Data, n: int, shape: tuple[int, ...]) -> Tensor:
         validation.expect(y.shape[1] == d_out, "y", got, f"{d_out} as in the network's output")
     else:
         places = () if d_out == max(shape) else shape[:-1]  # (N, C, 1, 1) has one distribution
-        got, expected = f"shape {tuple(y.shape)}", f"class indices of shape {(n, *places)} for outputs {(n, *shape)}"
-        validation.expect(not places or y.shape[1:] == places, "y", got, expected)
-        y = validation.classes(y.flatten() if places else y, "y", shape[-1] if places else d_out)
+        at_positions = y.ndim > 1 and y.shape[1:] == shape[:-1]
+        expected = f"class indices of shape {(n, *places)} for outputs {(n, *shape)}, classes in the last dimension"
+        validation.expect(not places or at_positions, "y", f"shape {tuple(y.shape)}", expected)
+        y = validation.classes(y.flatten() if at_positions else y, "y", shape[-1] if places else d_out)
         y = y.reshape(-1, *places)
     validation.expect(y.shape[0] == n, "y", f"{y.shape[0]} samples", f"{n} as in x")
     return y

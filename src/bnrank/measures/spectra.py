@@ -14,7 +14,7 @@ from bnrank._core.linalg import effective_rank, entropy_rank, rank, stable_rank,
 from bnrank.measures.accumulating import METHODS, Accumulator
 from bnrank.measures.convolution import conv_singular_values, per_dimension
 from bnrank.measures.operators import are_disjoint_patches, layer_singular_values, layer_squared_norm
-from bnrank.networks.capturing import Taker, named, stream
+from bnrank.networks.capturing import Taker, leaving_out, named, stream
 from bnrank.networks.functional import example
 from bnrank.networks.inputs import Example, Samples
 from bnrank.networks.reading import Reading, read_or
@@ -192,9 +192,9 @@ def activation_singular_values(
     a_l(X), (N, n_l), has one sample per row and is not centered. In an MLP a_l = sigma(a~_l) and a_L = f(x). In any
     other module a_l is the tensor that enters the next layer read, after anything in between (normalization, pooling, a
     sum), and the module's output for the last one; a~_l is the output of the layer. Where the next layer reads
-    something else, or the module's output does not follow from the last layer, or only by way of a layer without
-    observed values, a_l is a~_l. Tensors with more dimensions are flattened to (N, features): an image of C x H x W is
-    one vector, flattened in the module or not.
+    something else, or the module's output does not follow from the last layer, or follows also by way of a layer
+    without observed values, a_l is a~_l. Tensors with more dimensions are flattened to (N, features): an image of C x H
+    x W is one vector, flattened in the module or not.
 
     Parameters
     ----------
@@ -236,9 +236,11 @@ def activation_singular_values(
     validation.choice(method, "method", METHODS)
     given = example(net, x, inputs=True)
     reading = read_or(reading, net, given)
-    return activation_spectra(net, given, reading, (which,), method=method, chunk_size=chunk_size, dtype=dtype).values[
-        which
-    ]
+    passes: dict[str, Any] = {"method": method, "chunk_size": chunk_size, "dtype": dtype}
+    found, _, _ = leaving_out(
+        net, given, reading, lambda some: activation_spectra(net, given, some, (which,), **passes)
+    )
+    return found.values[which]
 
 
 @dataclass(frozen=True)

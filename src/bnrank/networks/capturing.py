@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,10 +15,11 @@ from bnrank.networks import observing
 from bnrank.networks.functional import Functional, example, unwrap
 from bnrank.networks.inputs import Example, Samples
 from bnrank.networks.observing import Holders, Values
-from bnrank.networks.reading import Layer, Reading, read_or, weight_holders
+from bnrank.networks.reading import Layer, Reading, read_except, read_or, weight_holders
 
 __all__ = ["Captured", "capture"]
 
+Result = TypeVar("Result")
 MAX_BLOCK = 2**18  # entries of the largest tensor of a layer in one block of `stream`: 2 MiB
 
 
@@ -31,9 +32,14 @@ class UnobservedError(ValueError):
         Why, by the name of the layer.
     """
 
-    def __init__(self, layer: Layer, message: str, reason: str) -> None:
-        super().__init__(f"net: layer {layer.name!r} {message}")
-        self.reasons = {layer.name: reason}
+    def __init__(self, message: str, reasons: Mapping[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.reasons = dict(reasons or {})
+
+    @classmethod
+    def of(cls, layer: Layer, message: str, reason: str) -> UnobservedError:
+        """Return the error of one layer."""
+        return cls(f"net: layer {layer.name!r} {message}", {layer.name: reason})
 
 
 @dataclass(frozen=True)
@@ -53,8 +59,8 @@ class Captured:
     activations : tuple of Tensor
         a_l: the input of the next layer, and the module's output for the last one. For gates of recurrent layers the
         hidden states. For embeddings, projections of attention, and layers whose output the next layer does not read,
-        or reads by way of a layer without observed values, the layer's own output; so for the last one where the
-        module's output does not follow from it, or only by way of such a layer.
+        or reads also by way of a layer without observed values, the layer's own output; so for the last one where the
+        module's output does not follow from it, or follows also by way of such a layer.
     """
 
     rows: slice
@@ -222,6 +228,23 @@ def stream(
     return len(samples)
 
 
+def leaving_out(
+    net: nn.Module, x: Samples, reading: Reading, measure: Callable[[Reading], Result]
+) -> tuple[Result, Reading, dict[str, str]]:
+    """Return ``measure(reading)``, for the layers that every sample passes, with their reading and why others are left.
+
+    Layers that only some samples reach, such as experts, may show only when all of them are run. The measure starts
+    anew then.
+    """
+    reasons: dict[str, str] = {}
+    while True:
+        try:
+            return measure(reading), reading, reasons
+        except UnobservedError as error:
+            reasons |= error.reasons
+            reading = read_except(net, x, reasons)
+
+
 class _Block:
     """The values of one block of samples, on their way from layers to takers."""
 
@@ -324,12 +347,12 @@ def named(layers: Sequence[Layer], number: int, which: str) -> str:
 
 def _never(layer: Layer, rows: slice) -> UnobservedError:
     where = f"on samples {rows.start} to {rows.stop - 1} of x"
-    return UnobservedError(layer, f"did not run {where}", f"not called {where}")
+    return UnobservedError.of(layer, f"did not run {where}", f"not called {where}")
 
 
 def _twice(layer: Layer, rows: slice) -> UnobservedError:
     reason = f"called more than once on samples {rows.start} to {rows.stop - 1} of x"
-    return UnobservedError(layer, f"runs more than once{_advice(layer)}", reason)
+    return UnobservedError.of(layer, f"runs more than once{_advice(layer)}", reason)
 
 
 def _advice(layer: Layer) -> str:
@@ -354,6 +377,6 @@ def _samples_first(values: Values | None, layer: Layer, count: int) -> Values:
     if values is None or any(v.ndim <= dim or v.shape[dim] != count for v in values if v is not None):
         shape = "" if values is None else f": its input has shape {tuple(values[0].shape)}"
         message = f"has no value for each of {count} samples{shape}{_advice(layer)}"
-        raise UnobservedError(layer, message, f"no value for each sample, in a block of {count}{shape}")
+        raise UnobservedError.of(layer, message, f"no value for each sample, in a block of {count}{shape}")
     before, after, activation = (v if v is None else v.movedim(dim, 0) for v in values)
     return cast(Values, (before, after, after if values[2] is values[1] else activation))

@@ -81,8 +81,8 @@ class Layer:
         Why the values that enter and leave the layer cannot be observed; empty if they can.
     apart : bool
         Whether the next layer does not read what this layer returns, as with the query of attention, before the key,
-        or only by way of an unobserved weight. For the last layer, whether the output of the module does not follow
-        from it, or only by way of one, such as a head that is tied to an embedding.
+        or reads it also by way of an unobserved weight. For the last layer, whether the output of the module does not
+        follow from it, or follows also by way of one, such as a head that is tied to an embedding.
     unflattened : tuple of int
         The shape of one sample before it is flattened to a vector for the next layer; () if it is not.
     samples_dim : int

@@ -56,7 +56,7 @@ class Facts:
         Samples, (N, ...).
     y : Tensor or ndarray, optional
         Targets, (N, d_out), floating point, for the mean squared error; or class indices, (N,), integers, for the
-        cross-entropy.
+        cross-entropy of outputs (N, C).
     ridge : float, optional
         lambda of the loss C + lambda ||theta||^2 that the network was trained with.
     rtol : float
@@ -123,6 +123,12 @@ class Facts:
         outputs = self.outputs.shape[1]
         y = validation.targets(validation.from_array(y, "y") if isinstance(y, np.ndarray) else y, outputs)
         if isinstance(y, Tensor) and not y.is_floating_point():
+            with torch.no_grad():
+                shape = self.function(self.x[:2]).shape[1:]
+            got = f"class indices for outputs of shape {(self.samples, *shape)}"
+            validation.expect(
+                max(shape, default=1) == outputs, "y", got, "outputs of shape (N, classes), or real targets"
+            )
             targets = validation.classes(y, "y", outputs)
         else:
             targets = validation.samples(y, "y", ndim=None).detach().to(torch.float64).flatten(1)

@@ -59,7 +59,8 @@ def check(
     x : Tensor or ndarray
         Samples, (N, ...).
     y : Tensor or ndarray, optional
-        Targets, (N, d_out), for the mean squared error; or class indices, (N,), integers, for the cross-entropy.
+        Targets, (N, d_out), for the mean squared error; or class indices, (N,), integers, for the cross-entropy of
+        outputs (N, C).
     ridge : float, optional
         lambda of the loss C + lambda ||theta||^2 (biases penalized) that the network was trained with.
     only : str or sequence of str, optional

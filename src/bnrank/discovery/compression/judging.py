@@ -70,9 +70,15 @@ def check_alone(function: Functional, x: Tensor) -> None:
         with torch.no_grad():
             function(x[:1])
     except ValueError as error:
+        if error.__cause__ is None:  # it runs, and its output has no dimension for one sample, as after squeeze()
+            return
+        norms = [part for part in function.module.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
+        without = any(part.running_mean is None for part in norms)
+        advice = " (batch normalization without running statistics?)" if without else ""
+        why = str(error.__cause__) or type(error.__cause__).__name__
         raise ValueError(
             f"net: {type(function.module).__name__} runs on several samples, but not on one alone, expected a function "
-            f"of one sample (batch normalization without running statistics?): {error.__cause__ or error}"
+            f"of one sample{advice}: {why}"
         ) from error
 
 

@@ -60,6 +60,8 @@ def places(net: nn.Module, x: Tensor) -> tuple[list[str], list[Skipped]]:
         try:
             with swapped(net, {name: (nn.Sequential(names[name]),)}), torch.no_grad():
                 net(x[:2].clone())
+        except (MemoryError, torch.OutOfMemoryError):
+            raise
         except Exception as error:
             why = f"the module cannot be run with another module in its place: {error}"
             skipped.append(Skipped(name, "segment", why))

@@ -126,6 +126,9 @@ def _folded(segment: Segment) -> Segment:
         part = copied(original).eval()
         if plain(part, _NORMS) and parts and is_linear(parts[-1]) and part.track_running_stats:
             fuse: Any = fuse_conv_bn_eval if isinstance(parts[-1], CONVOLUTIONS) else fuse_linear_bn_eval
+            if part.weight is None:  # affine=False; the fusion of linear layers needs both
+                part.weight = nn.Parameter(torch.ones_like(part.running_var))
+                part.bias = nn.Parameter(torch.zeros_like(part.running_var))
             parts[-1] = fuse(parts[-1], part)
             continue
         if isinstance(part, nn.ReLU | nn.LeakyReLU):

@@ -70,6 +70,8 @@ class Search:
             try:
                 judge = self._judge(work, segment)
                 judge(segment.parts)
+            except (MemoryError, torch.OutOfMemoryError):
+                raise
             except Exception as error:
                 why = f"the module cannot be run with another module in its place: {error}"
                 self.skipped.append(Skipped(segment.name, "segment", why))

@@ -103,8 +103,8 @@ def compress(
         Samples from the distribution the network is applied to, (N, ...), at least 8. Preferably many, and not the
         training data, on which the network may fit noise. No labels are needed.
     y : Tensor, ndarray or Series, optional
-        (N,), the classes of x as integers from 0, where the largest output is the class: the certificate then has the
-        accuracy before and after. They do not influence the search.
+        (N,), the classes of x as integers from 0, for outputs (N, C) of which the largest is the class: the certificate
+        then has the accuracy before and after. They do not influence the search.
     tol : float
         Largest change of the output, ||f^(X) - f(X)||_F / ||f(X) - mean f(X)||_F, 0 < tol < 1, relative to the spread
         of the outputs. Relative to the outputs themselves the change is never larger. A module whose outputs are
@@ -189,6 +189,11 @@ def compress(
     parted = judging.split(original, x, y, held_out, seed)
     function = Functional(original)
     reference = judging.outputs(function, x, "x"), judging.outputs(function, parted.kept, "held_out")
+    if parted.y is not None:
+        with torch.no_grad():
+            shape = function(x[:2]).shape[1:]
+        got = f"one class per sample for outputs of shape {(len(x), *shape)}"
+        validation.expect(max(shape, default=1) == shape.numel(), "y", got, "outputs of shape (N, classes), or no y")
     for labels, outputs, name in ((parted.y, reference[0], "y"), (parted.y_kept, reference[1], "held_out[1]")):
         if labels is not None:
             validation.classes(labels, name, outputs.shape[1])

@@ -59,6 +59,8 @@ def _output(net: nn.Module, x: Tensor) -> Any:
     try:
         with torch.no_grad():
             return net(x.clone())
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
     except Exception:
         return None
 

@@ -69,6 +69,8 @@ def pairs(net: nn.Module, names: Sequence[str], x: Tensor) -> list[Pair]:
                     expected = net(x[:TRIED].clone())
                 with swapped(net, slimmed(net, pair, units) | {reader: (reading,)}):
                     got = net(x[:TRIED].clone())
+            except (MemoryError, torch.OutOfMemoryError):
+                raise
             except Exception:  # whatever a forward raises where it relies on a width
                 continue
         if alike(got, expected, rtol=1e-8, atol=1e-9):

@@ -18,9 +18,9 @@ from bnrank._core.sampling import evenly_spaced
 from bnrank.measures import similarity
 from bnrank.measures.layerwise import ROUNDING, LayerUse, Uses, few_samples
 from bnrank.measures.spectra import Widths, grouped
-from bnrank.networks.capturing import Taker, named, stream
+from bnrank.networks.capturing import Taker, leaving_out, named, stream
 from bnrank.networks.functional import check_finite, example
-from bnrank.networks.reading import read
+from bnrank.networks.reading import Reading, read
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -107,37 +107,41 @@ class View:
     def seen(self, chunk_size: int, dtype: torch.dtype, deadline: Deadline) -> Seen:
         """Return what the network does on the samples, as far as the time suffices.
 
-        The activations of as many layers as fit in 128 MiB are in memory together, or those of one layer.
+        The activations of as many layers as fit in 128 MiB are in memory together, or those of one layer. Layers that
+        only some samples reach are left out.
         """
-        layers, count = self.reading.layers, len(self.samples)
+        with _named(self.name):
+            found, _, _ = leaving_out(
+                self.net, self.samples, self.reading, lambda reading: self._seen(reading, chunk_size, dtype, deadline)
+            )
+        return found
+
+    def _seen(self, reading: Reading, chunk_size: int, dtype: torch.dtype, deadline: Deadline) -> Seen:
+        layers, count = reading.layers, len(self.samples)
+        passes: dict[str, Any] = {"chunk_size": chunk_size, "dtype": dtype}
         grams: list[Tensor | None] = [None] * len(layers)
         used: dict[str, LayerUse] = {}
         output, precision = None, 0.0
-        with _named(self.name):
-            for number, group in enumerate(self._groups(chunk_size, dtype)):
-                uses, kept = Uses(self.reading, count), _Rows(group, count, not number)
-                takers: list[Taker] = [kept] if number else [kept, uses]
-                if deadline.over() or self._run(takers, chunk_size, dtype, deadline) < count:
-                    break
-                if not number:
-                    used, output, precision = uses.use(), torch.cat(kept.outputs), kept.precision
-                for i in group:
-                    grams[i] = self._gram(kept.held.pop(i), named(layers, i, "activations"))
+        for number, group in enumerate(self._groups(reading, passes)):
+            uses, kept = Uses(reading, count), _Rows(group, count, not number)
+            takers: list[Taker] = [kept] if number else [kept, uses]
+            if deadline.over() or stream(self.net, self.samples, reading, takers, **passes, over=deadline.over) < count:
+                break
+            if not number:
+                used, output, precision = uses.use(), torch.cat(kept.outputs), kept.precision
+            for i in group:
+                grams[i] = self._gram(kept.held.pop(i), named(layers, i, "activations"))
         missed = [layer.name for layer, found in zip(layers, grams, strict=True) if found is None]
         late = [f"activations of {', '.join(missed)}: {deadline.missed}"] if missed else []
         names = tuple(layer.name for layer in layers)
         use = tuple(used.get(n, UNKNOWN) for n in names)
         return Seen(names, tuple(grams), use, output, count, tuple(late), precision)
 
-    def _run(self, takers: list[Taker], chunk_size: int, dtype: torch.dtype, deadline: Deadline) -> int:
-        some: dict[str, Any] = {"chunk_size": chunk_size, "dtype": dtype}
-        return stream(self.net, self.samples, self.reading, takers, **some, over=deadline.over)
-
-    def _groups(self, chunk_size: int, dtype: torch.dtype) -> list[list[int]]:
+    def _groups(self, reading: Reading, passes: dict[str, Any]) -> list[list[int]]:
         """Return the layers of each pass over the samples."""
         sizes = Widths()
-        stream(self.net, self.samples[:2], self.reading, [sizes], chunk_size=chunk_size, dtype=dtype)
-        keys = [("activations", i) for i in range(len(self.reading.layers))]
+        stream(self.net, self.samples[:2], reading, [sizes], **passes)
+        keys = [("activations", i) for i in range(len(reading.layers))]
         return [[i for _, i in group] for group in grouped(keys, {k: len(self.samples) * sizes.found[k] for k in keys})]
 
     def _gram(self, values: Tensor, name: str) -> Tensor:

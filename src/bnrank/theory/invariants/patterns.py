@@ -150,6 +150,8 @@ class Pair(Conserved):
                     with more, torch.no_grad():
                         function(torch.cat([x.detach(), x[:1].detach()]))
                     where = [d for d in where if more.calls[i][0].shape[d] == len(x) + 1]
+                got = f"activation {node.name} on shape {held}, without a value for each of {len(x)} samples"
+                validation.expect(where, "net", got, "activations that every sample passes")
                 found[node.name] = tuple(v.movedim(where[0], 0) for v in watch.calls[i])
         return found
 
