@@ -86,10 +86,10 @@ def check_backward(net: nn.Module, x: Tensor) -> None:
     """Raise ValueError, with the reason, for a module in float64 whose backward pass fails."""
     parameters: dict[str, Tensor] = dict(net.named_parameters())
     with torch.enable_grad():
-        out = Functional(net).with_parameters(parameters, x)
-    if out.requires_grad:
+        total = Functional(net).with_parameters(parameters, x).sum()
+    if total.requires_grad:
         with differentiating(net):
-            torch.autograd.grad(out.sum(), [p for p in parameters.values() if p.requires_grad], allow_unused=True)
+            torch.autograd.grad(total, [p for p in parameters.values() if p.requires_grad], allow_unused=True)
 
 
 def _explained(net: nn.Module, x: Tensor, name: str, cause: BaseException) -> Exception:
