@@ -124,7 +124,9 @@ def test_bad_arguments_are_named(options, said):
 
 
 def test_classes_at_several_positions_are_refused():
-    with pytest.raises(ValueError, match=r"y: got class indices for outputs of shape \(30, 2, 2\), expected outputs"):
+    with pytest.raises(
+        ValueError, match=r"y: got one class per sample for outputs of shape \(30, 2, 2\), expected outputs"
+    ):
         Facts(nn.Sequential(nn.Linear(3, 4), nn.Unflatten(1, (2, 2))), torch.ones(30, 3), LABELS)
 
 

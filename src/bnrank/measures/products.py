@@ -47,7 +47,7 @@ class Products:
         self.held: list[tuple[Tensor, Tensor, tuple[Tensor, ...]]] = []  # the graph of a single block
 
     def _tried(self) -> int:
-        """Return d_out after a backward pass at one sample, whose errors products of functorch turn into zeros."""
+        """Return d_out, after a backward pass at one sample: where that fails, torch.func would give zeros."""
         first = self.x[:1].detach()
         leaf = first.clone().requires_grad_(first.is_floating_point())  # for the parts that are checkpointed
         leaves = [*self.parameters, *([leaf] if leaf.requires_grad else [])]

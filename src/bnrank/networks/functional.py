@@ -93,13 +93,17 @@ class Functional:
             returned = self._run(self.parameters, x)
         return isinstance(returned, Tensor) and returned.ndim > 1
 
-    def is_random(self, x: Samples) -> bool:
-        """Return whether f(x) differs from call to call, as where the forward draws noise in eval mode, too."""
+    def twice(self, x: Samples) -> tuple[Tensor, Tensor]:
+        """Return f(x) of two runs without gradients, which differ where the forward draws noise in eval mode, too."""
         with torch.no_grad(), devices.forked(self.device):
             first = self(x)
             for device in {torch.device("cpu"), self.device}:
                 torch.rand(1, device=device)  # calls draw the same numbers from the same state
-            again = self(x)
+            return first, self(x)
+
+    def is_random(self, x: Samples) -> bool:
+        """Return whether f(x) differs from call to call by more than rounding."""
+        first, again = self.twice(x)
         finite = first[first.isfinite()]
         largest = float(finite.abs().max()) if finite.numel() else 0.0
         rounding = (1e-6 if self.dtype == torch.float64 else 1e-3) * largest
@@ -189,6 +193,23 @@ class Functional:
     def _cast(self, tensor: Tensor) -> Tensor:
         tensor = tensor.detach()
         return tensor.to(self.dtype, copy=True) if tensor.is_floating_point() else tensor.clone()
+
+
+def check_classified(function: Functional, x: Tensor) -> None:
+    """Raise ValueError where one class per sample cannot fit, as a sample has outputs at several positions.
+
+    Examples
+    --------
+    >>> check_classified(Functional(nn.Linear(4, 3)), torch.ones(5, 4))
+    >>> check_classified(Functional(nn.Linear(4, 3)), torch.ones(5, 2, 4))
+    Traceback (most recent call last):
+    ...
+    ValueError: y: got one class per sample for outputs of shape (5, 2, 3), expected outputs of shape (N, classes)
+    """
+    with torch.no_grad():
+        shape = function(x[:2]).shape[1:]
+    got = f"one class per sample for outputs of shape {(len(x), *shape)}"
+    validation.expect(max(shape, default=1) == shape.numel(), "y", got, "outputs of shape (N, classes)")
 
 
 @overload

@@ -22,7 +22,7 @@ from bnrank.measures.products import differentiating
 from bnrank.measures.second_order import Problem
 from bnrank.networks.chain import as_mlp
 from bnrank.networks.constructions import line_interpolant
-from bnrank.networks.functional import Functional, check_finite, check_unshared, example, unwrap
+from bnrank.networks.functional import Functional, check_classified, check_finite, check_unshared, example, unwrap
 from bnrank.networks.mlp import MLP
 from bnrank.tasks.losses import cost_and_gradient, gradient_at_zero
 from bnrank.tasks.task import Task
@@ -123,12 +123,7 @@ class Facts:
         outputs = self.outputs.shape[1]
         y = validation.targets(validation.from_array(y, "y") if isinstance(y, np.ndarray) else y, outputs)
         if isinstance(y, Tensor) and not y.is_floating_point():
-            with torch.no_grad():
-                shape = self.function(self.x[:2]).shape[1:]
-            got = f"class indices for outputs of shape {(self.samples, *shape)}"
-            validation.expect(
-                max(shape, default=1) == outputs, "y", got, "outputs of shape (N, classes), or real targets"
-            )
+            check_classified(self.function, self.all_x)
             targets = validation.classes(y, "y", outputs)
         else:
             targets = validation.samples(y, "y", ndim=None).detach().to(torch.float64).flatten(1)

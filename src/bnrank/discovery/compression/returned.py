@@ -103,11 +103,7 @@ def _moved(out: Any) -> Any:
 
 def noise(function: Functional, x: Tensor) -> str:
     """Return in words by how much the outputs of two runs on the same samples differ; empty where they do not."""
-    with torch.no_grad(), devices.forked(function.device):
-        first = function(x)
-        for device in {torch.device("cpu"), function.device}:  # calls restore the generators
-            torch.rand(1, device=device)
-        second = function(x)
+    first, second = function.twice(x)
     size, change = float(first.norm()), float((second - first).norm())
     if not change > RTOL * size:
         return ""

@@ -25,7 +25,7 @@ from bnrank.discovery.compression.timing import Timing
 from bnrank.discovery.compression.wholes import factored, layer_widths, merged, split_up
 from bnrank.discovery.compression.zeros import with_zeros
 from bnrank.networks import Segment
-from bnrank.networks.functional import Functional, check_finite, copied, unwrap
+from bnrank.networks.functional import Functional, check_classified, check_finite, copied, unwrap
 
 TIMING = Timing()
 NONE = "no linear or convolutional layer that could be replaced"
@@ -190,10 +190,7 @@ def compress(
     function = Functional(original)
     reference = judging.outputs(function, x, "x"), judging.outputs(function, parted.kept, "held_out")
     if parted.y is not None:
-        with torch.no_grad():
-            shape = function(x[:2]).shape[1:]
-        got = f"one class per sample for outputs of shape {(len(x), *shape)}"
-        validation.expect(max(shape, default=1) == shape.numel(), "y", got, "outputs of shape (N, classes), or no y")
+        check_classified(function, x)
     for labels, outputs, name in ((parted.y, reference[0], "y"), (parted.y_kept, reference[1], "held_out[1]")):
         if labels is not None:
             validation.classes(labels, name, outputs.shape[1])

@@ -129,8 +129,8 @@ class Record(Printed):
     def summary(self) -> list[dict[str, object]]:
         """Return a row per layer: quantities at the last measurement, and dimensions from the first to the last.
 
-        A dimension or a rank of weights or inputs that are NaN or infinite then is written as NaN; what is undefined or
-        was not measured then, as a dash or None.
+        At the last measurement, NaN stands for weights or inputs that are NaN or infinite, and a dash or None for what
+        is undefined or was not measured.
         """
         return [_summary(self.history.isel(layer=i)) for i in range(self.history.sizes["layer"])]
 
