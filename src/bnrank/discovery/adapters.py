@@ -77,14 +77,16 @@ def lora_ranks(
 ) -> RankPattern:
     """Return ranks of low-rank adapters for every linear layer and convolution, within a budget of parameters.
 
-    The update of a layer, (n_out, r) times (r, n_in), has r (n_in + n_out) parameters. Adapters of four times the
-    uniform rank are trained on a copy of the network, with a penalty on the squared norms of both factors, which favors
-    low ranks. Let A be the second moments of a layer's inputs, and S those of the gradients at its outputs for targets
-    drawn from the network's own prediction. In the Kronecker-factored curvature of A and S, leaving out the i-th
-    singular direction of the update D of a layer raises the loss by s_i^2 / 2, with s_i the singular values of S^{1/2}
-    D A^{1/2}. The budget is spent on the largest s_i^2 / 2 per parameter. Then the update, cut to these ranks, and the
-    one cut to the uniform rank are trained further, and unless the loss of the former is smaller by 5 percent the
-    uniform rank is returned.
+    The update D of a layer, (n_out, r) times (r, n_in), has r (n_in + n_out) parameters.
+
+    1. Adapters of four times the uniform rank, at least 8, are trained on a copy of the network, with a penalty on the
+       squared norms of both factors, which favors low ranks.
+    2. Let A be the second moments of a layer's inputs, and S those of the gradients at its outputs for targets drawn
+       from the network's own prediction. In the Kronecker-factored curvature of A and S, leaving out the i-th singular
+       direction of D raises the loss by s_i^2 / 2, with s_i the singular values of S^{1/2} D A^{1/2}.
+    3. The budget is spent on the largest s_i^2 / 2 per parameter.
+    4. D is cut to these ranks, and to the uniform rank, and both are trained further. Unless the loss on x of the
+       former is at least 5 percent smaller, the uniform rank is returned.
 
     Parameters
     ----------
@@ -104,7 +106,7 @@ def lora_ranks(
         "mse", "cross_entropy" or "logistic", or a function of outputs and targets that returns the mean over samples.
         Default: "cross_entropy" for integer y, "mse" otherwise.
     steps : int
-        Steps of Adam of the large adapters. As many again are spent on learning rates and the comparison.
+        Steps of Adam in 1. As many again are spent on choosing the learning rate and on the comparison in 4.
     chunk_size : int
         Number of samples per pass and step.
     seed : int

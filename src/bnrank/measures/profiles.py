@@ -96,9 +96,9 @@ def profile(
     what : sequence of str, optional
         From "weights", "activations", "jacobian", "ntk" and "operators". Default: the first four, without what is
         expensive: spectra of whole activations, Jacobians and the NTK are left out beyond a number of operations, and
-        the result lists it. Naming one of them computes all of it, except that Jacobians and the NTK keep their limits.
-        For "weights", the kernels of large convolutions stand for their operators on images, and a note says so;
-        "operators", which has "weights" in it, measures them all, see
+        the result lists them. Naming one of them computes all of it, except that Jacobians and the NTK keep their
+        limits. For "weights", the kernels of large convolutions stand for their operators on images, and a note says
+        so; "operators", which includes "weights", measures all operators, see
         :func:`bnrank.spectra.weight_singular_values`.
     weight_rtol : float
         Singular values of a weight above ``weight_rtol`` times its largest count for ``weight_relative_rank``.
@@ -111,8 +111,8 @@ def profile(
     max_values : int
         Maximum number of singular values kept per layer, the largest; ranks count all of them.
     max_minutes : float, optional
-        Time budget. What is not done within it is listed as skipped, with the number of samples after which it was cut
-        off; the smallest weights come first. It is looked at between layers and blocks of samples.
+        Time budget in minutes. What is not done within it is listed as skipped, with the number of samples after which
+        it was cut off; the smallest weights come first. It is looked at between layers and blocks of samples.
     progress : bool
         Show a progress bar.
     dtype : torch.dtype
@@ -121,22 +121,27 @@ def profile(
     Returns
     -------
     xarray.Dataset
-        Over (layer, index): ``weight_singular_values``, ``activation_singular_values``,
-        ``preactivation_singular_values`` (the last two over sqrt(N)). Over layer: ``nonlinearity``, ``weight_rank``,
-        ``parameter_norm`` (squared), and of the weights ``weight_relative_rank``, ``stable_rank`` ||W||_F^2 /
-        ||W||_op^2, ``entropy_rank`` (exp of the entropy of s_i / sum_j s_j, called effective rank by Roy and Vetterli,
-        2007; not :func:`bnrank.spectra.effective_rank`), ``full_rank`` (number of singular values) and ``subnormals``;
-        of the activations ``units``, ``dimension_95`` and ``dimension_99``
-        (:func:`bnrank.measures.usage.centered_dimension`; channels are units and up to 64 positions of an image or
-        sequence are samples, also where it is flattened for the next layer) and ``dead_units`` (0 on all samples; NaN
-        for one sample with one position). Over (sample, index): ``jacobian_singular_values``. Over sample:
-        ``log_pseudo_determinant`` (of singular values above 1e-6 times the largest), ``ntk_trace``. Coordinates:
-        ``layer`` (1..L), ``layer_name``, ``layer_kind``, ``index`` (from 1), ``sample`` (row of x). NaN is padding, or
-        marks undefined and skipped values. Attributes hold tolerances, N and the bottleneck: ``bottleneck_rank``,
-        ``bottleneck_start``, ``bottleneck_end`` and ``bottleneck_gap``, absent where undetermined
-        (``bottleneck_reason`` says why) or infinite. Skipped modules are entries along ``skipped`` (``skipped_name``,
-        ``skipped_type``, ``skipped_reason``), assumptions are entries along ``note`` (``note_name``, ``note_note``);
-        see :func:`describe`.
+        NaN is padding, or marks undefined and skipped values.
+
+        - Over (layer, index): ``weight_singular_values``, ``activation_singular_values`` and
+          ``preactivation_singular_values``, the last two over sqrt(N).
+        - Over layer: ``nonlinearity`` and ``parameter_norm`` (squared).
+        - Over layer, of the weights: ``weight_rank``, ``weight_relative_rank``, ``stable_rank`` ||W||_F^2 /
+          ||W||_op^2, ``entropy_rank`` (exp of the entropy of s_i / sum_j s_j, called effective rank by Roy and
+          Vetterli, 2007; not :func:`bnrank.spectra.effective_rank`), ``full_rank`` (number of singular values) and
+          ``subnormals``.
+        - Over layer, of the activations: ``units``, ``dimension_95`` and ``dimension_99``
+          (:func:`bnrank.measures.usage.centered_dimension`; channels are units and up to 64 positions of an image or
+          sequence are samples, also where it is flattened for the next layer), and ``dead_units`` (0 on all samples;
+          NaN for one sample with one position).
+        - Over (sample, index): ``jacobian_singular_values``. Over sample: ``ntk_trace``, and
+          ``log_pseudo_determinant`` of the Jacobian's singular values above 1e-6 times the largest.
+        - Coordinates: ``layer`` (1..L), ``layer_name``, ``layer_kind``, ``index`` (from 1), ``sample`` (row of x).
+        - Attributes: tolerances, N, and the bottleneck as ``bottleneck_rank``, ``bottleneck_start``,
+          ``bottleneck_end`` and ``bottleneck_gap``, absent where undetermined (``bottleneck_reason`` says why) or
+          infinite.
+        - Along ``skipped``: modules (``skipped_name``, ``skipped_type``, ``skipped_reason``). Along ``note``:
+          assumptions (``note_name``, ``note_note``). See :func:`describe`.
 
         If a layer is a circular convolution, also ``frequency_singular_values`` (layer, frequency, channel) and
         ``frequency_rank`` (layer, frequency), as in :mod:`bnrank.frequencies`, with coordinates ``multiplicity`` and

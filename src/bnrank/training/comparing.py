@@ -41,8 +41,8 @@ def compare(
 ) -> Comparison | Record:
     """Return what differs between two networks, layer by layer; with one argument, along the checkpoints of a training.
 
-    Tensors are compared by name. Where no names are equal, those that differ by a prefix of modules are, and tensors
-    without a partner are compared in order where their shapes are equal: the result says so, and lists what remains.
+    Tensors are matched by name; if no names are equal, by name without a prefix of modules ("module."). Tensors without
+    a partner are then matched in order where their shapes are equal. The result says so, and lists what remains.
 
     Parameters
     ----------
@@ -65,8 +65,8 @@ def compare(
     dtype : torch.dtype
         Precision of forward passes.
     max_minutes : float, optional
-        Time budget. What is not done within it is listed: weights come first, then layers in their order, or networks
-        of a sequence. It is looked at between tensors, blocks of samples and networks.
+        Time budget in minutes. What is not done within it is listed: weights come first, then layers in their order,
+        or networks of a sequence. It is looked at between tensors, blocks of samples and networks.
     progress : bool
         Show a progress bar.
 
@@ -87,13 +87,15 @@ def compare(
           side.
 
         All are NaN where shapes differ; ranks and shares of a change of 0, and angles beyond the subspaces, are NaN.
-        Over tensor: ``tensor_change`` of vectors and other tensors that are no
-        matrix. With x, over (layer_a, layer_b): ``cka``, ``cka_debiased`` and ``cca``
-        (:mod:`bnrank.measures.similarity`) of the activations, flattened to (N, features); over layer_a and over
-        layer_b, ``dimension_95_a`` and so on, as in a profile. Attributes ``output_change`` and
-        ``output_change_of_spread``: the norm of the difference of the outputs over that of the outputs of a, and over
-        that of their deviation from the mean, unless this is rounding. Along ``unmatched``, ``skipped`` and ``note``:
-        tensors without a partner, those that are not compared, and remarks; see ``.notes``.
+        Over tensor: ``tensor_change`` of vectors and other tensors that are no matrix.
+
+        With x, over (layer_a, layer_b): ``cka``, ``cka_debiased`` and ``cca`` (:mod:`bnrank.measures.similarity`) of
+        the activations, flattened to (N, features); over layer_a and over layer_b, ``dimension_95_a`` and so on, as in
+        a profile. Attributes ``output_change`` and ``output_change_of_spread``: the norm of the difference of the
+        outputs over that of the outputs of a, and over that of their deviation from the mean, unless this is rounding.
+
+        Along ``unmatched``, ``skipped`` and ``note``: tensors without a partner, those that are not compared, and
+        remarks; see ``.notes``.
     Record
         Without b: ``.history`` over (step, layer), with the ranks of the weights and, since the first checkpoint,
         ``change``, ``update_stable_rank``, ``update_effective_rank`` and ``update_share``; ``change_since`` the one

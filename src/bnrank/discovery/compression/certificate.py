@@ -171,8 +171,8 @@ class Certificate(Printed):
         As ``rank``, for the original module.
     jacobian_rank, jacobian_rank_before : int or None
         Largest rank of the Jacobian (singular values above 1e-6 of its largest) at up to 64 samples: a lower
-        bound on the bottleneck rank (T5). None where x holds no floats, inputs times outputs exceed 2e7, or the module
-        is random in eval mode.
+        bound on the bottleneck rank (T5). None where ``rank`` is, x holds no floats, inputs times outputs exceed 2e7,
+        or the module is random in eval mode.
     accuracy, held_out_accuracy : Accuracy or None
         On x and on the held-out samples; None without classes.
     nonzero_before, nonzero : int

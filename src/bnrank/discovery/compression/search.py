@@ -113,9 +113,9 @@ def compress(
         Fraction of x reserved for the certificate, in (0, 1), or at least 8 separate samples; a pair of samples and
         classes where ``y`` is given.
     tune : int
-        Iterations of L-BFGS that fit the remaining parameters to the original outputs; 0 for none. With tuning, cuts at
-        1.4, 2 and 4 times the tolerance are also tried, and kept if tuning brings the change within the tolerance. The
-        network never has more parameters or multiply-adds than without tuning.
+        Largest number of iterations of L-BFGS that fit the remaining parameters to the original outputs; 0 for none.
+        With tuning, cuts at 1.4, 2 and 4 times the tolerance are also tried, and kept if tuning brings the change
+        within the tolerance. The network never has more parameters or multiply-adds than without tuning.
     completions : bool
         Whether a layer of rank k, with n inputs and m units, may compute k of the units, k >= 0.1 (n + m), and the
         others as linear combinations of these, by a :class:`~bnrank.networks.completion.Completion`. It has k (n + m -
@@ -123,11 +123,11 @@ def compress(
         network of narrow layers becomes slower, as the certificate states. With few samples the tolerance is met less
         often on new ones. Not together with ``zeros``.
     zeros : bool
-        Whether to set single entries of the layers to zero besides, with half of the tolerance for everything else,
-        or all of it for the zeros, whichever leaves fewer entries; the others are fitted to make up for it. Layers keep
-        their sizes and latency: this is for storage, or software that makes use of zeros. The certificate counts the
-        entries that are not zero. Layers whose units have over 8,192 inputs get no zeros. If no entry can be set to
-        zero, the result is that without zeros.
+        Whether to also set single entries of the layers to zero; the others are fitted to make up for it. Either half
+        of the tolerance is spent on everything else before, or all of it on zeros, whichever leaves fewer entries. The
+        zeros leave sizes and latency of the layers as they are: this is for storage, or software that makes use of
+        zeros. The certificate counts the entries that are not zero. Layers whose units have over 8,192 inputs get no
+        zeros. If no entry can be set to zero, the result is that without zeros.
     max_samples : int
         Largest number of samples of x used by the search; fewer where their values would take more than 160 MB.
     timing : Timing
@@ -135,9 +135,9 @@ def compress(
     seed : int
         Random seed of the split.
     max_minutes : float, optional
-        This long after the call the search begins no further trial and takes the best outcome so far, with a remark in
-        ``reason``; the module itself, if there is none yet. Reading the module and the first measurement count, but are
-        not cut short, nor is the trial under way. The certificate comes after.
+        So many minutes after the call the search begins no further trial and takes the best outcome so far, with a
+        remark in ``reason``; the module itself, if there is none yet. Reading the module and the first measurement
+        count, but are not cut short, nor is the trial under way. The certificate comes after.
     progress : bool
         Whether to show what is tried, on a terminal.
 
@@ -146,8 +146,8 @@ def compress(
     Compressed
         ``network``, ``certificate``, ``steps``, ``skipped``, ``reason``, ``widths_before``, ``widths``. A module that
         cannot be reduced is returned unchanged, with the reason. Latencies in the certificate are measured with
-        subnormal weights set to 0 on both sides; their share and what they cost is stated apart, and a network that was
-        reduced has none.
+        subnormal weights set to 0 on both sides; their share and the speedup from setting them to 0 are stated apart. A
+        network that was reduced has none.
 
     Raises
     ------

@@ -337,7 +337,8 @@ def watch(
         "weights": stable rank, effective rank, numbers of singular values with 95 and 99 percent of ||W||_F^2, the
         share of ||W||_F^2 outside the largest tenth of singular values ("tail"), norms, and the 10 largest singular
         values of every parameter with at least two dimensions, as a matrix (out, in x kernel); of one that is
-        parametrized, weight-normalized or pruned, those of the weight that the layer uses. "activations": the
+        parametrized, weight-normalized or pruned, those of the weight that the layer uses. Of matrices with both sides
+        above 1024 only norms and the stable rank, with a lower bound of the operator norm. "activations": the
         dimensions of the centered inputs of every layer, and of the network's output, at 95 and 99 percent of their
         variance (:func:`bnrank.measures.usage.centered_dimension`), and the numbers of dead ones, which are 0 on all
         rows, and of constant ones. "subnormals": the numbers of subnormal weights.
