@@ -177,6 +177,69 @@ def test_a_call_leaves_everything_as_it_was(change):
             assert all(was[k] is now[k] for k in was)
 
 
+class Registers(nn.Module):
+    """Registers hooks, tensors and a submodule in its first forward pass, and removes a hook."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 8), nn.Linear(8, 2)
+        self.once = self.b.register_forward_hook(lambda *_: None)
+        self.installed = False
+
+    def forward(self, x):
+        if not self.installed:
+            self.once.remove()
+            nothing = lambda *_, **__: None  # noqa: E731
+            self.a.register_forward_hook(nothing, with_kwargs=True, always_call=True)
+            self.a.register_forward_pre_hook(nothing, with_kwargs=True)
+            self.a.register_full_backward_hook(nothing)
+            self.a.register_full_backward_pre_hook(nothing)
+            self.a.register_state_dict_post_hook(nothing)
+            self.a.register_state_dict_pre_hook(nothing)
+            self.a.register_load_state_dict_pre_hook(nothing)
+            self.a.register_load_state_dict_post_hook(nothing)
+            self.b.register_buffer("table", torch.ones(3), persistent=False)
+            self.b.register_parameter("scale", nn.Parameter(torch.ones(())))
+            self.b.extra = nn.Identity()
+            self.installed = True
+        return self.b(self.a(x).relu())
+
+
+def watched(net, x):
+    with bnrank.watch(net, x=x, every=1) as watch:
+        watch.step()
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        bnrank.networks.account,
+        bnrank.profile,
+        bnrank.bottleneck,
+        lambda net, x: bnrank.compare(net, net, x),
+        bnrank.check,
+        lambda net, x: bnrank.discovery.compress(net, x, tune=0, timing=bnrank.discovery.Timing(repeats=1)),
+        watched,
+    ],
+    ids=["account", "profile", "bottleneck", "compare", "check", "compress", "watch"],
+)
+def test_what_a_network_registers_in_its_first_pass_does_not_stay_on_it(run):
+    net = Registers()
+    registered = [
+        (m, key, held) for m in net.modules() for key, held in vars(m).items() if isinstance(held, dict | set)
+    ]
+    before = [held.copy() for _, _, held in registered]
+    run(net, normal(60, 4))
+    assert not net.installed
+    for (module, key, held), content in zip(registered, before, strict=True):
+        assert vars(module)[key] is held
+        assert held == content, key
+    net(normal(2, 4))
+    assert net.installed
+    assert len(net.a._forward_hooks) == 1
+    assert not net.b._forward_hooks
+
+
 def test_one_tensor_in_several_places_is_replaced_in_all():
     class Shares(nn.Module):
         def __init__(self):

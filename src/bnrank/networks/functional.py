@@ -352,35 +352,42 @@ def copied(value: Copied) -> Copied:
 
 @contextmanager
 def eval_mode(net: nn.Module) -> Iterator[None]:
-    """Run in eval mode, and restore modes and the attributes that hooks or forwards set."""
-    before = [(sub, sub.training, dict(vars(sub))) for sub in net.modules()]
+    """Run in eval mode, and restore modes and what hooks or forwards set: attributes, hooks, tensors and submodules."""
+    before = [(sub, sub.training, dict(vars(sub)), _registered(sub)) for sub in net.modules()]
     try:
-        for sub, _, _ in before:
+        for sub, *_ in before:
             sub.training = False
         yield
     finally:
-        for sub, mode, attributes in before:
+        for sub, mode, attributes, registered in before:
             sub.training = mode  # of a scripted module no entry of its dictionary
             for name in vars(sub).keys() - attributes.keys():
                 del vars(sub)[name]
             vars(sub).update(attributes)
+            for name, content in registered.items():
+                attributes[name].clear()
+                attributes[name].update(content)
+
+
+_REGISTRIES = {name: type(value) for name, value in vars(nn.Module()).items() if isinstance(value, dict | set)}
+
+
+def _registered(sub: nn.Module) -> dict[str, Any]:
+    """Return copies of the dictionaries in which a module registers hooks, tensors and submodules."""
+    held = vars(sub)
+    return {name: held[name].copy() for name, kind in _REGISTRIES.items() if isinstance(held.get(name), kind)}
 
 
 @contextmanager
 def unchanged(net: nn.Module) -> Iterator[None]:
     """Run in eval mode on copies of the buffers, and restore buffers, modes and attributes."""
-    before = [(sub, dict(sub._buffers)) for sub in net.modules() if not isinstance(sub, torch.jit.ScriptModule)]
-    buffers = {id(held): held for _, own in before for held in own.values() if held is not None}
+    own = [sub._buffers for sub in net.modules() if not isinstance(sub, torch.jit.ScriptModule)]
+    buffers = {id(held): held for some in own for held in some.values() if held is not None}
     copies = {key: held.detach().clone() for key, held in buffers.items()}  # one of a buffer in two places
     with eval_mode(net):
-        try:
-            for sub, own in before:
-                sub._buffers.update({name: copies.get(id(held)) for name, held in own.items()})
-            yield
-        finally:
-            for sub, own in before:
-                sub._buffers.clear()
-                sub._buffers.update(own)
+        for some in own:
+            some.update({name: copies.get(id(held)) for name, held in some.items()})
+        yield
 
 
 def _as_real(x: Samples, dtype: torch.dtype) -> Iterator[tuple[Samples, tuple[str, torch.dtype]]]:

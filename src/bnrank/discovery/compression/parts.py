@@ -12,7 +12,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 from bnrank.measures.convolution import conv_singular_values
 from bnrank.networks import Segment, Skipped, reasons
 from bnrank.networks.completion import Completion
-from bnrank.networks.functional import copied, hooked
+from bnrank.networks.functional import copied, hooked, unchanged
 from bnrank.networks.gated import FactoredRecurrent
 from bnrank.networks.layers import derived
 from bnrank.networks.reading import read
@@ -220,16 +220,12 @@ def multiply_adds(net: nn.Module, x: Tensor) -> int:
     kinds = (nn.RNNBase, nn.RNNCellBase, FactoredRecurrent)
     recurrent = [sub for sub in net.modules() if isinstance(sub, kinds) and not getattr(sub, "unrolled", False)]
     handles += [layer.register_forward_hook(note_recurrent) for layer in recurrent]
-    modes = [(sub, sub.training) for sub in net.modules()]
     try:
-        net.eval()
-        with torch.no_grad():
+        with torch.no_grad(), unchanged(net):
             net(x[:1].clone())
     finally:
         for handle in handles:
             handle.remove()
-        for sub, mode in modes:
-            sub.training = mode
     return count
 
 
