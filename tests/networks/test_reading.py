@@ -308,9 +308,11 @@ def test_a_forward_that_cannot_run_in_float64_says_so_and_runs_in_float32():
             return self.a(x) @ self.fixed
 
     net, x = Stubborn(), torch.randn(4, 3, generator=generator())
+    reading = read(net, x)
+    assert [layer.name for layer in reading.layers] == ["a"]
     with pytest.raises(ValueError, match=r"dtype=torch.float32"):
-        read(net, x)
-    (part,) = capture(net, x, read(net), dtype=torch.float32)
+        list(capture(net, x, reading))
+    (part,) = capture(net, x, reading, dtype=torch.float32)
     assert part.output.dtype == torch.float32
 
 

@@ -368,7 +368,7 @@ def bottleneck(
     check_finite(net)
     samples = example(net, x, inputs=True)
     given = None if rank is None else validation.integer(rank, "rank", 0)
-    reading = read_or(reading, net, samples)
+    reading = read_or(reading, net, samples, dtype)
     if not reading.weights:
         capture(net, samples, reading)  # says so
     validation.choice(method, "method", METHODS)
@@ -383,7 +383,7 @@ def bottleneck(
         some = spectra.activation_spectra(net, samples, reading, method=method, also=[taker], **passes)
         return some.values["preactivations"], some.values["activations"], taker.ratios()
 
-    (before, after, ratios), reading, _ = leaving_out(net, samples, reading, acting)
+    (before, after, ratios), reading, _ = leaving_out(net, samples, reading, acting, dtype)
     weights = spectra.weight_singular_values(net, reading=reading)
     rows = [weights.get(layer.name, torch.zeros(0)) for layer in reading.weights]
     found = of_reading(reading, weights, atol=atol, near_one=near_one, min_layers=min_layers)

@@ -92,7 +92,7 @@ def measure(net: nn.Module, x: Samples, choice: Choice, reading: Reading, d_out:
         weights, kernels = _weights(choice, reading, deadline)
         tell(1, "activations")
         acting, reading, unobserved = leaving_out(
-            net, x, reading, lambda some: _activations(net, x, choice, some, settings)
+            net, x, reading, lambda some: _activations(net, x, choice, some, settings), settings.dtype
         )
         tell(2, "Jacobians and the NTK")
         numbers = settings.samples

@@ -58,7 +58,7 @@ def ratio(
     >>> ratio(net, torch.ones(3, 1))                       # one of two equal entries is set to 0
     {'layers.0': 0.7071067811865476, 'layers.1': nan}
     """
-    reading = read_or(reading, net, x)
+    reading = read_or(reading, net, x, dtype)
     taker = Ratio(reading)
     stream(net, x, reading, [taker], chunk_size=chunk_size, dtype=dtype)
     return taker.ratios()

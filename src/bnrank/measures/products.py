@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import checkpoint
 
 from bnrank._core import validation
-from bnrank.networks.functional import Functional
+from bnrank.networks.functional import Functional, check_real
 
 CHUNK_ENTRIES = 2**24  # float64 numbers of the largest intermediate tensor: 128 MiB
 DENSE = 32  # matrices up to this size are formed
@@ -35,6 +35,7 @@ class Products:
 
     def __init__(self, function: Functional, x: Tensor, chunk_size: int | None) -> None:
         self.function, self.x, self.n, self.chunk_size = function, x, len(x), chunk_size
+        check_real(function.module)
         named = {name: p for name, p in function.parameters.items() if p.is_floating_point()}
         if not named:
             raise ValueError(f"net: {type(function.module).__name__} has no parameters, expected at least one")

@@ -23,7 +23,7 @@ from bnrank.measures.measuring import Found, Settings, measure
 from bnrank.measures.samplewise import RTOL
 from bnrank.networks.functional import Functional, check_finite, example
 from bnrank.networks.inputs import Example, Samples
-from bnrank.networks.reading import Layer, read
+from bnrank.networks.reading import Layer, read_except
 from bnrank.networks.reasons import Skipped
 
 if TYPE_CHECKING:
@@ -201,7 +201,7 @@ def profile(
         progress=progress,
         dtype=dtype,
     )
-    reading = read(net, x)
+    reading = read_except(net, x, {}, settings.dtype)
     shape, is_random = _tried(Functional(net, dtype), x[:2])  # no copy of the weights is kept
     target = None if y is None else _target(y, len(x), shape)
     check_finite(net)

@@ -235,10 +235,10 @@ def activation_singular_values(
     validation.choice(which, "which", WHICH)
     validation.choice(method, "method", METHODS)
     given = example(net, x, inputs=True)
-    reading = read_or(reading, net, given)
+    reading = read_or(reading, net, given, dtype)
     passes: dict[str, Any] = {"method": method, "chunk_size": chunk_size, "dtype": dtype}
     found, _, _ = leaving_out(
-        net, given, reading, lambda some: activation_spectra(net, given, some, (which,), **passes)
+        net, given, reading, lambda some: activation_spectra(net, given, some, (which,), **passes), dtype
     )
     return found.values[which]
 

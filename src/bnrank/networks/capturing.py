@@ -113,13 +113,13 @@ def capture(
     """
     samples = example(net, x, inputs=True)
     chunk_size = validation.integer(chunk_size, "chunk_size")
-    reading = _checked(net, samples, reading)
+    reading = _checked(net, samples, reading, dtype)
     return _captured(Functional(net, dtype), samples, reading, chunk_size)
 
 
-def _checked(net: nn.Module, samples: Samples, reading: Reading | None) -> Reading:
+def _checked(net: nn.Module, samples: Samples, reading: Reading | None, dtype: torch.dtype) -> Reading:
     """Return the reading of a module, its own and with layers."""
-    reading = read_or(reading, net, samples)
+    reading = read_or(reading, net, samples, dtype)
     inside, kind = dict(unwrap(net).named_modules()), type(net).__name__
     own = all(
         inside.get(layer.name if layer.source is None else layer.source.owner) is layer.module
@@ -204,7 +204,7 @@ def stream(
     """
     samples = example(net, x, inputs=True)
     chunk_size = validation.integer(chunk_size, "chunk_size")
-    reading = _checked(net, samples, reading)
+    reading = _checked(net, samples, reading, dtype)
     function = Functional.lean_on(net, dtype, samples[:2])
     shapes = [shape for layer in reading.layers for shape in (layer.input_shape, layer.output_shape) if shape]
     widest = max((int(torch.Size(shape).numel()) for shape in shapes), default=1)
@@ -229,7 +229,7 @@ def stream(
 
 
 def leaving_out(
-    net: nn.Module, x: Samples, reading: Reading, measure: Callable[[Reading], Result]
+    net: nn.Module, x: Samples, reading: Reading, measure: Callable[[Reading], Result], dtype: torch.dtype
 ) -> tuple[Result, Reading, dict[str, str]]:
     """Return ``measure(reading)``, for the layers that every sample passes, with their reading and why others are left.
 
@@ -242,7 +242,7 @@ def leaving_out(
             return measure(reading), reading, reasons
         except UnobservedError as error:
             reasons |= error.reasons
-            reading = read_except(net, x, reasons)
+            reading = read_except(net, x, reasons, dtype)
 
 
 class _Block:

@@ -1,4 +1,4 @@
-"""Large weights in another precision only while their layer runs."""
+"""Tensors in another precision: copies of them, and large weights only while their layer runs."""
 
 from __future__ import annotations
 
@@ -13,6 +13,33 @@ from bnrank._core import heap
 
 PLAIN = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 LARGE, TOGETHER = 2**18, 2**21  # entries of a weight that is not copied, and of all those of a module
+
+
+def converted(tensor: Tensor, dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
+    """Return a copy of a tensor in a precision: floating-point and complex numbers are converted, others only copied.
+
+    Examples
+    --------
+    >>> [converted(torch.ones(1, dtype=kind), torch.float64).dtype for kind in (torch.complex64, torch.int32)]
+    [torch.complex128, torch.int32]
+    """
+    if tensor.is_complex():
+        kind = torch.complex128 if dtype == torch.float64 else torch.complex64
+    else:
+        kind = dtype if tensor.is_floating_point() else tensor.dtype
+    return tensor.to(device or tensor.device, kind, copy=True)
+
+
+def in_precision(net: nn.Module, dtype: torch.dtype, device: torch.device | None = None) -> nn.Module:
+    """Return a module, changed in place to a precision, which complex numbers get, too: ``net.to(dtype)`` cuts them.
+
+    Examples
+    --------
+    >>> net = nn.ParameterList([torch.ones(1), torch.ones(1, dtype=torch.complex64)])
+    >>> [p.dtype for p in in_precision(net, torch.float64).parameters()]
+    [torch.float64, torch.complex128]
+    """
+    return net._apply(lambda tensor: converted(tensor, dtype, device))
 
 
 def large_weights(net: nn.Module, dtype: torch.dtype) -> dict[str, nn.Module]:

@@ -15,20 +15,31 @@ from torch.nn.parameter import is_lazy
 
 from bnrank._core import devices, validation
 from bnrank._core.shared import Shared
-from bnrank.networks.casting import cast_when_run, large_weights, same
+from bnrank.networks.casting import cast_when_run, converted, large_weights, same
 from bnrank.networks.inputs import OUTPUTS, Inputs, Samples, columns, main_output, several
 from bnrank.networks.mlp import MLP, LinearNetwork
 
 Copied = TypeVar("Copied", nn.Module, "tuple[nn.Module, ...]", Any)
 
 
+class PrecisionError(ValueError):
+    """The error of a module that fails on x in one precision, but runs in another one, ``dtype``.
+
+    Its message ends with ``advice``, which is to give that precision.
+    """
+
+    def __init__(self, message: str, dtype: torch.dtype | None = None, advice: str = "") -> None:
+        super().__init__(message)
+        self.dtype, self.advice = dtype, advice
+
+
 class Functional:
     """A module as a function of x in one precision; calls do not change the module.
 
     Parameters and buffers are copied and cast once. Every call runs in eval mode; modes and random generators are
-    restored afterwards. Attributes that are neither parameters nor buffers are not cast. Of several outputs the main
-    one counts, see :func:`~bnrank.networks.inputs.main_output`; one of shape (N,), or () for one sample, is
-    returned as one feature, (N, 1).
+    restored afterwards. Complex numbers are cast to those of the precision. Attributes that are neither parameters nor
+    buffers are not cast. Of several outputs the main one counts, see :func:`~bnrank.networks.inputs.main_output`; one
+    of shape (N,), or () for one sample, is returned as one feature, (N, 1).
 
     Parameters
     ----------
@@ -44,7 +55,8 @@ class Functional:
     ------
     TypeError, ValueError
         If it is not a module, has lazy parameters without a shape, or is wrapped in DataParallel; when called, if the
-        forward fails on x in this precision or does not return a tensor with an entry per sample.
+        forward fails on x in this precision (:class:`PrecisionError` where it runs in another one) or does not return a
+        tensor with an entry per sample.
     """
 
     def __init__(self, net: nn.Module, dtype: torch.dtype = torch.float64, lean: bool = False) -> None:
@@ -52,8 +64,8 @@ class Functional:
         self.dtype = validation.dtype(dtype)
         self._large = large_weights(self.module, dtype) if lean else {}
         named = self.module.named_parameters()
-        self.parameters = {n: p.detach() if n in self._large else self._cast(p) for n, p in named}
-        self.buffers = {n: self._cast(b) for n, b in self.module.named_buffers()}
+        self.parameters = {n: p.detach() if n in self._large else converted(p.detach(), self.dtype) for n, p in named}
+        self.buffers = {n: converted(b.detach(), self.dtype) for n, b in self.module.named_buffers()}
         self._aliases = aliases(self.module)
         tensors = [*self.parameters.values(), *self.buffers.values()]
         self.device = tensors[0].device if tensors else torch.device("cpu")
@@ -145,12 +157,7 @@ class Functional:
     def _returned(self, parameters: dict[str, Tensor], x: Samples) -> Any:
         """Return what the module returns."""
         # a copy: the module's first operation may work in place
-        if isinstance(x, Inputs):
-            given = x.to(self.device, self.dtype)
-        elif x.is_floating_point():
-            given = Inputs((x.to(self.device, self.dtype, copy=True),))
-        else:
-            given = Inputs((x.to(self.device, copy=True),))
+        given = (x if isinstance(x, Inputs) else Inputs((x,))).to(self.device, self.dtype)
         held = {**parameters, **self.buffers}
         held |= {alias: held[name] for alias, name in self._aliases.items()}
         casting = cast_when_run(self._large.values(), self.dtype)
@@ -182,17 +189,41 @@ class Functional:
                 self._returned(parameters, x)
                 where = "which is run without, expected one with torch.enable_grad() around the part that needs them"
                 return ValueError(f"net: {kind} takes gradients in its forward, {where}")
-        text = f"net: {kind} failed on x of shape {_shapes(x)} in {self.dtype}: {str(error).removesuffix('.')}"
-        if "type" in str(error):
-            text += (
-                ". If its forward holds tensors of another precision that are neither parameters nor buffers, register "
-                "them as buffers or pass dtype=torch.float32"
-            )
-        return ValueError(text)
+        why = str(error).removesuffix(".")
+        other = self._other_precision(x)
+        if other is None:
+            return ValueError(f"net: {kind} failed on x of shape {_shapes(x)} in {self.dtype}: {why}")
+        advice = f"pass dtype={other} to a function that has this argument, as bnrank.profile has"
+        held = self._held_back(x)
+        shown = ", ".join(held[:3]) + (f" and {len(held) - 3} more" if len(held) > 3 else "")
+        why += f"; register as buffers the tensors that are plain attributes ({shown}), or " if held else "; "
+        what = f"net: {kind} runs on x of shape {_shapes(x)} in {other}, but not in {self.dtype}"
+        return PrecisionError(f"{what}: {why}{advice}", other, advice)
 
-    def _cast(self, tensor: Tensor) -> Tensor:
-        tensor = tensor.detach()
-        return tensor.to(self.dtype, copy=True) if tensor.is_floating_point() else tensor.clone()
+    def _other_precision(self, x: Samples) -> torch.dtype | None:
+        """Return a precision in which the module runs on x: float32, its own or float64; None where there is none."""
+        own = [p.dtype for p in self.module.parameters() if p.is_floating_point()]
+        for dtype in dict.fromkeys([torch.float32, *own, torch.float64]):
+            if dtype != self.dtype:
+                with suppress(Exception):
+                    function = Functional(self.module, dtype)
+                    function._returned(function.parameters, x)
+                    return dtype
+        return None
+
+    def _held_back(self, x: Samples) -> list[str]:
+        """Return the names of tensors that are plain attributes, if the module runs on x when they are cast, too."""
+        found: list[str] = []
+        with suppress(Exception), eval_mode(self.module):
+            for prefix, sub in self.module.named_modules():
+                for name, value in list(vars(sub).items()):
+                    changed = converted(value, self.dtype) if isinstance(value, Tensor) else value
+                    if changed is not value and changed.dtype != value.dtype:
+                        vars(sub)[name] = changed
+                        found.append(f"{prefix}.{name}" if prefix else name)
+            self._returned(self.parameters, x)
+            return found
+        return []
 
 
 def check_classified(function: Functional, x: Tensor) -> None:
@@ -268,6 +299,17 @@ def check_finite(net: nn.Module) -> None:
     if bad:
         shown = ", ".join(bad[:5]) + (f" and {len(bad) - 5} more" if len(bad) > 5 else "")
         raise ValueError(f"net: got NaN or infinite entries in {shown}, expected finite parameters")
+
+
+def check_real(net: nn.Module) -> None:
+    """Raise ValueError, naming them, if parameters are complex numbers: gradients are those of real ones."""
+    found = [name for name, p in unwrap(net).named_parameters() if p.is_complex()]
+    if found:
+        shown = ", ".join(found[:5]) + (f" and {len(found) - 5} more" if len(found) > 5 else "")
+        raise ValueError(
+            f"net: got parameters that are complex numbers ({shown}), expected real ones: keep torch.view_as_real of "
+            "each as the parameter, and use torch.view_as_complex of it in the forward"
+        )
 
 
 def check_unshared(net: nn.Module) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from bnrank._core import validation
+from bnrank.networks.casting import converted
 
 OUTPUTS = ("logits", "last_hidden_state", "out", "prediction_logits", "pooler_output")  # the first that is there counts
 _TIME_FIRST = (nn.RNNBase, nn.MultiheadAttention, nn.Transformer)
@@ -85,8 +86,8 @@ class Inputs:
         return self._map(Tensor.clone)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Inputs:
-        """Return copies on a device, those of floating-point numbers in a precision."""
-        return self._map(lambda t: t.to(device, dtype, copy=True) if t.is_floating_point() else t.to(device, copy=True))
+        """Return copies on a device, those of floating-point and complex numbers in a precision."""
+        return self._map(lambda tensor: converted(tensor, dtype, device))
 
     def _map(self, change: Any) -> Inputs:
         def one(value: Any) -> Any:

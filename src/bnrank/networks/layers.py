@@ -214,3 +214,10 @@ def base_of(part: nn.Module) -> Any:
 def is_weight(tensor: Tensor | None) -> bool:
     """Return whether a parameter is a real matrix with more than one row and column."""
     return tensor is not None and tensor.ndim == 2 and min(tensor.shape) > 1 and torch.is_floating_point(tensor)
+
+
+def has_complex_weight(part: nn.Module) -> bool:
+    """Return whether a module is a linear or convolutional layer or an embedding with a weight of complex numbers."""
+    weight = part._parameters.get("weight")
+    known = base_of(part) is not None or isinstance(part, nn.Embedding | nn.EmbeddingBag)
+    return known and weight is not None and weight.is_complex()

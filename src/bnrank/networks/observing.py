@@ -17,9 +17,19 @@ from torch.nn.functional import linear
 
 from bnrank.networks import projections, recurrent
 from bnrank.networks.following import Following
-from bnrank.networks.functional import Functional
+from bnrank.networks.functional import Functional, PrecisionError
 from bnrank.networks.inputs import Samples
-from bnrank.networks.layers import KINDS, Layer, Source, base_of, computed_of, derived, effective, is_weight
+from bnrank.networks.layers import (
+    KINDS,
+    Layer,
+    Source,
+    base_of,
+    computed_of,
+    derived,
+    effective,
+    has_complex_weight,
+    is_weight,
+)
 
 Values = tuple[Tensor, Tensor, Tensor | None]  # what enters, what leaves, and the activations where they are known
 MATRIX = "matrix"
@@ -43,6 +53,8 @@ def weights_of(part: nn.Module, name: str) -> list[Weight]:
     ['block.attn.q', 'block.attn.k', 'block.attn.v', 'block.attn.out_proj']
     """
     inside = f"{name}." if name else ""
+    if has_complex_weight(part):
+        return []
     if isinstance(part, nn.MultiheadAttention):
         return [Weight(f"{inside}{key}", "linear", source) for key, source in projections.weights(part, name)]
     if isinstance(part, nn.RNNBase | nn.RNNCellBase):
@@ -166,24 +178,25 @@ class Run:
     """A run of a module on a few samples: which weights act once, on what, and where the samples are.
 
     Samples lie along the dimension whose size follows the number of samples, found by a second run where the first
-    cannot tell. Tensors are kept until the end, so that none takes the memory of another.
+    cannot tell. Tensors are kept until the end, so that none takes the memory of another. Where the module fails in the
+    precision, but runs in another one, that is taken.
     """
 
-    def __init__(self, net: nn.Module, holders: Holders, x: Samples) -> None:
+    def __init__(self, net: nn.Module, holders: Holders, x: Samples, dtype: torch.dtype = torch.float64) -> None:
         self.holders = holders
-        self.calls: dict[nn.Module, list[Call]] = defaultdict(list)
-        self.shapes: dict[nn.Module, list[tuple[tuple[int, ...], tuple[int, ...]]]] = defaultdict(list)
         self._again: dict[nn.Module, list[Call]] = {}
-        self._made: list[tuple[int, Tensor, Key]] = []  # by other modules, with the number of calls so far
-        function, first = Functional(net), x[torch.arange(2, device=x.device) % len(x)]
-        out = self._run(function, first, net)
+        function, first = Functional(net, dtype), x[torch.arange(2, device=x.device) % len(x)]
+        try:
+            out = self._run(function, first, net)
+        except PrecisionError as error:  # another one does as well: no number of this run is a result
+            function = Functional(net, cast(torch.dtype, error.dtype))
+            out = self._run(function, first, net)
         self._out = _key(out), out
         values = [
             value for calls in self.calls.values() for call in calls for value in call.values if value is not None
         ]
         if any(before.ndim != 2 or not before.is_floating_point() or len(before) != 2 for before, _, _ in values):
             once = self.calls, self.shapes, self._made
-            self.calls, self.shapes, self._made = defaultdict(list), defaultdict(list), []
             with suppress(ValueError):
                 self._run(function, x[torch.arange(3, device=x.device) % len(x)], net)
                 self._again = self.calls
@@ -192,6 +205,9 @@ class Run:
 
     def _run(self, function: Functional, x: Samples, net: nn.Module) -> Tensor:
         order = itertools.count()
+        self.calls: dict[nn.Module, list[Call]] = defaultdict(list)
+        self.shapes: dict[nn.Module, list[tuple[tuple[int, ...], tuple[int, ...]]]] = defaultdict(list)
+        self._made: list[tuple[int, Tensor, Key]] = []  # by other modules, with the number of calls so far
 
         def note(part: nn.Module, values: list[Values | None]) -> None:
             pairs = zip(self.holders[part], values, strict=True)
@@ -381,7 +397,12 @@ def _is_faithful(part: nn.Module, weight: Weight, values: Values) -> bool:
 
 
 def _close(plain: Tensor, after: Tensor) -> bool:
-    return plain.shape == after.shape and torch.allclose(plain, after, rtol=1e-9, atol=1e-12)
+    if plain.dtype == torch.float64 or not plain.is_floating_point():
+        rtol, atol = 1e-9, 1e-12
+    else:  # of sums that cancel, the terms have the size of the largest
+        rtol = torch.finfo(plain.dtype).eps ** 0.5
+        atol = rtol * float(plain.abs().max()) if plain.numel() else 0.0
+    return plain.shape == after.shape and torch.allclose(plain, after, rtol=rtol, atol=atol)
 
 
 def overrides_forward(layer: nn.Module) -> bool:

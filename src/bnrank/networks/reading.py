@@ -18,7 +18,7 @@ from bnrank.networks import observing, reasons
 from bnrank.networks.chain import Segment, outermost, parts_of
 from bnrank.networks.functional import example, unwrap
 from bnrank.networks.inputs import Example
-from bnrank.networks.layers import Layer, base_of, derived
+from bnrank.networks.layers import Layer, base_of, derived, has_complex_weight
 from bnrank.networks.observing import MATRIX, Holders, Weight, overrides_forward
 from bnrank.networks.reasons import Skipped
 
@@ -89,7 +89,8 @@ def read(net: nn.Module, x: Example | None = None) -> Reading:
     x : Tensor or ndarray, tuple or mapping of them, optional
         Samples, (N, ...); a tuple or mapping for modules with several arguments. The first are run through the module:
         layers then come in order of execution, with their shapes, and layers that run never or more than once are
-        in ``unobserved``. Without it the order is that of registration.
+        in ``unobserved``. Without it the order is that of registration. They run in float64, or where the module fails
+        in it, in float32 or its own precision.
 
     Returns
     -------
@@ -117,8 +118,12 @@ def read(net: nn.Module, x: Example | None = None) -> Reading:
     return read_except(net, x, {})
 
 
-def read_except(net: nn.Module, x: Example | None, unobserved_for: Mapping[str, str]) -> Reading:
+def read_except(
+    net: nn.Module, x: Example | None, unobserved_for: Mapping[str, str], dtype: torch.dtype = torch.float64
+) -> Reading:
     """Return what :func:`read` does, with further layers unobserved, by name with the reason, that other samples show.
+
+    ``dtype`` is the precision in which the module is run.
 
     Examples
     --------
@@ -130,7 +135,7 @@ def read_except(net: nn.Module, x: Example | None, unobserved_for: Mapping[str, 
     reasons.refuse(net)
     holders, names, sharing, skipped = _holders(net)
     sharing = {**unobserved_for, **sharing}
-    run = None if x is None else observing.Run(net, holders, example(net, x, inputs=True))
+    run = None if x is None else observing.Run(net, holders, example(net, x, inputs=True), dtype)
     found: list[tuple[int, Layer]] = []
     unobserved: list[Layer] = []
     for part, weights in holders.items():
@@ -158,9 +163,9 @@ def read_except(net: nn.Module, x: Example | None, unobserved_for: Mapping[str, 
     return Reading(tuple(layers), tuple(listed), segments, tuple(once))
 
 
-def read_or(reading: Reading | None, net: nn.Module, x: Example | None) -> Reading:
-    """Return a reading that a caller gave, or that of the module where none is given."""
-    return read(net, x) if reading is None else validation.kind(reading, "reading", Reading)
+def read_or(reading: Reading | None, net: nn.Module, x: Example | None, dtype: torch.dtype = torch.float64) -> Reading:
+    """Return a reading that a caller gave, or that of the module, run in a precision, where none is given."""
+    return read_except(net, x, {}, dtype) if reading is None else validation.kind(reading, "reading", Reading)
 
 
 def _segments(net: nn.Module, layers: Sequence[Layer], run: observing.Run | None) -> Iterator[Segment]:
@@ -262,6 +267,8 @@ def _reason_of_parameters(part: nn.Module) -> str:
     if parametrize.is_parametrized(part):
         which = ", ".join(cast(Any, part).parametrizations.keys())
         return f"parametrized ({which}) and not a linear or convolutional layer"
+    if has_complex_weight(part):
+        return "its weight has complex numbers, which a profile without samples measures"
     held = ", ".join(_own(part))
     if any(True for _ in part.children()):
         return f"parameters registered on the module itself: {held}"

@@ -22,7 +22,15 @@ from bnrank.measures.products import differentiating
 from bnrank.measures.second_order import Problem
 from bnrank.networks.chain import as_mlp
 from bnrank.networks.constructions import line_interpolant
-from bnrank.networks.functional import Functional, check_classified, check_finite, check_unshared, example, unwrap
+from bnrank.networks.functional import (
+    Functional,
+    check_classified,
+    check_finite,
+    check_real,
+    check_unshared,
+    example,
+    unwrap,
+)
 from bnrank.networks.mlp import MLP
 from bnrank.tasks.losses import cost_and_gradient, gradient_at_zero
 from bnrank.tasks.task import Task
@@ -103,6 +111,7 @@ class Facts:
         self._taken: dict[str, Any] = {}
         self.net = unwrap(net)
         check_finite(self.net)
+        check_real(self.net)
         check_unshared(self.net)
         self.ridge = None if ridge is None else validation.number(ridge, "ridge", 0.0)
         self.rtol = validation.rtol(rtol)

@@ -170,8 +170,8 @@ def _sequence(sources: list[Any], x: Any, top: int, some: dict[str, Any], deadli
             rows[name] = found | changes.of(name, step, matrix) | quantities.of_entries(matrix)
             layers[name] = None
         if x is not None:
-            view = representations.View(source, x, f"a[{step}]", some["max_samples"])
-            views = [*views[:1], view.seen(some["chunk_size"], some["dtype"], deadline)]
+            view = representations.View(source, x, f"a[{step}]", some["max_samples"], some["dtype"])
+            views = [*views[:1], view.seen(some["chunk_size"], deadline)]
             notes += views[-1].late
             for name, row in _similar(views[0], views[-1]).items():
                 rows.setdefault(name, {}).update(row)

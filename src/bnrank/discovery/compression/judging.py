@@ -16,7 +16,7 @@ from bnrank.discovery.compression.parts import LINEAR, Parts, channel_rows, firs
 from bnrank.discovery.storage import plain_array
 from bnrank.measures.products import differentiating
 from bnrank.networks import Segment
-from bnrank.networks.functional import Functional, copied, example
+from bnrank.networks.functional import Functional, PrecisionError, copied, example
 
 Samples = tuple[Tensor, Callable[[Tensor], Tensor], Tensor]
 
@@ -59,8 +59,8 @@ def outputs(function: Functional, x: Tensor, name: str, chunk_size: int = 1024) 
         try:
             return torch.cat([function(some).flatten(1).cpu() for some in x.split(chunk_size)])
         except ValueError as error:
-            if error.__cause__ is None:  # it runs, and its output is invalid
-                raise
+            if error.__cause__ is None or isinstance(error, PrecisionError):
+                raise  # it runs, and its output is invalid, or in another precision
             raise _explained(function.module, x, name, error.__cause__) from error
 
 
@@ -99,10 +99,6 @@ def _explained(net: nn.Module, x: Tensor, name: str, cause: BaseException) -> Ex
     kind = f"dtype {x.dtype}, on which the module fails"
     if not x.is_floating_point() and _runs(function, x.to(own)):
         return TypeError(f"{name}: got {kind}, expected floating point; convert it with .float()")
-    if _runs(function, x):
-        return ValueError(
-            f"net: it runs on {name} in {own}, but not in torch.float64, in which everything is computed: {cause}"
-        )
     if x.is_floating_point() and _runs(function, torch.zeros_like(x, dtype=torch.long)):
         return TypeError(f"{name}: got {kind}, expected integers; convert it with .long()")
     came = f"got samples of shape {tuple(x.shape[1:])} and dtype {x.dtype}"

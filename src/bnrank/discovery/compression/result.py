@@ -19,6 +19,7 @@ from bnrank.discovery.compression.stages import Step
 from bnrank.discovery.compression.timing import without_subnormals
 from bnrank.discovery.compression.wholes import SPLIT, layer_widths, put
 from bnrank.networks import Skipped
+from bnrank.networks.casting import in_precision
 from bnrank.networks.functional import copied, hooked, unwrap
 
 KIND = "compressed network"
@@ -142,7 +143,7 @@ def finished(original: nn.Module, new: dict[str, Parts]) -> nn.Module:
     network = copied(original)
     first = next(p for p in original.parameters() if p.is_floating_point())
     for name, parts in new.items():
-        segment = nn.Sequential(*(copied(part).to(first.device, first.dtype) for part in parts))
+        segment = nn.Sequential(*(in_precision(copied(part), first.dtype, first.device) for part in parts))
         segment.requires_grad_(True).zero_grad(set_to_none=True)
         network = replaced(network, name, segment)
     return without_subnormals(network).train(original.training)

@@ -25,6 +25,7 @@ from bnrank.discovery.compression.timing import Timing
 from bnrank.discovery.compression.wholes import factored, layer_widths, merged, split_up
 from bnrank.discovery.compression.zeros import with_zeros
 from bnrank.networks import Segment
+from bnrank.networks.casting import in_precision
 from bnrank.networks.functional import Functional, check_classified, check_finite, copied, unwrap
 
 TIMING = Timing()
@@ -197,7 +198,7 @@ def compress(
     judging.check_spread(original, x, parted.kept, reference)
     judging.check_alone(function, x)
     noise = returned.noise(function, x[:ENOUGH])
-    work = copied(original).double().eval().requires_grad_(True)
+    work = in_precision(copied(original), torch.float64).eval().requires_grad_(True)
     deciding = parted.deciding.to(function.device, torch.float64 if x.is_floating_point() else x.dtype)
     judging.check_backward(work, deciding[:2])
     with torch.no_grad():
@@ -243,7 +244,7 @@ def compress(
     new = search.new
     whole = (found[0].parts, new.get("", found[0].parts)) if one and ("" in new or not new) else None
     if whole and search.values:
-        whole = whole[0], segments(copied(network).double().eval(), deciding[:2])[0][0].parts
+        whole = whole[0], segments(in_precision(copied(network), torch.float64).eval(), deciding[:2])[0][0].parts
     return Compressed(
         network=network,
         certificate=certified((original, network), parted, tol, reference, whole, timing, random=bool(noise)),

@@ -277,7 +277,7 @@ def like(net: nn.Module, x: Tensor) -> Tensor:
     first = next(net.parameters(), None)
     if first is None:
         return x
-    return x.to(first.device, first.dtype if x.is_floating_point() else x.dtype)
+    return x.to(first.device, first.dtype.to_real() if x.is_floating_point() else x.dtype)
 
 
 def _seconds(net: nn.Module, x: Tensor, passes: int) -> float:

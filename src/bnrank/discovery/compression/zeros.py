@@ -19,6 +19,7 @@ from bnrank.discovery.compression.parts import Parts, channel_rows, first_input
 from bnrank.discovery.compression.stages import Step
 from bnrank.discovery.compression.wholes import put, split_up
 from bnrank.networks import Skipped
+from bnrank.networks.casting import in_precision
 from bnrank.networks.gated import FactoredRecurrent
 
 DRAWS = 12  # random directions of the output per sample, where there are more outputs
@@ -313,7 +314,7 @@ def with_zeros(judge: Judge, net: nn.Module, tol: float) -> Thin | None:
     tol : float
         Largest change of the output.
     """
-    net = net.double().eval().requires_grad_(True)
+    net = in_precision(net, torch.float64).eval().requires_grad_(True)
     x = judge.x[:2]
     with torch.no_grad():
         split = split_up(net, x)

@@ -47,7 +47,7 @@ def compared(
     deadline = deadline or Deadline()
     views = []
     if x is not None:
-        views = [representations.View(net, x, name, max_samples) for net, name in ((a, "a"), (b, "b"))]
+        views = [representations.View(net, x, name, max_samples, dtype) for net, name in ((a, "a"), (b, "b"))]
         alike = len(views[0].samples) == len(views[1].samples)
         validation.expect(alike, "x", "samples of two kinds", "as many for both")
     with tensors.opened(a, "a") as (title, own), tensors.opened(b, "b") as (other_title, other):
@@ -64,7 +64,7 @@ def compared(
     notes, skipped = matching.notes + found.notes, found.skipped
     data = found.dataset(atol, rtol, top, max_values)
     if views:
-        measured, more = representations.dataset(*(view.seen(chunk_size, dtype, deadline) for view in views))
+        measured, more = representations.dataset(*(view.seen(chunk_size, deadline) for view in views))
         notes += more
         data = data.merge(measured, combine_attrs="override").assign_attrs(measured.attrs)
     if not data.sizes["layer"] and not data.sizes["tensor"] and not views:

@@ -20,7 +20,7 @@ from bnrank.measures.layerwise import ROUNDING, LayerUse, Uses, few_samples
 from bnrank.measures.spectra import Widths, grouped
 from bnrank.networks.capturing import Taker, leaving_out, named, stream
 from bnrank.networks.functional import check_finite, example
-from bnrank.networks.reading import Reading, read
+from bnrank.networks.reading import Reading, read_except
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -90,35 +90,34 @@ class _Rows(Taker):
 class View:
     """A network and the samples that it is looked at on, read and checked; ``name`` is for errors."""
 
-    def __init__(self, net: object, x: Any, name: str, max_samples: int) -> None:
+    def __init__(self, net: object, x: Any, name: str, max_samples: int, dtype: torch.dtype) -> None:
         if not isinstance(net, nn.Module):
             expected = "a torch.nn.Module where x is given: tensors alone cannot be run"
             raise TypeError(f"{name}: got {validation.describe(net)}, expected {expected}")
-        self.net, self.name = net, name
+        self.net, self.name, self.dtype = net, name, dtype
         with _named(name):
             samples = example(net, x, inputs=True)
             rows = evenly_spaced(len(samples), max_samples)
             self.samples = samples[rows.to(samples.device)]
             check_finite(net)
-            self.reading = read(net, self.samples)
+            self.reading = read_except(net, self.samples, {}, dtype)
         empty = [layer.name for layer in self.reading.layers if 0 in layer.weight.shape]
         validation.expect(not empty, name, f"layers {empty} without units", "at least one unit in each")
 
-    def seen(self, chunk_size: int, dtype: torch.dtype, deadline: Deadline) -> Seen:
+    def seen(self, chunk_size: int, deadline: Deadline) -> Seen:
         """Return what the network does on the samples, as far as the time suffices.
 
         The activations of as many layers as fit in 128 MiB are in memory together, or those of one layer. Layers that
         only some samples reach are left out.
         """
         with _named(self.name):
-            found, _, _ = leaving_out(
-                self.net, self.samples, self.reading, lambda reading: self._seen(reading, chunk_size, dtype, deadline)
-            )
+            measure = lambda reading: self._seen(reading, chunk_size, deadline)  # noqa: E731
+            found, _, _ = leaving_out(self.net, self.samples, self.reading, measure, self.dtype)
         return found
 
-    def _seen(self, reading: Reading, chunk_size: int, dtype: torch.dtype, deadline: Deadline) -> Seen:
+    def _seen(self, reading: Reading, chunk_size: int, deadline: Deadline) -> Seen:
         layers, count = reading.layers, len(self.samples)
-        passes: dict[str, Any] = {"chunk_size": chunk_size, "dtype": dtype}
+        passes: dict[str, Any] = {"chunk_size": chunk_size, "dtype": self.dtype}
         grams: list[Tensor | None] = [None] * len(layers)
         used: dict[str, LayerUse] = {}
         output, precision = None, 0.0

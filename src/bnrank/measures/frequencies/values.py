@@ -364,7 +364,7 @@ def _images(
     """Return the convolutions that return images, and an iterator over transforms (n, frequency, channel) of each."""
     validation.choice(which, "which", WHICH)
     x = example(net, x)
-    reading = read_or(reading, net, x)
+    reading = read_or(reading, net, x, dtype)
     probe = next(iter(capture(net, x[:PROBE], reading, PROBE, dtype)))
     result = Convolutions(reading.skipped)
     chosen: list[tuple[int, tuple[int, ...]]] = []

@@ -2,6 +2,7 @@
 
 import inspect
 import itertools
+import re
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
@@ -89,8 +90,9 @@ def _follow(net: nn.Module, x: Tensor, training: bool) -> tuple[Follower, Value]
             with torch.no_grad(), generators():
                 functional.Functional(net)(x)  # whose errors are about the module, not about tracing it
         except ValueError as error:
-            text = str(error).replace("failed on x of", "failed on samples of")
-            text = text.replace(" or pass dtype=torch.float32", "; leave out casts of values to another precision")
+            text = re.sub("(failed|runs) on x of", r"\1 on samples of", str(error), count=1)
+            if isinstance(error, functional.PrecisionError):
+                text = text.replace(error.advice, "leave out casts of values to another precision")
             raise ValueError(text) from error.__cause__
     with torch.enable_grad():
         try:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from bnrank._core import validation
 from bnrank.measures.products import differentiating
-from bnrank.networks.functional import Functional, example, unwrap
+from bnrank.networks.functional import Functional, check_real, example, unwrap
 from bnrank.tasks.losses import LOSSES
 
 Array = np.ndarray[Any, Any]
@@ -242,6 +242,7 @@ class Conserved:
 
 def gradient(net: nn.Module, x: Tensor, function: Callable[[Tensor], Tensor]) -> tuple[Tensors, dict[str, Tensor]]:
     """Return the parameters in float64 and the gradient of a function of the outputs at them, by name."""
+    check_real(net)
     with torch.inference_mode(False), torch.enable_grad():
         network = Functional(net)
         weights = {name: p.requires_grad_() for name, p in network.parameters.items() if p.is_floating_point()}
