@@ -647,3 +647,50 @@ def test_onnx_files_without_the_package_say_what_to_install(tmp_path, monkeypatc
     monkeypatch.setitem(__import__("sys").modules, "onnx", None)
     with pytest.raises(ValueError, match=r"net: got .* which needs the package onnx: pip install onnx"):
         profile(tmp_path / "net.onnx")
+
+
+class Tied(nn.Module):
+    """Tensors that share memory: whole, turned, by rows and by columns; and some that do not."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.head, self.other = nn.Embedding(30, 6), nn.Linear(6, 30), nn.Linear(6, 30)
+        self.head.weight, self.other.bias = self.embedding.weight, self.head.bias
+        w = self.embedding.weight.detach()
+        for name, view in {"same": w, "turned": w.T, "rows": w[3:9], "columns": w[:, 2:5]}.items():
+            self.register_buffer(name, view)
+        wide = torch.randn(4, 10)
+        self.register_buffer("left", wide[:, :4])
+        self.register_buffer("right", wide[:, 4:])
+        self.register_buffer("apart", torch.randn(5, 5))
+
+
+def places(tensor):
+    """Return the addresses of all entries."""
+    steps = [torch.arange(size) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]
+    grid = functools.reduce(lambda a, b: a[..., None] + b, steps)
+    return {tensor.data_ptr() + tensor.element_size() * int(i) for i in grid.flatten()}
+
+
+def test_entries_in_the_memory_of_others_are_counted_once(tmp_path):
+    net = Tied()
+    torch.save(net.state_dict(), tmp_path / "net.pt")
+    own = dict(net.state_dict())
+    everything = len(set().union(*map(places, own.values())))
+    assert everything == 30 * 6 + 30 + 30 * 6 + 4 * 10 + 25
+    matrices = len(set().union(*(places(t) for t in own.values() if t.ndim > 1)))
+    for source in (net, own, tmp_path / "net.pt"):
+        ds = profile(source)
+        assert (ds.attrs["entries"], ds.attrs["entries_measured"]) == (everything, matrices)
+        tied = {name for name, reason in listed(ds).items() if reason.startswith("tied: the same tensor as same, ")}
+        assert tied == {"embedding.weight", "head.weight"}
+        assert (ds.attrs["tensors"], ds.attrs["tensors_measured"]) == (len(own) - 3, len(own) - 4)  # one bias is tied
+        assert describe(ds)[0] == f"8 of 9 tensors measured, with {matrices} of {everything} entries"
+
+
+def test_all_of_a_tied_network_is_measured_once():
+    net = nn.Sequential(nn.Embedding(30, 6), nn.Linear(6, 30, bias=False))
+    net[1].weight = net[0].weight
+    ds = profile(net)
+    assert describe(ds)[0] == "1 of 1 tensors measured, with 180 of 180 entries"
+    assert ds.attrs["entries"] == sum(p.numel() for p in net.parameters())

@@ -115,14 +115,15 @@ def weights(
         reasons = "; ".join(f"{name}: {reason}" for name, _, reason in listed[:3])
         raise ValueError(f"net: found no matrix and no kernel of a convolution in {title} ({reasons}), expected some")
     shapes = {found.name: found.shape for found in entries}
-    whole = [e for e in entries if (e.floating and e.is_tensor) or tensor_matrices.is_matrix_of_integers(e, shapes)]
+    own = [e for e in entries if not e.into]
+    whole = [e for e in own if (e.floating and e.is_tensor) or tensor_matrices.is_matrix_of_integers(e, shapes)]
     dataset = tabulated([part for _, parts in measured for part in parts], atol, rtol, max_values)
     about = {
         "title": f"weights of {title}",
-        "tensors": sum(found.is_tensor and not found.into for found in entries),
+        "tensors": sum(found.is_tensor for found in tensors.once(own)),
         "tensors_measured": len(measured),
-        "entries": sum(math.prod(found.shape) for found in whole if not found.into),
-        "entries_measured": sum(math.prod(found.shape) for found, _ in measured),
+        "entries": tensors.numbers(whole),
+        "entries_measured": tensors.numbers(found for found, _ in measured),
         "bottleneck_reason": "tensors alone do not say in which order they act; give the module and samples",
         "bnrank_version": __version__,
         "how": "spectra in float64, one tensor at a time; nothing is run",

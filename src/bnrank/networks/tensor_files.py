@@ -17,7 +17,7 @@ from torch import Tensor
 
 from bnrank._core import sources, store, validation
 from bnrank.networks import onnx_tensors, tensors
-from bnrank.networks.tensors import Entry
+from bnrank.networks.tensors import Entry, Memory
 
 SUFFIXES = (".safetensors", ".onnx", ".pt", ".pth", ".bin", ".ckpt", ".jit", ".ts")
 
@@ -230,6 +230,6 @@ def _of_view(key: str, value: object, archive: zipfile.ZipFile, root: str) -> En
         validation.expect(inside, key, f"{len(numbers)} numbers", f"those of shape {value.shape}")
         return numbers.as_strided(value.shape, value.stride, value.offset)
 
-    storage = (value.storage.key, value.offset, value.shape, value.stride) if math.prod(value.shape) else None
+    storage = Memory(value.storage.key, value.offset, value.shape, value.stride) if math.prod(value.shape) else None
     floating = dtype.is_floating_point or dtype.is_complex
     return Entry(key, value.shape, str(dtype).removeprefix("torch."), load, floating, storage)

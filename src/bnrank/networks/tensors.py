@@ -6,9 +6,10 @@ import functools
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,25 @@ from bnrank.networks.functional import unwrap
 from bnrank.networks.layers import computed_of, effective
 
 _TRAINING = re.compile(r"(^|_)(optim|optimi[sz]ers?|(lr_)?sched(ulers?)?|scaler|rng|amp|opt_state)(_|$)", re.IGNORECASE)
+
+
+class Memory(NamedTuple):
+    """Where the entries of a tensor are: the identity of its storage, and which entries of that, as in torch."""
+
+    storage: object
+    offset: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+    @property
+    def end(self) -> int:
+        """The place after the last entry."""
+        return 1 + self.offset + sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True))
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether nothing else lies between the entries."""
+        return self.end - self.offset == math.prod(self.shape)
 
 
 @dataclass(frozen=True)
@@ -88,10 +108,46 @@ def entry(name: str, tensor: object, **more: Any) -> Entry:
     elif tensor.layout != torch.strided or tensor.is_nested:
         more["reason"] = f"{str(tensor.layout).removeprefix('torch.')} layout; .to_dense() makes it measurable"
     elif tensor.numel():
-        offset = tensor.storage_offset()
-        key = (tensor.untyped_storage()._cdata, offset, tuple(tensor.shape), tuple(tensor.stride()))
-        more.setdefault("storage", key)
+        own = tensor.untyped_storage()._cdata
+        memory = Memory(own, tensor.storage_offset(), tuple(tensor.shape), tuple(tensor.stride()))
+        more.setdefault("storage", memory)
     return Entry(name, tuple(tensor.shape), dtype, lambda: tensor, **more)
+
+
+def once(entries: Iterable[Entry]) -> list[Entry]:
+    """Return records without those of tensors that are, in memory, another one before."""
+    found: dict[object, Entry] = {}
+    for one in entries:
+        found.setdefault(one.name if one.storage is None else one.storage, one)
+    return list(found.values())
+
+
+def numbers(entries: Iterable[Entry]) -> int:
+    """Return the number of entries of tensors together; those in the memory of another tensor count once.
+
+    Examples
+    --------
+    >>> state = {"a": torch.ones(2, 3), "b": torch.ones(4)}
+    >>> numbers(of_mapping(state | {"again": state["a"], "turned": state["a"].T, "row": state["a"][1]}))
+    10
+    """
+    total = 0
+    places: dict[object, list[Memory]] = defaultdict(list)
+    for one in once(entries):
+        if isinstance(one.storage, Memory):
+            places[one.storage.storage].append(one.storage)
+        else:
+            total += math.prod(one.shape)
+    for held in places.values():
+        covered: list[tuple[int, int]] = []  # in order, and apart from each other
+        for memory in sorted(filter(lambda one: one.is_dense, held), key=lambda one: one.offset):
+            start, end = covered.pop() if covered and memory.offset <= covered[-1][1] else (memory.offset, memory.end)
+            covered.append((start, max(end, memory.end)))
+        total += sum(end - start for start, end in covered)
+        for memory in held:  # columns of a matrix, say
+            inside = memory.is_dense or any(start <= memory.offset and memory.end <= end for start, end in covered)
+            total += 0 if inside else math.prod(memory.shape)
+    return total
 
 
 def of_mapping(state: Mapping[Any, object], name: str = "net") -> list[Entry]:
