@@ -127,7 +127,7 @@ class Jacobian(Printed):
         self.kink_rtol = None if kink_rtol is None else validation.number(kink_rtol, "kink_rtol", 0.0)
         self.chunk_size = None if chunk_size is None else validation.integer(chunk_size, "chunk_size")
         self._function: Layers | Functional
-        self._function = Layers.of(net, dtype, copy=True) if is_plain_mlp(net) else Functional(net, dtype)
+        self._function = Layers.of(net, dtype, copy=True) if is_plain_mlp(net) else Functional(net, dtype, whole=self.x)
         self._x = self.x.to(self._function.device)
         self.tangent: Tensor | None = None
         if tangent is not None:

@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import checkpoint
 
 from bnrank._core import validation
-from bnrank.networks.functional import Functional, check_real
+from bnrank.networks.functional import ExplainedError, Functional, check_real
 
 CHUNK_ENTRIES = 2**24  # float64 numbers of the largest intermediate tensor: 128 MiB
 DENSE = 32  # matrices up to this size are formed
@@ -36,6 +36,7 @@ class Products:
     def __init__(self, function: Functional, x: Tensor, chunk_size: int | None) -> None:
         self.function, self.x, self.n, self.chunk_size = function, x, len(x), chunk_size
         check_real(function.module)
+        function.whole = x
         named = {name: p for name, p in function.parameters.items() if p.is_floating_point()}
         if not named:
             raise ValueError(f"net: {type(function.module).__name__} has no parameters, expected at least one")
@@ -54,6 +55,8 @@ class Products:
         leaves = [*self.parameters, *([leaf] if leaf.requires_grad else [])]
         try:
             (out,) = _outputs(self.function, [leaf])
+        except ExplainedError:
+            raise
         except ValueError:  # where it calls x.numpy(), for example
             leaves = self.parameters
             (out,) = _outputs(self.function, [first])

@@ -19,10 +19,15 @@ from bnrank.networks.casting import cast_when_run, converted, large_weights, sam
 from bnrank.networks.inputs import OUTPUTS, Inputs, Samples, columns, main_output, several
 from bnrank.networks.mlp import MLP, LinearNetwork
 
+MAX_WHOLE = 2**22  # numbers in x for which an error tells whether the module runs on all samples
 Copied = TypeVar("Copied", nn.Module, "tuple[nn.Module, ...]", Any)
 
 
-class PrecisionError(ValueError):
+class ExplainedError(ValueError):
+    """The error of a module that fails on x, with a reason that does not lie in x."""
+
+
+class PrecisionError(ExplainedError):
     """The error of a module that fails on x in one precision, but runs in another one, ``dtype``.
 
     Its message ends with ``advice``, which is to give that precision.
@@ -50,6 +55,8 @@ class Functional:
     lean : bool
         Whether large weights of plain layers are not copied, but cast whenever their layer runs, see
         :meth:`lean_on`: without gradients.
+    whole : Tensor or Inputs, optional
+        The samples that a user gave. Where the module fails on some of them, errors say whether it runs on all.
 
     Raises
     ------
@@ -59,8 +66,14 @@ class Functional:
         tensor with an entry per sample.
     """
 
-    def __init__(self, net: nn.Module, dtype: torch.dtype = torch.float64, lean: bool = False) -> None:
-        self.module = unwrap(net)
+    def __init__(
+        self,
+        net: nn.Module,
+        dtype: torch.dtype = torch.float64,
+        lean: bool = False,
+        whole: Samples | None = None,
+    ) -> None:
+        self.module, self.whole, self._explained = unwrap(net), whole, False
         self.dtype = validation.dtype(dtype)
         self._large = large_weights(self.module, dtype) if lean else {}
         named = self.module.named_parameters()
@@ -123,8 +136,11 @@ class Functional:
 
     def _main(self, parameters: dict[str, Tensor], x: Samples) -> Tensor:
         """Return the main output, samples first."""
+        return self._main_of(self._run(parameters, x), x)
+
+    def _main_of(self, returned: Any, x: Samples) -> Tensor:
+        """Return the main output among what the module returns for x, samples first."""
         kind, dim = type(self.module).__name__, x.dim if isinstance(x, Inputs) else 0
-        returned = self._run(parameters, x)
         out = main_output(returned)
         if not isinstance(out, Tensor):
             raise ValueError(
@@ -190,15 +206,43 @@ class Functional:
                 where = "which is run without, expected one with torch.enable_grad() around the part that needs them"
                 return ValueError(f"net: {kind} takes gradients in its forward, {where}")
         why = str(error).removesuffix(".")
+        plain = ValueError(f"net: {kind} failed on x of shape {_shapes(x)} in {self.dtype}: {why}")
+        if self._explained:  # trials cost time: not for every sample, where a caller goes on without
+            return plain
+        self._explained = True
         other = self._other_precision(x)
         if other is None:
-            return ValueError(f"net: {kind} failed on x of shape {_shapes(x)} in {self.dtype}: {why}")
+            return self._of_rows(x, why) or plain
         advice = f"pass dtype={other} to a function that has this argument, as bnrank.profile has"
         held = self._held_back(x)
         shown = ", ".join(held[:3]) + (f" and {len(held) - 3} more" if len(held) > 3 else "")
         why += f"; register as buffers the tensors that are plain attributes ({shown}), or " if held else "; "
         what = f"net: {kind} runs on x of shape {_shapes(x)} in {other}, but not in {self.dtype}"
         return PrecisionError(f"{what}: {why}{advice}", other, advice)
+
+    def _of_rows(self, x: Samples, why: str) -> ExplainedError | None:
+        """Return the error for a module that runs on all samples, but not on other numbers of them; else None."""
+        whole, kind = self.whole, type(self.module).__name__
+        if whole is None or len(whole) == len(x) or whole.numel() > MAX_WHOLE or not self._succeeds(whole):
+            return None
+        remedy = "wrap net in a module that takes one graph per sample"
+        if isinstance(whole, Tensor):
+            shape = f"(N, {', '.join(map(str, whole.shape))})"
+            remedy = f"{remedy}, x of shape {shape}"
+            if self._succeeds(whole[None]):
+                remedy = f"give one graph per sample, x of shape {shape}, such as x[None] for one"
+        return ExplainedError(
+            f"net: {kind} runs on the {len(whole)} rows of x together, but not on {len(x)} row{'s' * (len(x) != 1)}: "
+            f"{why}; bnrank takes rows as independent samples, and runs the network on any number of them. If rows "
+            f"belong together, as the nodes of a graph do, {remedy}; bnrank.profile(net) measures the weights without x"
+        )
+
+    def _succeeds(self, x: Samples) -> bool:
+        try:
+            self._main_of(self._returned(self.parameters, x), x)
+        except Exception:
+            return False
+        return True
 
     def _other_precision(self, x: Samples) -> torch.dtype | None:
         """Return a precision in which the module runs on x: float32, its own or float64; None where there is none."""

@@ -127,6 +127,11 @@ def several(net: nn.Module, x: Any, name: str = "x", minimum: int = 1) -> Inputs
     expected = "tensors with one entry per sample" + " along dimension 1 (batch_first=False)" * dim
     counts = [t.shape[dim] if t.ndim > dim else 0 for t in found.tensors]
     same = bool(counts) and len(set(counts)) == 1 and counts[0] > 0
+    if len(set(counts)) > 1:
+        expected += (
+            "; keep what all samples share, such as the edges of a graph, as a buffer of a module that wraps net and "
+            "takes the rest; bnrank.profile(net) measures the weights without samples"
+        )
     shapes = ", ".join(str(tuple(t.shape)) for t in found.tensors) or "no tensor"
     validation.expect(same, name, f"shapes {shapes}" if counts else shapes, expected)
     validation.expect(counts[0] >= minimum, name, f"{counts[0]} sample(s)", f"at least {minimum}")

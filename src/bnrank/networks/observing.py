@@ -185,7 +185,7 @@ class Run:
     def __init__(self, net: nn.Module, holders: Holders, x: Samples, dtype: torch.dtype = torch.float64) -> None:
         self.holders = holders
         self._again: dict[nn.Module, list[Call]] = {}
-        function, first = Functional(net, dtype), x[torch.arange(2, device=x.device) % len(x)]
+        function, first = Functional(net, dtype, whole=x), x[torch.arange(2, device=x.device) % len(x)]
         try:
             out = self._run(function, first, net)
         except PrecisionError as error:  # another one does as well: no number of this run is a result

@@ -16,7 +16,7 @@ from bnrank.discovery.compression.parts import LINEAR, Parts, channel_rows, firs
 from bnrank.discovery.storage import plain_array
 from bnrank.measures.products import differentiating
 from bnrank.networks import Segment
-from bnrank.networks.functional import Functional, PrecisionError, copied, example
+from bnrank.networks.functional import ExplainedError, Functional, copied, example
 
 Samples = tuple[Tensor, Callable[[Tensor], Tensor], Tensor]
 
@@ -59,8 +59,8 @@ def outputs(function: Functional, x: Tensor, name: str, chunk_size: int = 1024) 
         try:
             return torch.cat([function(some).flatten(1).cpu() for some in x.split(chunk_size)])
         except ValueError as error:
-            if error.__cause__ is None or isinstance(error, PrecisionError):
-                raise  # it runs, and its output is invalid, or in another precision
+            if error.__cause__ is None or isinstance(error, ExplainedError):
+                raise  # it runs and its output is invalid, or the reason is not in x
             raise _explained(function.module, x, name, error.__cause__) from error
 
 

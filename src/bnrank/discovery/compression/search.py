@@ -188,8 +188,9 @@ def compress(
     seed = validation.seed(seed)
     check_finite(net)
     parted = judging.split(original, x, y, held_out, seed)
-    function = Functional(original)
-    reference = judging.outputs(function, x, "x"), judging.outputs(function, parted.kept, "held_out")
+    function = Functional(original, whole=x)
+    name = "x" if isinstance(held_out, float) else "held_out"
+    reference = judging.outputs(function, x, "x"), judging.outputs(function, parted.kept, name)
     if parted.y is not None:
         check_classified(function, x)
     for labels, outputs, name in ((parted.y, reference[0], "y"), (parted.y_kept, reference[1], "held_out[1]")):
