@@ -184,6 +184,9 @@ class Run:
 
     def __init__(self, net: nn.Module, holders: Holders, x: Samples, dtype: torch.dtype = torch.float64) -> None:
         self.holders = holders
+        self.calls: dict[nn.Module, list[Call]]
+        self.shapes: dict[nn.Module, list[tuple[tuple[int, ...], tuple[int, ...]]]]
+        self._made: list[tuple[int, Tensor, Key]]  # by other modules, with the number of calls so far
         self._again: dict[nn.Module, list[Call]] = {}
         function, first = Functional(net, dtype, whole=x), x[torch.arange(2, device=x.device) % len(x)]
         try:
@@ -205,9 +208,7 @@ class Run:
 
     def _run(self, function: Functional, x: Samples, net: nn.Module) -> Tensor:
         order = itertools.count()
-        self.calls: dict[nn.Module, list[Call]] = defaultdict(list)
-        self.shapes: dict[nn.Module, list[tuple[tuple[int, ...], tuple[int, ...]]]] = defaultdict(list)
-        self._made: list[tuple[int, Tensor, Key]] = []  # by other modules, with the number of calls so far
+        self.calls, self.shapes, self._made = defaultdict(list), defaultdict(list), []
 
         def note(part: nn.Module, values: list[Values | None]) -> None:
             pairs = zip(self.holders[part], values, strict=True)

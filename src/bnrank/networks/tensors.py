@@ -109,7 +109,7 @@ def entry(name: str, tensor: object, **more: Any) -> Entry:
         more["reason"] = f"{str(tensor.layout).removeprefix('torch.')} layout; .to_dense() makes it measurable"
     elif tensor.numel():
         own = tensor.untyped_storage()._cdata
-        memory = Memory(own, tensor.storage_offset(), tuple(tensor.shape), tuple(tensor.stride()))
+        memory = Memory(own, int(tensor.storage_offset()), tuple(tensor.shape), tuple(tensor.stride()))
         more.setdefault("storage", memory)
     return Entry(name, tuple(tensor.shape), dtype, lambda: tensor, **more)
 
