@@ -6,6 +6,7 @@ import copy
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from operator import itemgetter
 from typing import Any, Literal, TypeGuard, TypeVar, overload
 
 import numpy as np
@@ -450,18 +451,20 @@ def eval_mode(net: nn.Module) -> Iterator[None]:
             for name in vars(sub).keys() - attributes.keys():
                 del vars(sub)[name]
             vars(sub).update(attributes)
-            for name, content in registered.items():
-                attributes[name].clear()
-                attributes[name].update(content)
+            for held, content in registered:
+                if held or content:  # most are empty
+                    held.clear()
+                    held.update(content)
 
 
-_REGISTRIES = {name: type(value) for name, value in vars(nn.Module()).items() if isinstance(value, dict | set)}
+_REGISTRIES = itemgetter(*(name for name, value in vars(nn.Module()).items() if isinstance(value, dict | set)))
 
 
-def _registered(sub: nn.Module) -> dict[str, Any]:
-    """Return copies of the dictionaries in which a module registers hooks, tensors and submodules."""
-    held = vars(sub)
-    return {name: held[name].copy() for name, kind in _REGISTRIES.items() if isinstance(held.get(name), kind)}
+def _registered(sub: nn.Module) -> list[tuple[Any, Any]]:
+    """Return where a module registers hooks, tensors and submodules, with copies of what is there."""
+    if isinstance(sub, torch.jit.ScriptModule):
+        return []
+    return [(held, held.copy() if held else ()) for held in _REGISTRIES(vars(sub))]
 
 
 @contextmanager
