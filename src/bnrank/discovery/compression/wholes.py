@@ -158,8 +158,7 @@ def _tried(
         return outcomes, unseen
     names = factoring.names
     narrowing = Narrowing(factoring, [pair for pair in pairs(net, names, judge.x) if pair.reader in names])
-    make = narrowing.at
-    got = most(lambda made: factoring.change(made[0]), make, NARROW * tol) if narrowing.pairs else None
+    got = most(lambda made: narrowing.change(made[0]), narrowing.at, NARROW * tol) if narrowing.pairs else None
     if got is not None and got[0][1]:
         (choice, kept), change = got
         slim = copied(net)
@@ -169,7 +168,7 @@ def _tried(
         step = Step("narrow", "", f"neurons or channels: {what}", change)
         start = Factored(choice, (step,), change, parameters(slim))
         outcomes.append(start)
-        del factoring, narrowing, make  # their samples
+        del factoring, narrowing  # their samples
         if not budget.current().over:
             outcomes += _outcomes(Factoring(judge, slim, names, whole, chunk_size), tol, tune, ("cost",), start)
     return outcomes, unseen
