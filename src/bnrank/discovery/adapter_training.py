@@ -160,7 +160,7 @@ class Problem:
         held = {f"{n}.weight" if n else "weight": w for n, w in self._merged(factors or {}).items()}
         with devices.forked(self.y.device):
             try:
-                returned = torch.func.functional_call(self.net, held, given.positional, given.named)
+                returned = torch.func.functional_call(self.net, held, given.positional, given.named, tie_weights=False)
             except Exception as error:
                 shapes = ", ".join(str(tuple(tensor.shape)) for tensor in given.tensors)
                 raise ValueError(f"net: {type(self.net).__name__} failed on x of shape {shapes}: {error}") from error
