@@ -384,6 +384,23 @@ def test_a_layer_with_several_names_has_the_rank_that_it_has_with_one():
         assert np.array_equal(found.gains[f"net.{name}"], gains)
 
 
+def test_a_layer_that_runs_by_another_name_than_the_first_has_no_adapter():
+    class Kept(nn.Module):
+        def __init__(self, by_other):
+            super().__init__()
+            self.a, self.b, self.by_other = nn.Linear(6, 20), nn.Linear(20, 2), by_other
+            self.other = nn.ModuleList([self.a])
+
+        def forward(self, x):
+            return self.b((self.other[0] if self.by_other else self.a)(x).relu())
+
+    x, y = torch.randn(60, 6), torch.randn(60, 2)
+    assert set(bnrank.lora_ranks(Kept(False), x, y, budget=60, steps=4).ranks) == {"a", "b"}
+    found = bnrank.lora_ranks(Kept(True), x, y, budget=60, steps=4)
+    assert (set(found.ranks), found.target_modules) == ({"b"}, "b")
+    assert found.skipped == {"a": "it runs by another of its names, and an adapter is placed under the first"}
+
+
 def test_the_code_of_the_guide_with_peft_runs(capsys):
     pytest.importorskip("peft")
     pytest.importorskip("transformers")
