@@ -363,6 +363,44 @@ def test_the_first_code_of_the_guide_runs():
     assert sum(names["pattern"].ranks.values()) > 0
 
 
+def test_a_layer_with_several_names_has_the_rank_that_it_has_with_one():
+    class Kept(nn.Module):
+        """Holds a network twice, as a module that updates another does."""
+
+        def __init__(self, net):
+            super().__init__()
+            self.net, self.also = net, nn.ModuleList([net])
+
+        def forward(self, x):
+            return self.net(x)
+
+    torch.manual_seed(0)
+    net, x = nn.Sequential(nn.Linear(6, 20), nn.ReLU(), nn.Linear(20, 2)), torch.randn(60, 6)
+    kept, y = Kept(net), torch.randn(60, 2)
+    alone, found = (bnrank.lora_ranks(some, x, y, budget=60, steps=4) for some in (net, kept))
+    assert found.ranks == {f"net.{name}": rank for name, rank in alone.ranks.items()}
+    assert found.parameters == alone.parameters > 0
+    for name, gains in alone.gains.items():
+        assert np.array_equal(found.gains[f"net.{name}"], gains)
+
+
+def test_a_layer_that_runs_by_another_name_than_the_first_has_no_adapter():
+    class Kept(nn.Module):
+        def __init__(self, by_other):
+            super().__init__()
+            self.a, self.b, self.by_other = nn.Linear(6, 20), nn.Linear(20, 2), by_other
+            self.other = nn.ModuleList([self.a])
+
+        def forward(self, x):
+            return self.b((self.other[0] if self.by_other else self.a)(x).relu())
+
+    x, y = torch.randn(60, 6), torch.randn(60, 2)
+    assert set(bnrank.lora_ranks(Kept(False), x, y, budget=60, steps=4).ranks) == {"a", "b"}
+    found = bnrank.lora_ranks(Kept(True), x, y, budget=60, steps=4)
+    assert (set(found.ranks), found.target_modules) == ({"b"}, "b")
+    assert found.skipped == {"a": "it runs by another of its names, and an adapter is placed under the first"}
+
+
 def test_the_code_of_the_guide_with_peft_runs(capsys):
     pytest.importorskip("peft")
     pytest.importorskip("transformers")

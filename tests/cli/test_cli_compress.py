@@ -99,6 +99,35 @@ def test_stretches_of_a_larger_module_say_how_they_are_loaded(tmp_path, command,
     assert sum(p.numel() for p in found.parameters()) < sum(p.numel() for p in net.parameters()) / 5
 
 
+def test_a_network_that_cannot_be_identified_needs_a_tag_before_the_search(tmp_path, command, network):
+    net, _ = network
+    (tmp_path / "own.py").write_text(
+        "import bnrank\nfrom torch import nn\n\n"
+        "class Own(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.body, self.source = bnrank.networks.load('net.safetensors'), iter([1])\n"
+        "    def forward(self, x):\n"
+        "        return self.body(x) + 1\n"
+        "def whole():\n"
+        "    net = nn.Sequential(*Own().body.layers[:1], nn.ReLU(), *Own().body.layers[-1:])\n"
+        "    net.source = iter([1])\n"
+        "    return net\n"
+    )
+    refused = command("compress", "own.py:Own", "x.npz", "--save", "part.safetensors")
+    assert refused.code == 2
+    assert "MODEL: got net.source = builtins.list_iterator" in flat(refused.error)
+    assert "name a version of it with --tag, as in --tag v1, and another one when it changes" in flat(refused.error)
+    assert not (tmp_path / "compress.html").exists()
+    done = command("compress", "own.py:Own", "x.npz", "--save", "part.safetensors", "--tag", "v1")
+    assert done.code == 0, done.error
+    found, _ = cli.arguments.ModelFiles(tmp_path / "part.safetensors").read("own.py:Own")
+    assert sum(p.numel() for p in found.parameters()) < sum(p.numel() for p in net.parameters()) / 5
+    layers = command("compress", "own.py:whole", "x.npz", "--save", "whole.safetensors")  # which the file holds
+    assert layers.code == 0, layers.error
+    assert isinstance(bnrank.load(tmp_path / "whole.safetensors"), nn.Sequential)
+
+
 def test_a_network_without_bottleneck_is_left_with_the_reason(tmp_path, command):
     net = bnrank.MLP([4, 5, 4], seed=0)
     bnrank.networks.save(net, tmp_path / "wide.safetensors")

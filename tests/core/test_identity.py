@@ -1,12 +1,16 @@
 """Descriptions of values: equal ones for equal values, and others for others."""
 
+import contextlib
 import copy
 import functools
 import importlib
 import math
+import random
 import re
 import subprocess
 import sys
+import threading
+import types
 from dataclasses import dataclass
 
 import numpy as np
@@ -307,6 +311,144 @@ def test_what_cannot_be_identified_is_refused_unless_a_version_is_named(make):
         identity.require(parts)
     identity.require(parts | {"tag": "'v1'"})
     assert not differences(parts, describe(make(), "net"))
+
+
+class Hidden(tuple):
+    """A tuple that shows nothing of itself, as the irreps of e3nn."""
+
+    __slots__ = ()
+
+    def __len__(self):
+        raise NotImplementedError
+
+    __iter__ = __bool__ = __len__
+
+
+class Raising(dict):
+    def __init__(self, error):
+        self.error = error
+
+    def items(self):
+        raise self.error
+
+
+def test_values_whose_own_methods_raise_do_not_end_the_description():
+    parts = describe(Hidden((1, 2)), "v")
+    assert [parts[key] for key in ("v", "v[0]", "v[1]")] == ["Hidden of 2", "1", "2"]
+    assert changed(Hidden((1, 2)), Hidden((1, 3))) == ["v[1]"]
+    net = nn.Linear(2, 1)
+    net.table, net.other = Raising(ZeroDivisionError()), 3
+    parts = describe(net, "net")
+    assert parts["net.table"].endswith("Raising, which raises ZeroDivisionError where it is read")
+    assert parts["net.other"] == "3"
+    with pytest.raises(TypeError, match=r"net: got net\.table = .*Raising.* with by hand, and another one"):
+        identity.require(parts, "by hand")
+    net.table = Raising(MemoryError())
+    with pytest.raises(MemoryError):
+        describe(net, "net")
+
+
+INSTALLED = """
+import functools, torch
+from torch import nn
+
+class Recipe:
+    def __init__(self, axes): self.axes = axes
+
+class Slotted:
+    __slots__ = ("axis",)
+    def __init__(self, axes): self.axis = axes
+
+class Made(Recipe):
+    def __reduce__(self): return Made, ((),)
+
+class Held(Recipe): pass
+
+class Listed(list): pass
+
+def optional(x):
+    import a_package_that_nobody_has
+    return x
+
+class Layer(nn.Module):
+    def forward(self, x):
+        import a_package_that_nobody_has
+        return optional(x)
+
+class Cast(nn.Module):
+    @torch.autocast("cpu", enabled=False)
+    def forward(self, x): return x
+"""
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """Return a module of an installed package."""
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    name = f"installed_{tmp_path.name.replace('-', '_')}"
+    (folder / f"{name}.py").write_text(INSTALLED)
+    monkeypatch.syspath_prepend(folder)
+    return importlib.import_module(name)
+
+
+def identified(parts):
+    return not any(text.startswith(identity.UNKNOWN) for text in parts.values())
+
+
+@pytest.mark.parametrize(("kind", "field"), [("Recipe", "axes"), ("Slotted", "axis")])
+def test_objects_of_packages_count_by_plain_fields(kind, field, installed):
+    made = getattr(installed, kind)
+    assert identified(describe(made([1, {"a": (2, None)}]), "v"))
+    assert changed(made([1, {"a": (2, None)}]), made([1, {"a": (2, None)}])) == []
+    assert changed(made([1, {"a": (2, None)}]), made([1, {"a": (3, None)}])) == [f"v.{field}"]
+    assert describe(made(1), "v")["v"] == f"{installed.__name__}.{kind}"
+
+
+def test_objects_of_packages_that_hold_more_than_plain_fields_are_not_identified(installed):
+    assert not identified(describe(installed.Made(1), "v"))  # its fields are not what it is made from
+    assert not identified(describe(installed.Held(torch.ones(1)), "v"))
+    assert not identified(describe(installed.Held(object()), "v"))
+    for c in (threading.Lock(), threading.local(), random.Random(0), np.random.default_rng(0), object()):
+        assert not identified(describe(c, "v"))
+    a, b = installed.Listed([1]), installed.Listed([1])
+    a.unit, b.unit = "m", "km"
+    assert changed(a, b) == ["v.unit"]
+
+
+def test_a_module_that_is_not_installed_does_not_count_to_a_package_and_does_to_a_user(
+    installed, tmp_path, monkeypatch
+):
+    assert identified(describe(installed.Layer(), "net"))
+    code = "def own(x):\n    import {0}\n    return x\n"
+    name = f"own_{tmp_path.name.replace('-', '_')}"
+    for module, imported in ((name, "a_package_that_nobody_has"), (f"{name}_2", f"{name}_3"), (f"{name}_3", "sys")):
+        (tmp_path / f"{module}.py").write_text(code.format(imported))
+    monkeypatch.syspath_prepend(tmp_path)
+    own = importlib.import_module(name).own
+    before = describe(own, "v")
+    assert before["v (import a_package_that_nobody_has)"] == "'not found'"
+    monkeypatch.setitem(sys.modules, "a_package_that_nobody_has", types.ModuleType("a_package_that_nobody_has"))
+    assert differences(before, describe(own, "v"))
+    later = importlib.import_module(f"{name}_2").own
+    assert not identified(describe(later, "v"))
+    importlib.import_module(f"{name}_3")
+    assert identified(describe(later, "v"))
+
+
+def test_contexts_around_functions_count_by_their_arguments_also_after_use(installed):
+    @contextlib.contextmanager
+    def scaled(by):
+        yield by
+
+    net = installed.Cast()
+    net.function, other = scaled(2)(len), scaled(3)(len)
+    before = describe(net, "net")
+    assert identified(before)
+    net(torch.ones(1))
+    assert differences(before, describe(net, "net")) == []
+    assert changed(net.function, other) == ["v (self).context[1]"]
+    assert changed(torch.autocast("cpu", enabled=False), torch.autocast("cpu")) == ["v._enabled"]
 
 
 def test_digests_do_not_depend_on_the_process():

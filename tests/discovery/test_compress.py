@@ -224,6 +224,80 @@ def test_stretches_of_a_larger_module_are_replaced_and_the_rest_listed(tmp_path)
     assert torch.equal(loaded(fresh), found.network(fresh))
 
 
+class TwoNames(nn.Module):
+    """Registers every layer a second time, some inside another module, and runs each once, by either name."""
+
+    def __init__(self, kind):
+        super().__init__()
+        layers = [nn.Linear(8, 20), nn.ReLU(), nn.Linear(20, 20), nn.ReLU(), nn.Linear(20, 3)]
+        self.kind, self.net = kind, nn.Sequential(*layers)
+        if kind == "whole":
+            self.again = nn.ModuleList([self.net])
+        else:
+            self.again, self.first = nn.ModuleList([layers[2]]), layers[0]
+
+    def forward(self, x):
+        if self.kind == "whole":
+            return self.again[0](x)
+        z = self.net[1](self.net[0](x) if self.kind == "layers" else self.first(x))
+        return self.net[4](self.net[3](self.net[2](z) if self.kind == "layers" else self.again[0](z)))
+
+
+@pytest.mark.parametrize("kind", ["whole", "layers", "layers, by the second name"])
+def test_a_layer_with_several_names_is_replaced_under_all_of_them(kind, tmp_path):
+    torch.manual_seed(0)
+    net, x, kept = TwoNames(kind).double(), normal(300, 8), normal(80, 8, seed=5)
+    with torch.no_grad():
+        net.net[0].weight.copy_(normal(20, 2) @ normal(2, 8, seed=1))
+        net.net[2].weight.copy_(normal(20, 2, seed=2) @ normal(2, 20, seed=3))
+    found = compress(net, x, tol=0.02, held_out=kept, **QUICK)
+    assert [name for name, _ in found.widths_before] == ["net.0", "net.2", "net.4"]
+    assert found.skipped == ()
+    small = found.network
+    if kind == "whole":
+        assert small.net is small.again[0]
+        assert list(found.plan) == ["net"]
+    else:
+        assert small.net[0] is small.first
+        assert small.net[2] is small.again[0]
+        assert set(found.plan) <= {"net.0", "net.2", "net.4"}
+    assert parameters(small) == found.certificate.parameters < parameters(net) / 2
+    with torch.no_grad():
+        change = relative(small(kept), net(kept), centered=True)
+    assert found.certificate.held_out.centered == pytest.approx(change, rel=1e-6)
+    loaded = bnrank.load(found.save(tmp_path / "named.safetensors"), TwoNames(kind).double())
+    assert torch.equal(loaded(kept), small(kept))
+    assert parameters(loaded) == parameters(small)
+
+
+class TwoAttentions(nn.Module):
+    """Attention of low rank that is registered twice."""
+
+    def __init__(self, runs):
+        super().__init__()
+        self.attention, self.last, self.runs = nn.MultiheadAttention(8, 2, batch_first=True), nn.Linear(8, 2), runs
+        self.again = nn.ModuleList([self.attention])
+
+    def forward(self, x):
+        for attention in (self.attention, self.again[0])[-self.runs :]:
+            x = attention(x, x, x, need_weights=False)[0]
+        return self.last(x.mean(1))
+
+
+@pytest.mark.parametrize("runs", [1, 2])
+def test_attention_with_two_names_stays_one_module(runs, tmp_path):
+    torch.manual_seed(0)
+    net, x = TwoAttentions(runs).double().eval(), normal(200, 4, 8)
+    with torch.no_grad():
+        net.attention.in_proj_weight.copy_(normal(24, 1) @ normal(1, 8, seed=1))
+    found = compress(net, x, tol=0.2, **QUICK)
+    assert found.network.attention is found.network.again[0]
+    assert (found.network.attention is net.attention, "attention" in found.plan) == (False, runs == 1)
+    loaded = bnrank.load(found.save(tmp_path / "two.safetensors"), TwoAttentions(runs).double())
+    assert loaded.attention is loaded.again[0]
+    assert torch.equal(loaded(x), found.network(x))
+
+
 def test_shared_parameters_stay():
     layer = nn.Linear(8, 8)
     net = nn.Sequential(layer, nn.ReLU(), layer).double()

@@ -470,6 +470,66 @@ def test_whatever_a_forward_raises_on_another_width_its_layer_keeps_its_units(ch
     assert found.certificate.met
 
 
+class Heads(nn.Module):
+    """Attention with heads made by ``view(..., heads, -1)``, which takes any even number of units."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v, self.out = (nn.Linear(8, 8) for _ in range(4))
+
+    def heads(self, z):
+        return z.view(*z.shape[:-1], 2, -1).transpose(1, 2)
+
+    def forward(self, x):
+        q, k, v = self.heads(self.q(x)), self.heads(self.k(x)), self.heads(self.v(x))
+        return self.out(((q @ k.mT).softmax(-1) @ v).transpose(1, 2).flatten(2)).mean(1)
+
+
+def in_groups(z):
+    return z.view(len(z), 2, -1).tanh().flatten(1)
+
+
+def test_a_layer_whose_units_are_grouped_into_heads_keeps_its_units():
+    net, x = Heads().double().eval(), normal(8, 5, 8)
+    assert widths.pairs(net, ["q", "k", "v", "out"], x) == []
+    grouped = Width(in_groups).double().eval()
+    assert widths.pairs(grouped, ["first", "last"], normal(8, 8)) == []
+    grouped.checked = torch.tanh
+    assert [pair.layer for pair in widths.pairs(grouped, ["first", "last"], normal(8, 8))] == ["first"]
+
+
+@pytest.mark.parametrize("options", [{}, {"completions": True}, {"zeros": True}])
+@pytest.mark.parametrize("net", [Heads, lambda: Width(in_groups)])
+def test_a_network_with_heads_is_compressed_and_its_change_is_the_measured_one(net, options):
+    net = net().double().eval()
+    x, kept = (normal(n, *((8,) if isinstance(net, Width) else (5, 8)), seed=n) for n in (120, 60))
+    found = compress(net, x, tol=0.3, held_out=kept, **options, **QUICK)
+    assert found.changed
+    with torch.no_grad():
+        before, after = net(kept), found.network(kept)
+    change = (after - before).norm() / (before - before.mean(0)).norm()
+    assert found.certificate.held_out.centered == pytest.approx(float(change), rel=1e-6)
+
+
+def at_least(six):
+    def check(z):
+        if z.shape[-1] < 6:
+            raise six
+        return z
+
+    return check
+
+
+def test_widths_on_which_a_forward_raises_anything_are_not_taken():
+    net = Width(at_least(KeyError("fewer than six"))).eval()
+    found = compress(net, normal(200, 8).float(), tol=0.1, **QUICK)
+    assert found.certificate.met
+    (step,) = (step for step in found.steps if step.kind == "narrow")
+    assert 6 <= int(step.what.rpartition(" ")[2]) < 16
+    with pytest.raises(MemoryError):
+        compress(Width(at_least(MemoryError())).eval(), normal(200, 8).float(), tol=0.1, **QUICK)
+
+
 class Picky(nn.Module):
     """Raises an error of its own kind where one part is replaced by another module."""
 

@@ -274,6 +274,64 @@ def test_a_partly_compressed_network_opens_in_its_own_module_only(tmp_path):
         bnrank.load(path, Bent())
     net.source = iter([1])
     found = compress(net, normal(300, 20), tol=0.01, **QUICK)
-    with pytest.raises(TypeError, match=r"net: got net.source = .*tag="):
+    with pytest.raises(
+        TypeError, match=r'net: got net.source = .*tag="\.\.\.", as in small.save\(path, tag="v1"\), and'
+    ):
         bnrank.save(found, path)
-    assert bnrank.save(found, path, tag="v1") == path
+    assert bnrank.save(found, path, tag="v1") == found.save(path, tag="v1") == path
+    assert torch.equal(bnrank.load(path, net)(x), found.network(x))
+
+
+class Shy(tuple):
+    """A tuple whose length is no number."""
+
+    __slots__ = ()
+
+    def __len__(self):
+        raise NotImplementedError
+
+
+def test_a_network_with_values_whose_methods_raise_is_compressed_and_saved(tmp_path):
+    def made(*sizes):
+        torch.manual_seed(0)
+        net = OneByOne().double()
+        net.sizes = Shy(sizes)
+        return net
+
+    found = compress(made(1, 2), normal(300, 20), tol=0.3, **QUICK)
+    path, x = found.save(tmp_path / "shy.safetensors"), normal(5, 20)
+    assert torch.equal(bnrank.load(path, made(1, 2))(x), found.network(x))
+    with pytest.raises(ValueError, match=r"another network \(net.sizes\[1\]: stored 2, now 3\)"):
+        bnrank.load(path, made(1, 3))
+
+
+class Counting(OneByOne):
+    """Counts its runs."""
+
+    runs = 0
+
+    def forward(self, x):
+        self.runs += 1
+        return super().forward(x)
+
+
+def test_a_network_that_changes_an_attribute_when_it_runs_opens_in_a_new_one(tmp_path):
+    torch.manual_seed(0)
+    found = compress(Counting().double(), normal(300, 20), tol=0.3, **QUICK)
+    path, x = found.save(tmp_path / "counting.safetensors"), normal(5, 20)
+    assert torch.equal(bnrank.load(path, Counting().double())(x), found.network(x))
+
+
+class Noisy(OneByOne):
+    def forward(self, x):
+        return super().forward(x + 0.01 * torch.randn_like(x))
+
+
+@pytest.mark.parametrize("zeros", [False, True])
+def test_the_random_state_stays_where_a_network_is_random_in_eval_mode(zeros):
+    torch.manual_seed(0)
+    net, x = Noisy().double(), normal(100, 20)
+    before = torch.get_rng_state()
+    found = compress(net, x, tol=0.5, zeros=zeros, **QUICK)
+    assert "random in eval mode" in found.reason
+    assert torch.equal(torch.get_rng_state(), before)

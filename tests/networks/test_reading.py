@@ -363,3 +363,78 @@ def test_functional_lets_gradients_through():
     Functional(net)(x).sum().backward()
     assert x.grad is not None
     assert all(p.grad is None for p in net.parameters())
+
+
+class Updater(nn.Module):
+    """Keeps a module that runs elsewhere, as the one that redraws projections of a Performer."""
+
+    def __init__(self, kept):
+        super().__init__()
+        self.kept = kept
+
+
+class Named(nn.Module):
+    """A network whose layers have two names each and run once: by the first, or by the second."""
+
+    def __init__(self, second, runs=1):
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = nn.Sequential(nn.Linear(6, 20), nn.ReLU(), nn.Linear(20, 20), nn.ReLU(), nn.Linear(20, 2))
+        self.whole, self.last = Updater(self.net), Updater(self.net[4])
+        self.second, self.runs = second, runs
+
+    def forward(self, x):
+        for _ in range(self.runs):
+            z = self.net[3](self.net[2](self.net[1](self.whole.kept[0](x))))
+            out = self.last.kept(z) if self.second else self.net[4](z)
+        return out
+
+
+@pytest.mark.parametrize("second", [False, True])
+def test_a_layer_with_several_names_that_runs_once_is_measured_by_the_first(second):
+    net, x = Named(second), torch.randn(100, 6, generator=generator())
+    reading = read(net, x)
+    assert [layer.name for layer in reading.layers] == ["net.0", "net.2", "net.4"]
+    assert (reading.unobserved, reading.skipped) == ((), ())
+    found, alone = bnrank.profile(net, x), bnrank.profile(net.net, x)  # the same layers, with one name each
+    assert found.layer_name.values.tolist() == ["net.0", "net.2", "net.4"]
+    assert set(found.variables) == set(alone.variables)
+    numbers = [name for name, variable in alone.variables.items() if variable.dtype.kind in "fiub"]
+    assert {"activation_singular_values", "dimension_95", "jacobian_singular_values", "ntk_trace"} <= set(numbers)
+    for name in numbers:
+        assert found[name].variable.equals(alone[name].variable), name
+    assert "All 6 tensors that were compared are equal" in str(bnrank.compare(net, net.net, x))
+
+
+def test_a_layer_with_several_names_that_runs_twice_or_is_read_without_an_example_is_unobserved():
+    reason = "shared: the same module is used in more than one place, 'net.0', 'whole.kept.0'"
+    for reading in (read(Named(True, runs=2), torch.ones(4, 6)), read(Named(True))):
+        assert reading.layers == ()
+        assert reading.unobserved[0].reason == reason
+
+
+def test_segments_share_no_layer_with_other_places_and_are_listed_once():
+    class Kept(nn.Module):
+        def __init__(self, net, *others):
+            super().__init__()
+            self.net, self.others = net, nn.ModuleList(Updater(other) for other in others)
+
+        def forward(self, x):
+            return self.net(x)
+
+    x, net = torch.ones(4, 6), Named(False).net
+    cases = ((), ["net"]), ((net,), ["net"]), ((net[1],), ["net"]), ((net, net[0]), ["net.0"])
+    for others, names in cases:
+        assert [segment.name for segment in read(Kept(net, *others), x).segments] == names
+
+
+def test_a_watch_records_a_layer_with_several_names_once():
+    net, x, found = Named(True), torch.randn(50, 6, generator=generator()), []
+    for watched in (net, net.net):
+        with bnrank.watch(watched, every=1) as watch:
+            watched(x)
+            watch.step()
+        found.append(watch.history)
+    assert found[0].layer.values.tolist() == ["net.0", "net.2", "net.4", "output"]
+    for name in ("stable_rank", "dimension_95"):
+        assert np.array_equal(found[0][name].values, found[1][name].values, equal_nan=True)

@@ -46,9 +46,9 @@ def used_globals(code: types.CodeType, namespace: Mapping[str, Any]) -> Iterator
             level = steps[i - 2].argval if i > 1 and isinstance(steps[i - 2].argval, int) else 0
             package = namespace.get("__package__") or ""
             absolute = importlib.util.resolve_name("." * level + step.argval, package) if level else step.argval
-            found = sys.modules.get(absolute)
-            if found is None or is_own(found):
-                yield f"import {absolute}", found or Missing
+            found = _imported(absolute, str(namespace.get("__name__")))
+            if found is not None:
+                yield f"import {absolute}", found
             continue
         else:
             if step.opname not in ("CACHE", "PUSH_NULL", "NOP"):
@@ -62,6 +62,25 @@ def used_globals(code: types.CodeType, namespace: Mapping[str, Any]) -> Iterator
             yield from used_globals(constant, namespace)
 
 
+def _imported(name: str, by: str) -> Any:
+    """Return a module that a function of another imports, `Missing`, or a text; None where it does not count.
+
+    Those of installed packages do not count, nor does one that is not installed to a function of a package.
+    """
+    top = name.split(".")[0]
+    found = sys.modules.get(name)
+    if found is not None:
+        return found if is_own(found) else None
+    package = sys.modules.get(top)
+    if package is not None:
+        return Missing if is_own(package) else None
+    spec = importlib.util.find_spec(top)
+    if spec is None:
+        importer = sys.modules.get(by)
+        return None if importer is not None and not is_own(importer) else "not found"
+    return Missing if _outside(top, spec.origin or next(iter(spec.submodule_search_locations or ()), None)) else None
+
+
 def short_name(value: Any) -> str:
     """Return the name of a class or function, without the function in which it is defined."""
     return str(value.__qualname__.rpartition("<locals>.")[2])
@@ -73,7 +92,7 @@ def of_nn(kind: type) -> bool:
 
 
 class Missing:
-    """A module that a function imports, and that is not imported yet."""
+    """A module outside installed packages that a function imports, and that is not imported yet."""
 
 
 def module_of(value: Any) -> str:
@@ -97,10 +116,14 @@ def has_code(kind: type) -> bool:
 def is_own(value: Any) -> bool:
     """Return whether a class, function or module is defined outside installed packages and the standard library."""
     name = module_of(value)
+    return _outside(name, getattr(sys.modules.get(name), "__file__", None))
+
+
+def _outside(name: str, path: str | None) -> bool:
+    """Return whether a module, of which the file is given, is outside installed packages and the standard library."""
     package = name.split(".")[0]
     if package in ("torch", "bnrank", "builtins") or (package in sys.stdlib_module_names and package != "__main__"):
         return False
-    path = getattr(sys.modules.get(name), "__file__", None)
     folder = "" if path is None else os.path.realpath(path)
     return not folder.startswith(_LIBRARIES) and not {"site-packages", "dist-packages"} & set(Path(folder).parts)
 
@@ -132,3 +155,25 @@ def slots_of(kind: type) -> Iterator[str]:
     for base in kind.__mro__:
         slots = vars(base).get("__slots__", ())
         yield from [slots] if isinstance(slots, str) else slots
+
+
+def state_of(value: Any) -> dict[str, Any] | None:
+    """Return all that an object holds, by name; None where that is not known, as for most objects written in C.
+
+    It is known where Python can make the object again from its fields, and its class has no other way for this.
+
+    Examples
+    --------
+    >>> state_of(Missing()), state_of(iter([1]))
+    ({}, None)
+    """
+    kind = type(value)
+    default = (getattr(kind, key) is getattr(object, key) for key in ("__reduce_ex__", "__reduce__", "__getstate__"))
+    if kind is object or not all(default) or any(hasattr(kind, key) for key in ("__getnewargs__", "__getnewargs_ex__")):
+        return None
+    try:
+        held = object.__reduce_ex__(value, 2)[2]
+    except TypeError:  # more than fields
+        return None
+    fields, slots = held if isinstance(held, tuple) else (held, None)
+    return {**(fields or {}), **(slots or {})}

@@ -6,6 +6,7 @@ frozen parameters; functions, and the methods of classes outside torch and bnran
 closure values and the globals they use.
 """
 
+import contextlib
 import dataclasses
 import enum
 import functools
@@ -33,9 +34,11 @@ from bnrank._core.functions import (
     has_code,
     is_builtin,
     is_own,
+    module_of,
     of_nn,
     short_name,
     slots_of,
+    state_of,
     used_globals,
 )
 
@@ -60,8 +63,9 @@ def describe(value: object, name: str, *, values: bool = True) -> Parts:
     Parameters
     ----------
     value : object
-        Plain values, arrays, tensors, modules, functions, dataclasses, objects of classes outside installed packages,
-        and containers of these. Parts that are none of these have a text that starts with `UNKNOWN`.
+        Plain values, arrays, tensors, modules, functions, dataclasses, objects of classes outside installed packages
+        or with plain values alone, and containers of these. Parts that are none of these have a text that starts with
+        `UNKNOWN`.
     name : str
         The name of the whole, with which the names of all parts start.
     values : bool
@@ -118,8 +122,8 @@ def differences(
     return [re.sub(r"(SHA-256 \w{8})\w{56}", r"\1...", text) for text in shown]
 
 
-def require(parts: Mapping[str, str]) -> None:
-    """Raise unless every part is identified, or the caller named a version ("tag").
+def require(parts: Mapping[str, str], remedy: str = 'tag="...", as in out=Save(folder, tag="v1")') -> None:
+    """Raise unless every part is identified, or the caller named a version ("tag"), for which ``remedy`` says how.
 
     Raises
     ------
@@ -132,7 +136,7 @@ def require(parts: Mapping[str, str]) -> None:
         raise TypeError(
             f"{root}: got {unknown[0]} = {parts[unknown[0]].removeprefix(UNKNOWN).strip()}, whose value cannot be "
             "identified, so that results stored for it could be taken for those of another; name a version of it with "
-            'tag="...", as in out=Save(folder, tag="v1"), and another one when it changes'
+            f"{remedy}, and another one when it changes"
         )
 
 
@@ -161,7 +165,17 @@ class _Walk:
         self.reached: dict[int, tuple[str, object]] = {}  # id -> name, and the object, so that the id stays its own
 
     def add(self, value: Any, name: str) -> None:
-        """Add a value under a name."""
+        """Add a value under a name; one whose own methods raise anything on the way is not identified."""
+        try:
+            self.kinds(value, name)
+        except (MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            kind = f"{type(value).__module__}.{type(value).__qualname__}"
+            self.parts[name] = f"{UNKNOWN} {kind}, which raises {type(error).__name__} where it is read"
+
+    def kinds(self, value: Any, name: str) -> None:
+        """Add a value by its kind."""
         text = plain(value)
         if text is not None:
             self.parts[name] = short(text)
@@ -191,6 +205,9 @@ class _Walk:
         elif isinstance(value, functools.partial):
             self.parts[name] = "partial"
             self.add([value.func, value.args, value.keywords], f"{name}.partial")
+        elif isinstance(value, contextlib._GeneratorContextManager):  # as a decorator it is made again for every call
+            self.parts[name] = "context"
+            self.add([value.func, value.args, value.kwds], f"{name}.context")
         elif isinstance(value, weakref.ref):
             self.add(value(), name)
         elif isinstance(value, functools._lru_cache_wrapper):
@@ -227,16 +244,19 @@ class _Walk:
                 if text is None:
                     self.parts[f"{name} (keys)"] = f"{UNKNOWN} keys"
         elif isinstance(value, list | tuple) or (type(value) is np.ndarray and value.ndim):
-            self.parts[name] = f"{self.label(kind)} of {len(value)}"
-            for i, entry in enumerate(value):
+            base: Any = next((base for base in (list, tuple) if isinstance(value, base)), np.ndarray)
+            entries = list(base.__iter__(value))  # a subclass may hide them
+            self.parts[name] = f"{self.label(kind)} of {len(entries)}"
+            for i, entry in enumerate(entries):
                 self.add(entry, f"{name}[{i}]")
         elif isinstance(value, int | float | complex | str | bytes) and is_own(kind):
-            base: Any = next(base for base in (int, float, complex, str, bytes) if isinstance(value, base))
+            base = next(base for base in (int, float, complex, str, bytes) if isinstance(value, base))
             self.parts[name] = f"{self.label(kind)} {short(base.__repr__(value))}"
         elif isinstance(value, torch.Generator):
             self.parts[name] = tensor(value.get_state())
         elif isinstance(value, logging.Logger):
             self.parts[name] = f"logger {value.name}"
+            own = False
         elif dataclasses.is_dataclass(value) or ((is_own(kind) or of_nn(kind)) and hasattr(value, "__dict__")):
             self.parts[name] = self.label(kind)
             self.code_of(kind)
@@ -244,10 +264,15 @@ class _Walk:
             slots = {key: getattr(value, key) for key in slots_of(kind) if hasattr(value, key)}
             for key, entry in {**getattr(value, "__dict__", {}), **slots}.items():
                 self.add(entry, f"{name}.{key}")
+        elif (fields := plain_fields(value)) is not None:
+            self.parts[name] = full_name(kind)
+            own = False
+            for key, text in fields.items():
+                self.parts[f"{name}.{key}"] = short(text)
         else:
             self.parts[name] = f"{UNKNOWN} {kind.__module__}.{kind.__qualname__}"
             own = False
-        if own and is_own(kind):  # a subclass of a container or number
+        if own:  # a subclass of a container or number
             self.code_of(kind)
             for key, entry in vars(value).items():
                 self.add(entry, f"{name}.{key}")
@@ -409,6 +434,21 @@ def plain(value: object, within: tuple[int, ...] = ()) -> str | None:
             return f"[{', '.join(texts)}]"
         return f"({', '.join(texts)},)" if isinstance(value, tuple) else "{" + ", ".join(sorted(texts)) + "}"
     return None
+
+
+def plain_fields(value: object) -> dict[str, str] | None:
+    """Return the exact texts of the fields of an object that consists of plain values alone; None for any other.
+
+    Examples
+    --------
+    >>> plain_fields(torch.distributions.constraints.interval(0, 1))
+    {'lower_bound': '0', 'upper_bound': '1'}
+    """
+    held, entered = state_of(value), hasattr(value, "__enter__") and module_of(type(value)).startswith("torch.")
+    kept = {key for key in held or () if entered and key.startswith("prev")}  # since it was last entered
+    texts = {key: plain(entry) for key, entry in (held or {}).items() if key not in kept}
+    known = {key: text for key, text in texts.items() if text is not None}
+    return known if held is not None and len(known) == len(texts) else None
 
 
 def short(text: str) -> str:

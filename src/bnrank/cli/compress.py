@@ -9,6 +9,7 @@ import bnrank
 from bnrank.cli.arguments import DATA, ModelFiles, ModelSpec, TableColumns, output_path, page_path, write_page
 from bnrank.cli.naming import Names, naming
 from bnrank.cli.terminal import say
+from bnrank.discovery.compression.result import expect_storable
 
 
 def compress_command(
@@ -42,6 +43,10 @@ def compress_command(
     save: Annotated[Path, typer.Option(help="The .safetensors file of the smaller network.")] = Path(
         "compressed.safetensors"
     ),
+    tag: Annotated[
+        str | None,
+        typer.Option(help="Version of parts of the network that cannot be identified; needed only for such parts."),
+    ] = None,
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("compress.html"),
 ) -> None:
     """Reduce a trained network to its bottleneck, certify the change, and write the network and a page.
@@ -58,6 +63,8 @@ def compress_command(
     net, _ = files.read(model)
     if ":" in model and files.weights is None:
         say("no --weights: using the module as returned by the function")
+    with naming({"network": "MODEL"}):
+        expect_storable(net, tag, "--tag, as in --tag v1")
     held_out = 0.2 if table.x_test is None else table.x_test
     found = bnrank.discovery.compress(
         net,
@@ -77,6 +84,6 @@ def compress_command(
         say("The network: cannot be reduced; none is written")
         return
     with naming({"path": "--save"}):
-        say(f"The network: {found.save(save)}")
+        say(f"The network: {found.save(save, tag)}")
     net_too = "" if "" in found.plan else ", net) with the original network net"
     say(f"  in Python: bnrank.load({str(save)!r}{net_too or ')'}")

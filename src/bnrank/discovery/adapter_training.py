@@ -88,6 +88,21 @@ class Problem:
             self.roots[name] = _inverse_root(s), _inverse_root(a)
         return used
 
+    def runs_by(self, name: str) -> bool:
+        """Return whether the network runs a layer by a name, under which an adapter is placed, and not by another."""
+        holder, _, own = name.rpartition(".")
+        parent, probe, calls = self.net.get_submodule(holder), nn.Sequential(self.layers[name]), []
+        probe.register_forward_hook(lambda *_: calls.append(name))
+        parent._modules[own] = probe
+        try:
+            with torch.no_grad():
+                self.outputs(next(self._chunks())[0])
+        except ValueError:  # it reads attributes of the layer, which an adapter passes on
+            return True
+        finally:
+            parent._modules[own] = self.layers[name]
+        return bool(calls)
+
     def started(self, names: list[str], rank: int, seed: int) -> Factors:
         """Return adapters that change nothing: random first factors, and second factors of zeros."""
         draw = torch.Generator().manual_seed(seed)
@@ -160,7 +175,7 @@ class Problem:
         held = {f"{n}.weight" if n else "weight": w for n, w in self._merged(factors or {}).items()}
         with devices.forked(self.y.device):
             try:
-                returned = torch.func.functional_call(self.net, held, given.positional, given.named)
+                returned = torch.func.functional_call(self.net, held, given.positional, given.named, tie_weights=False)
             except Exception as error:
                 shapes = ", ".join(str(tuple(tensor.shape)) for tensor in given.tensors)
                 raise ValueError(f"net: {type(self.net).__name__} failed on x of shape {shapes}: {error}") from error

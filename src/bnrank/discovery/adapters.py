@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from bnrank._core import validation
 from bnrank.discovery.adapter_training import CONVOLUTIONS, IGNORED, PENALTY, RATES, Problem
+from bnrank.networks.chain import registered
 from bnrank.networks.functional import check_finite, copied, example, unwrap
 from bnrank.networks.inputs import Samples
 from bnrank.networks.reading import weight_holders
@@ -130,8 +131,8 @@ def lora_ranks(
     its patches and positions. With a function as ``loss``, S is that of the squared error. Skipped, with the reason in
     ``skipped``: convolutions with groups, subclasses of Linear (such as the projection in
     ``nn.MultiheadAttention``), other modules with matrices (embeddings, recurrent layers, transposed convolutions),
-    layers whose weights are shared with another module or computed, and layers that the loss does not depend on at
-    the given weights.
+    layers whose weights are shared with another module or computed, layers that run by another name than their first,
+    under which peft places an adapter, and layers that the loss does not depend on at the given weights.
 
     Examples
     --------
@@ -171,6 +172,10 @@ def _chosen(
     found = Problem(own, layers, loss, samples, targets, chunk_size)
     used = found.prepare(seed)
     skipped |= {name: "the loss does not depend on it at these weights" for name in layers if name not in used}
+    places = registered(own)
+    by_others = [name for name in used if len(places[layers[name]]) > 1 and not found.runs_by(name)]
+    skipped |= dict.fromkeys(by_others, "it runs by another of its names, and an adapter is placed under the first")
+    used = [name for name in used if name not in by_others]
     validation.expect(
         used, "net", "a loss that depends on none of its layers", "linear layers used in the forward pass"
     )

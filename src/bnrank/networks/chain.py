@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import cast
@@ -79,6 +80,24 @@ def outermost(net: nn.Module, single: set[nn.Module], name: str = "") -> Iterato
     elif not isinstance(net, nn.MultiheadAttention):
         for child, sub in net.named_children():
             yield from outermost(sub, single, f"{name}.{child}" if name else child)
+
+
+def registered(net: nn.Module) -> dict[nn.Module, list[tuple[nn.Module, str]]]:
+    """Return where every submodule is registered: the modules that hold it, each with the name of it there.
+
+    Examples
+    --------
+    >>> net = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    >>> both = nn.ModuleDict({"net": net, "last": net[1]})
+    >>> [name for _, name in registered(both)[net[1]]]
+    ['last', '1']
+    """
+    found: dict[nn.Module, list[tuple[nn.Module, str]]] = defaultdict(list)
+    for holder in net.modules():
+        for name, part in holder._modules.items():
+            if part is not None:
+                found[part].append((holder, name))
+    return found
 
 
 def _sequential(net: nn.Module, through_hooks: bool = False) -> bool:

@@ -15,7 +15,7 @@ from bnrank._core import validation
 from bnrank._core.content import Part, Table, remarks
 from bnrank._core.results import Printed
 from bnrank.networks import observing, reasons
-from bnrank.networks.chain import Segment, outermost, parts_of
+from bnrank.networks.chain import Segment, outermost, parts_of, registered
 from bnrank.networks.functional import example, unwrap
 from bnrank.networks.inputs import Example
 from bnrank.networks.layers import Layer, base_of, derived, has_complex_weight
@@ -38,7 +38,8 @@ class Reading(Printed):
         Everything else that owns parameters, and layers whose values are not observed.
     segments : tuple of Segment
         Outermost ``nn.Sequential`` modules and MLPs, and single layers elsewhere, in order of registration. A segment
-        shares no parameter with other places and, where the module was read with an example, runs exactly once.
+        shares no parameter or layer with other places and, where the module was read with an example, runs exactly
+        once.
     unobserved : tuple of Layer
         Weights without these values (``reason`` says why), such as those of a layer that runs more than once. Weights
         that are stored once are listed once.
@@ -89,8 +90,9 @@ def read(net: nn.Module, x: Example | None = None) -> Reading:
     x : Tensor or ndarray, tuple or mapping of them, optional
         Samples, (N, ...); a tuple or mapping for modules with several arguments. The first are run through the module:
         layers then come in order of execution, with their shapes, and layers that run never or more than once are
-        in ``unobserved``. Without it the order is that of registration. They run in float64, or where the module fails
-        in it, in float32 or its own precision.
+        in ``unobserved``. The module runs in float64, or if it fails in it, in float32 or its own precision. A
+        layer with several names has the first. Without x the order is that of registration, and layers with several
+        names are in ``unobserved``.
 
     Returns
     -------
@@ -133,9 +135,10 @@ def read_except(
     """
     net = unwrap(net)
     reasons.refuse(net)
-    holders, names, sharing, skipped = _holders(net)
-    sharing = {**unobserved_for, **sharing}
+    holders = weight_holders(net)
     run = None if x is None else observing.Run(net, holders, example(net, x, inputs=True), dtype)
+    names, sharing, skipped = _others(net, holders, run)
+    sharing = {**unobserved_for, **sharing}
     found: list[tuple[int, Layer]] = []
     unobserved: list[Layer] = []
     for part, weights in holders.items():
@@ -173,9 +176,13 @@ def _segments(net: nn.Module, layers: Sequence[Layer], run: observing.Run | None
     whole = [layer for layer in layers if base_of(layer.module) is not None and not layer.samples_dim]
     single = {layer.module for layer in whole if not layer.is_transposed}
     observed = {layer.module for layer in layers}
-    for name, sub in outermost(net, single):
+    first, places = {part: name for name, part in net.named_modules()}, registered(net)
+    for sub in dict.fromkeys(sub for _, sub in outermost(net, single)):
+        name, inside = first[sub], set(sub.modules())
         names, parts = zip(*parts_of(sub, name), strict=True)
         shared = any(uses[id(p)] > 1 for p in sub.parameters())
+        with_layers = [part for part in inside - {sub} if any(base_of(one) is not None for one in part.modules())]
+        shared |= any(holder not in inside for part in with_layers for holder, _ in places[part])
         if run is not None:
             shared |= any(part not in observed for part in parts if base_of(part) is not None)
             shared |= sub not in observed and not run.is_once(sub)
@@ -195,8 +202,10 @@ def weight_holders(net: nn.Module) -> Holders:
     return {part: weights for part, weights in holders.items() if weights}
 
 
-def _holders(net: nn.Module) -> tuple[Holders, list[str], dict[str, str], list[Skipped]]:
-    """Return the modules that hold weights, names in order, why weights are shared or unusual, and all other parts."""
+def _others(
+    net: nn.Module, holders: Holders, run: observing.Run | None
+) -> tuple[list[str], dict[str, str], list[Skipped]]:
+    """Return names in order, why weights are shared or unusual, and all parts that hold no weights."""
     places, owners, order = defaultdict(list), defaultdict(list), []
     for name, part in net.named_modules(remove_duplicate=False):
         places[part].append(name)
@@ -204,7 +213,7 @@ def _holders(net: nn.Module) -> tuple[Holders, list[str], dict[str, str], list[S
         order.append(name)
         for parameter in _own(part).values():
             owners[parameter.data_ptr() or id(parameter)].append(name)
-    holders, sharing = weight_holders(net), {}
+    sharing: dict[str, str] = {}
     inside = {part for holder in holders for part in (getattr(holder, "out_proj", None),) if part is not None}
     skipped: list[Skipped] = []
     for name, part in net.named_modules():
@@ -213,7 +222,8 @@ def _holders(net: nn.Module) -> tuple[Holders, list[str], dict[str, str], list[S
             plain = base_of(part) is not None and not any(key.endswith("_orig") for key in part._parameters)
             plain &= derived(part, "weight") is None
             reason = reasons.of_parameters(part) if plain else None
-            reason = reason or _reason_of_sharing(name, part, places[part], owners)
+            once = run is not None and len(run.calls[part]) < 2  # under however many names
+            reason = reason or _reason_of_sharing(name, part, [name] if once else places[part], owners)
             for weight in holders[part]:
                 at = order.index(name)
                 order.insert(at + 1, weight.name)
@@ -224,7 +234,7 @@ def _holders(net: nn.Module) -> tuple[Holders, list[str], dict[str, str], list[S
                 skipped.append(Skipped.part(name, part, f"parameters besides its weights: {', '.join(rest)}"))
         elif (_own(part) or parametrize.is_parametrized(part)) and not lists and part not in inside:
             skipped.append(Skipped.part(name, part, reasons.of_type(part) or _reason_of_parameters(part)))
-    return holders, order, sharing, skipped
+    return order, sharing, skipped
 
 
 def _rest(part: nn.Module, weights: list[Weight]) -> list[str]:

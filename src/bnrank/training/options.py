@@ -333,8 +333,8 @@ class Save:
         `bnrank.flow`.
     tag : str, optional
         The version of those parts of the network or the loss that cannot be identified, such as a scripted module or an
-        attribute of a class of another package. Results in the folder are reused only for the same tag. Required for
-        such parts; give another tag when they change.
+        object of another package with more than plain values. Results in the folder are reused only for the same tag.
+        Required for such parts; give another tag when they change.
 
     Examples
     --------

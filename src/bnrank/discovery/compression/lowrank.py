@@ -14,6 +14,7 @@ from bnrank.discovery.compression.judging import Judge, check_gradient
 from bnrank.discovery.compression.parts import Counts, Parts, channel_rows, cheapest, is_linear, share
 from bnrank.discovery.compression.returned import apart
 from bnrank.networks import Skipped
+from bnrank.networks.chain import registered
 from bnrank.networks.completion import Completion
 
 MAX_ROWS = 8192  # (samples and positions) of one fit
@@ -35,11 +36,11 @@ Choice = dict[str, Parts]
 def places(net: nn.Module, x: Tensor) -> tuple[list[str], list[Skipped]]:
     """Return the names of the linear layers that can be replaced, in order of execution, and the others.
 
-    A layer can be replaced if it runs, is registered once, shares no parameter, nothing else reads its weight, and not
-    only values beside the main output depend on it.
+    A layer can be replaced if it runs, once only where it has several names, shares no parameter, nothing else reads
+    its weight, and not only values beside the main output depend on it.
     """
     names = {name: part for name, part in net.named_modules() if is_linear(part)}
-    registered = Counter(id(part) for _, part in net.named_modules(remove_duplicate=False))
+    known_as = Counter(id(part) for _, part in net.named_modules(remove_duplicate=False))
     holders = Counter(id(p) for part in _distinct(net) for p in part._parameters.values() if p is not None)
     calls: list[str] = []
     with ExitStack() as stack, torch.no_grad():
@@ -49,7 +50,7 @@ def places(net: nn.Module, x: Tensor) -> tuple[list[str], list[Skipped]]:
         net(x[:2].clone())
     times, found, skipped = Counter(calls), [], []
     for name, part in names.items():
-        if registered[id(part)] > 1 or any(holders[id(p)] > 1 for p in part.parameters()):
+        if (known_as[id(part)] > 1 and times[name] > 1) or any(holders[id(p)] > 1 for p in part.parameters()):
             skipped.append(Skipped.part(name, part, "its parameters are used in more than one place"))
         elif not times[name]:
             skipped.append(Skipped.part(name, part, "not called"))
@@ -75,20 +76,19 @@ def _distinct(net: nn.Module) -> Iterator[nn.Module]:
 
 @contextmanager
 def swapped(net: nn.Module, choice: Mapping[str, Sequence[nn.Module]]) -> Iterator[nn.Module]:
-    """Run a module with some layers replaced by parts in sequence."""
+    """Run a module with some layers replaced by parts in sequence, wherever they are registered."""
+    where = registered(net)
     originals = {name: net.get_submodule(name) for name in choice}
     try:
         for name, parts in choice.items():
-            _put(net, name, parts[0] if len(parts) == 1 else nn.Sequential(*parts))
+            made = parts[0] if len(parts) == 1 else nn.Sequential(*parts)
+            for holder, own in where[originals[name]]:
+                holder._modules[own] = made
         yield net
     finally:
-        for name, part in originals.items():
-            _put(net, name, part)
-
-
-def _put(net: nn.Module, name: str, part: nn.Module) -> None:
-    parent, _, own = name.rpartition(".")
-    net.get_submodule(parent)._modules[own] = part
+        for part in originals.values():
+            for holder, own in where[part]:
+                holder._modules[own] = part
 
 
 class _Refit(nn.Module):

@@ -20,6 +20,7 @@ from bnrank.discovery.compression.timing import without_subnormals
 from bnrank.discovery.compression.wholes import SPLIT, layer_widths, put
 from bnrank.networks import Skipped
 from bnrank.networks.casting import in_precision
+from bnrank.networks.chain import parts_of
 from bnrank.networks.functional import copied, hooked, unwrap
 
 KIND = "compressed network"
@@ -112,14 +113,10 @@ class Compressed(Printed):
                 where = f"segment {segment}" if segment else "the Sequential"
                 raise TypeError(f"network: got forward hooks on {where}, which the file cannot hold; remove them")
             plan[segment] = storage.describe(list(parts.values()))
-        identified = {} if "" in plan else self.identity | ({} if tag is None else {"tag": repr(tag)})
-        identity.require(identified)
-        extra = [key for key, value in self.network.state_dict().items() if not isinstance(value, Tensor)]
-        if extra:
-            raise TypeError(
-                f"network: got a state that is no tensor ({', '.join(extra)}, from get_extra_state), which the file "
-                "cannot hold; save its state_dict with torch.save"
-            )
+        identified = (
+            {} if "" in plan else _identified(self.identity, tag, 'tag="...", as in small.save(path, tag="v1")')
+        )
+        _expect_tensors(self.network)
         return store.save(path, self.network.state_dict(), {"plan": plan, "identity": identified}, KIND)
 
     def _content(self) -> list[Part]:
@@ -131,6 +128,44 @@ class Compressed(Printed):
         lines += remarks((f"skipped {part}" for part in self.skipped), "skipped")
         headline, *certificate = self.certificate._content()
         return [headline, *lines, *certificate]
+
+
+def expect_storable(net: nn.Module, tag: str | None, remedy: str) -> None:
+    """Raise, before a search, where `Compressed.save` cannot store what it leads to unless the whole is replaced.
+
+    Parameters
+    ----------
+    net : torch.nn.Module
+        The module to compress.
+    tag : str or None
+        As in `Compressed.save`.
+    remedy : str
+        How the caller gives a tag.
+
+    Raises
+    ------
+    TypeError
+        If a part of the module cannot be identified and there is no tag, or it keeps a state that is no tensor.
+    """
+    net = unwrap(net)
+    if any(storage.obstacle(part) for _, part in parts_of(net)):  # else the file holds the layers of the whole
+        _identified(identity.describe(net, "net", values=False), tag, remedy)
+        _expect_tensors(net)
+
+
+def _identified(parts: dict[str, str], tag: str | None, remedy: str) -> dict[str, str]:
+    found = parts | ({} if tag is None else {"tag": repr(tag)})
+    identity.require(found, remedy)
+    return found
+
+
+def _expect_tensors(network: nn.Module) -> None:
+    extra = [key for key, value in network.state_dict().items() if not isinstance(value, Tensor)]
+    if extra:
+        raise TypeError(
+            f"network: got a state that is no tensor ({', '.join(extra)}, from get_extra_state), which the file "
+            "cannot hold; save its state_dict with torch.save"
+        )
 
 
 def _named(segment: str, parts: Iterable[nn.Module]) -> Iterator[tuple[str, nn.Module]]:

@@ -10,7 +10,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from bnrank._core import identity, validation
+from bnrank._core import devices, identity, validation
 from bnrank.discovery import storage
 from bnrank.discovery.compression import budget, judging, returned
 from bnrank.discovery.compression.certificate import certified
@@ -174,6 +174,31 @@ def compress(
     >>> found.certificate.met, found.certificate.parameters < found.certificate.parameters_before / 5
     (True, True)
     """
+    options: dict[str, Any] = {"tol": tol, "held_out": held_out, "tune": tune, "completions": completions}
+    options |= {"zeros": zeros, "max_samples": max_samples, "timing": timing, "seed": seed}
+    options |= {"max_minutes": max_minutes, "progress": progress}
+    device = next((p.device for p in unwrap(net).parameters()), torch.device("cpu"))
+    with devices.forked(device):  # of modules that are random in eval mode
+        return _compressed(net, x, y, **options)
+
+
+def _compressed(
+    net: nn.Module,
+    x: Any,
+    y: Any,
+    *,
+    tol: float,
+    held_out: Any,
+    tune: int,
+    completions: bool,
+    zeros: bool,
+    max_samples: int,
+    timing: Timing,
+    seed: int,
+    max_minutes: float | None,
+    progress: bool,
+) -> Compressed:
+    """Return what `compress` does, with random generators advanced."""
     start = budget.now()
     max_minutes = validation.optional(validation.number, max_minutes, "max_minutes", 0.0, strict=True)
     original = unwrap(net)
@@ -187,6 +212,7 @@ def compress(
     timing = validation.kind(timing, "timing", Timing)
     seed = validation.seed(seed)
     check_finite(net)
+    described = identity.describe(original, "net", values=False)  # before it runs, which can change attributes
     parted = judging.split(original, x, y, held_out, seed)
     function = Functional(original, whole=x)
     name = "x" if isinstance(held_out, float) else "held_out"
@@ -241,7 +267,7 @@ def compress(
         settings: dict[str, Any] = {"max_samples": max_samples, "timing": timing, "seed": seed, "progress": progress}
         again = compress(net, x, y, tol=tol, held_out=held_out, tune=tune, max_minutes=minutes, **settings)
         why = search.reasons[len(dense.reasons) :]
-        return replace(again, reason="; ".join(filter(None, [*why, again.reason])))
+        return replace(again, reason="; ".join(filter(None, [*why, again.reason])), identity=described)
     new = search.new
     whole = (found[0].parts, new.get("", found[0].parts)) if one and ("" in new or not new) else None
     if whole and search.values:
@@ -254,7 +280,7 @@ def compress(
         reason="; ".join(filter(None, [noise, *search.reasons])) if outcomes else NONE,
         widths_before=layer_widths(original),
         plan={name: storage.describe(parts) for name, parts in new.items()},
-        identity=identity.describe(unwrap(net), "net", values=False),
+        identity=described,
     )
 
 

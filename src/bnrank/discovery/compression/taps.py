@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from bnrank.discovery.compression.parts import CONVOLUTIONS, first_input, is_linear
+from bnrank.discovery.compression.wholes import put
 
 PADS: tuple[Any, ...] = (nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d)
 
@@ -66,8 +67,7 @@ def trimmed(net: nn.Module, names: Collection[str], x: Tensor) -> dict[str, str]
         small = None if box is None else _smaller(layer, box.tolist(), *shapes[name])
         if small is not None:
             before, after = (_text(cast(Any, one).kernel_size) for one in (layer, small[-1]))
-            parent, _, own = name.rpartition(".")
-            setattr(net.get_submodule(parent), own, small[0] if len(small) == 1 else nn.Sequential(*small))
+            put(net, name, small[0] if len(small) == 1 else nn.Sequential(*small))
             done[name] = f"{before} to {after}"
     return done
 

@@ -17,6 +17,7 @@ from bnrank.discovery.compression.stages import Step, inlined, most
 from bnrank.discovery.compression.widths import Narrowing, pairs
 from bnrank.networks import Skipped
 from bnrank.networks.attention import FactoredAttention
+from bnrank.networks.chain import registered
 from bnrank.networks.completion import Completion
 from bnrank.networks.functional import copied
 from bnrank.networks.gated import FactoredRecurrent
@@ -31,13 +32,13 @@ TUNED = (4.0, 2.0, 1.4, 1.0)  # multiples of the tolerance for the cuts before t
 def split_up(net: nn.Module, x: Tensor) -> list[str]:
     """Replace attention and recurrent modules by ones made of linear layers, in place; return the names.
 
-    These are ``nn.MultiheadAttention``, ``nn.LSTM``, ``nn.GRU`` and cells. The function is unchanged. One that is
-    registered in several places stays, or without which the module does not run on ``x`` or gives other outputs.
+    These are ``nn.MultiheadAttention``, ``nn.LSTM``, ``nn.GRU`` and cells. The function is unchanged. One without which
+    the module does not run on ``x`` or gives other outputs stays.
     """
     found = []
-    for name, part in list(net.named_modules(remove_duplicate=False)):
+    for name, part in list(net.named_modules()):
         like: Any = next((kind for kind in SPLIT if kind.accepts(part)), None)
-        if not name or like is None or list(net.modules()).count(part) != 1:
+        if not name or like is None:
             continue
         nested = [module for module in net.modules() if getattr(module, "use_nested_tensor", False)]
         before, made = _output(net, x), like.like(part)
@@ -65,10 +66,11 @@ def _output(net: nn.Module, x: Tensor) -> Any:
         return None
 
 
-def layer_widths(net: nn.Module) -> tuple[tuple[str, int], ...]:
+def layer_widths(net: nn.Module, known: set[nn.Module] | None = None) -> tuple[tuple[str, int], ...]:
     """Return the linear and convolutional layers in order of registration, each with its number of units.
 
-    Attention and recurrent modules count as the layers that they are split into.
+    Attention and recurrent modules count as the layers that they are split into. Modules in ``known`` are left out, and
+    the others added to it: one with several names has the first.
 
     Examples
     --------
@@ -77,6 +79,10 @@ def layer_widths(net: nn.Module) -> tuple[tuple[str, int], ...]:
     >>> layer_widths(nn.MultiheadAttention(4, 2))
     (('q', 4), ('k', 4), ('v', 4), ('out', 4))
     """
+    known = set() if known is None else known
+    if net in known:
+        return ()
+    known.add(net)
     like: Any = next((kind for kind in SPLIT if kind.accepts(net)), None)
     if like is not None:
         return layer_widths(like.like(net))
@@ -85,21 +91,20 @@ def layer_widths(net: nn.Module) -> tuple[tuple[str, int], ...]:
     return tuple(
         (".".join(filter(None, (own, name))), units)
         for own, part in net.named_children()
-        for name, units in layer_widths(part)
+        for name, units in layer_widths(part, known)
     )
 
 
 def put(net: nn.Module, name: str, part: nn.Module) -> nn.Module:
-    """Return the module with a submodule replaced, in place; the part itself for the name "".
+    """Return the module with a submodule replaced, in place and wherever it is registered; the part for the name "".
 
     A ``nn.TransformerEncoder`` around a :class:`~bnrank.networks.attention.FactoredAttention` no longer reads the
     weights of its first layer to pack sequences.
     """
     if not name:
         return part
-    parent, _, own = name.rpartition(".")
-    net.get_submodule(name)
-    setattr(net.get_submodule(parent), own, part)
+    for holder, own in registered(net)[net.get_submodule(name)]:
+        holder._modules[own] = part
     if isinstance(part, FactoredAttention):
         for module in net.modules():
             if isinstance(module, nn.TransformerEncoder) and part in set(module.modules()):
@@ -158,8 +163,7 @@ def _tried(
         return outcomes, unseen
     names = factoring.names
     narrowing = Narrowing(factoring, [pair for pair in pairs(net, names, judge.x) if pair.reader in names])
-    make = narrowing.at
-    got = most(lambda made: factoring.change(made[0]), make, NARROW * tol) if narrowing.pairs else None
+    got = most(lambda made: narrowing.change(made[0]), narrowing.at, NARROW * tol) if narrowing.pairs else None
     if got is not None and got[0][1]:
         (choice, kept), change = got
         slim = copied(net)
@@ -169,7 +173,7 @@ def _tried(
         step = Step("narrow", "", f"neurons or channels: {what}", change)
         start = Factored(choice, (step,), change, parameters(slim))
         outcomes.append(start)
-        del factoring, narrowing, make  # their samples
+        del factoring, narrowing  # their samples
         if not budget.current().over:
             outcomes += _outcomes(Factoring(judge, slim, names, whole, chunk_size), tol, tune, ("cost",), start)
     return outcomes, unseen

@@ -1,6 +1,7 @@
 """Neurons and channels removed anywhere in a module, where one layer alone reads them."""
 
 import itertools
+import math
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -33,9 +34,10 @@ class Pair:
 def pairs(net: nn.Module, names: Sequence[str], x: Tensor) -> list[Pair]:
     """Return the layers whose units can be removed: consecutive ones, by trial.
 
-    Half of the units of the first layer, drawn at random, are removed with their weights in the next one. The pair
-    counts if the module then computes what it does when the next layer ignores them. Both have to run once on the few
-    samples of the trial, which may not reach all experts of a mixture.
+    Half of the units of the first layer, drawn at random, are removed with their weights in the next one; then the
+    first unit alone, which leaves a number that nothing that groups units (heads) divides. The pair counts if the
+    module then computes what it does when the next layer ignores them. Both have to run once on the few samples of the
+    trial, which may not reach all experts of a mixture.
     """
     order: list[str] = []
     with ExitStack() as stack, torch.no_grad():
@@ -58,24 +60,34 @@ def pairs(net: nn.Module, names: Sequence[str], x: Tensor) -> list[Pair]:
             continue
         between = order[order.index(name) + 1 : order.index(reader)]
         norms = tuple(one for one in between if cast(Any, net.get_submodule(one)).num_features == n)
-        pair, units = Pair(name, reader, norms), torch.randperm(n, generator=generator)[: n // 2].sort().values
-        weight = torch.zeros_like(by_unit(follower, n))
-        weight[:, units] = by_unit(follower, n)[:, units]
-        ignoring = with_weight(follower, weight, follower.bias)
-        reading = with_weight(follower, weight[:, units], follower.bias)
-        with torch.no_grad():
-            try:
-                with swapped(net, {reader: (ignoring,)}):
-                    expected = net(x[:TRIED].clone())
-                with swapped(net, slimmed(net, pair, units) | {reader: (reading,)}):
-                    got = net(x[:TRIED].clone())
-            except (MemoryError, torch.OutOfMemoryError):
-                raise
-            except Exception:  # whatever a forward raises where it relies on a width
-                continue
-        if alike(got, expected, rtol=1e-8, atol=1e-9):
+        pair = Pair(name, reader, norms)
+        half = torch.randperm(n, generator=generator)[: n // 2].sort().values
+        if all(_reads_alone(net, pair, units, x[:TRIED]) for units in (half, torch.arange(1, n))):
             found.append(pair)
     return found
+
+
+def _reads_alone(net: nn.Module, pair: Pair, units: Tensor, x: Tensor) -> bool:
+    """Return whether the module without the other units of a layer computes what it does when its reader ignores them.
+
+    It does not where it cannot be run without them.
+    """
+    n, reader = len(cast(Any, net.get_submodule(pair.layer)).weight), cast(Any, net.get_submodule(pair.reader))
+    weight = torch.zeros_like(by_unit(reader, n))
+    weight[:, units] = by_unit(reader, n)[:, units]
+    ignoring = with_weight(reader, weight, reader.bias)
+    reading = with_weight(reader, weight[:, units], reader.bias)
+    with torch.no_grad():
+        try:
+            with swapped(net, {pair.reader: (ignoring,)}):
+                expected = net(x.clone())
+            with swapped(net, slimmed(net, pair, units) | {pair.reader: (reading,)}):
+                got = net(x.clone())
+        except (MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception:  # whatever a forward raises where it relies on a width
+            return False
+    return alike(got, expected, rtol=1e-8, atol=1e-9)
 
 
 def slimmed(net: nn.Module, pair: Pair, units: Tensor, layer: Any = None) -> Choice:
@@ -139,6 +151,15 @@ class Narrowing:
                 choice.update(slimmed(self.net, pair, stub.units, before) | {pair.reader: (stub.reader,)})
                 kept.append((pair.layer, len(self.ranked[pair.reader][0]), len(stub.units)))
         return choice, kept
+
+    def change(self, choice: Choice) -> float:
+        """Return the change of the module's output without some units; infinite where it cannot be run without them."""
+        try:
+            return self.factoring.change(choice)
+        except (MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception:  # whatever a forward raises where it relies on a width
+            return math.inf
 
     def chosen(self, name: str, value: Tensor, scale: float) -> tuple[Tensor, nn.Module] | None:
         """Return the units of its input that a reader keeps, and the reader that makes up for the others."""
