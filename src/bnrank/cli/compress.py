@@ -8,6 +8,7 @@ import typer
 import bnrank
 from bnrank.cli.arguments import DATA, ModelFiles, ModelSpec, TableColumns, output_path, page_path, write_page
 from bnrank.cli.naming import Names, naming
+from bnrank.cli.samples import taken
 from bnrank.cli.terminal import say
 
 
@@ -58,10 +59,10 @@ def compress_command(
     net, _ = files.read(model)
     if ":" in model and files.weights is None:
         say("no --weights: using the module as returned by the function")
-    held_out = 0.2 if table.x_test is None else table.x_test
+    held_out = 0.2 if table.x_test is None else taken(table.x_test, net)
     found = bnrank.discovery.compress(
         net,
-        table.x,
+        taken(table.x, net),
         tol=tol,
         held_out=held_out,
         tune=tune,

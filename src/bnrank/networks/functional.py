@@ -175,6 +175,11 @@ class Functional:
                 return validation.DtypeError(
                     f"{name}: got {what} of dtype {dtype}, on which {kind} fails, expected {expected}"
                 )
+        if isinstance(x, Tensor) and x.is_floating_point():
+            with suppress(Exception):
+                self._returned(parameters, torch.zeros_like(x, dtype=torch.long))
+                got = f"real numbers of dtype {x.dtype}, on which {kind} fails"
+                return validation.DtypeError(f"x: got {got}, expected integers; convert it with .long()")
         if getattr(type(self.module), "forward", None) is nn.Module.forward and "forward" not in vars(self.module):
             return ValueError(f"net: {kind} has no forward, expected a module that runs on x")
         if not torch.is_grad_enabled() and "grad" in str(error):
