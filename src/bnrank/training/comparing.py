@@ -172,7 +172,7 @@ def _sequence(sources: list[Any], x: Any, top: int, some: dict[str, Any], deadli
         if x is not None:
             view = representations.View(source, x, f"a[{step}]", some["max_samples"])
             views = [*views[:1], view.seen(some["chunk_size"], some["dtype"], deadline)]
-            notes += views[-1].late
+            notes += [text for text in views[-1].left_out if text not in notes]
             for name, row in _similar(views[0], views[-1]).items():
                 rows.setdefault(name, {}).update(row)
                 layers[name] = None
