@@ -96,8 +96,8 @@ def measure(net: nn.Module, x: Samples, choice: Choice, reading: Reading, d_out:
         )
         tell(2, "Jacobians and the NTK")
         numbers = settings.samples
-        parts, left = choice.of_samples(net, len(numbers), d_out)
         rows = x[numbers.to(x.device)]
+        parts, left = choice.of_samples(net, rows, d_out)
         heap.give_back()
         samples = SampleMeasures(net, rows, d_out, settings.dtype, numbers.numpy(), parts, deadline)
     for name, reason in unobserved.items():
