@@ -73,13 +73,13 @@ class Choice:
         parts = [part for part in ("jacobian", "ntk") if part in self]
         if not self.by_default or is_plain_mlp(unwrap(net)):
             return parts, ""
-        work, limit = len(x) * d_out * sum(p.numel() for p in net.parameters()), MAX_SAMPLE_WORK
+        work, limit, few = len(x) * d_out * sum(p.numel() for p in net.parameters()), MAX_SAMPLE_WORK, 0
         if work <= limit:
             work, limit = _pass_work(net, x, d_out), MAX_PASS_WORK
+            few = int(limit * len(x) // max(work, 1))
         if work <= limit:
             return parts, ""
         text = f"{work:.1e} operations, by default the limit is {limit:.0e}"
-        few = int(limit * len(x) // work)
         hint = f", max_jacobian_samples={few} stays below it" if few else ""
         return [], f'Jacobians and the NTK: {text}; what=("jacobian", "ntk", ...) computes them{hint}'
 
