@@ -73,7 +73,7 @@ class Choice:
         parts = [part for part in ("jacobian", "ntk") if part in self]
         if not self.by_default or is_plain_mlp(unwrap(net)):
             return parts, ""
-        work, limit, few = len(x) * d_out * sum(p.numel() for p in net.parameters()), MAX_SAMPLE_WORK, 0
+        work, limit, few = float(len(x) * d_out * sum(p.numel() for p in net.parameters())), MAX_SAMPLE_WORK, 0
         if work <= limit:
             work, limit = _pass_work(net, x, d_out), MAX_PASS_WORK
             few = int(limit * len(x) // max(work, 1))

@@ -175,11 +175,9 @@ class Functional:
                 return validation.DtypeError(
                     f"{name}: got {what} of dtype {dtype}, on which {kind} fails, expected {expected}"
                 )
-        if isinstance(x, Tensor) and x.is_floating_point():
-            with suppress(Exception):
-                self._returned(parameters, torch.zeros_like(x, dtype=torch.long))
-                got = f"real numbers of dtype {x.dtype}, on which {kind} fails"
-                return validation.DtypeError(f"x: got {got}, expected integers; convert it with .long()")
+        if isinstance(x, Tensor) and self._needs_integers(parameters, x):
+            got = f"real numbers of dtype {x.dtype}, on which {kind} fails"
+            return validation.DtypeError(f"x: got {got}, expected integers; convert it with .long()")
         if getattr(type(self.module), "forward", None) is nn.Module.forward and "forward" not in vars(self.module):
             return ValueError(f"net: {kind} has no forward, expected a module that runs on x")
         if not torch.is_grad_enabled() and "grad" in str(error):
@@ -194,6 +192,18 @@ class Functional:
                 "them as buffers or pass dtype=torch.float32"
             )
         return ValueError(text)
+
+    def _needs_integers(self, parameters: dict[str, Tensor], x: Tensor) -> bool:
+        """Return whether the module fails on zeros, but not if they are integers, as one of tokens does."""
+        if not x.is_floating_point():
+            return False
+        with suppress(Exception):
+            self._returned(parameters, torch.zeros_like(x))
+            return False
+        with suppress(Exception):
+            self._returned(parameters, torch.zeros_like(x, dtype=torch.long))
+            return True
+        return False
 
     def _cast(self, tensor: Tensor) -> Tensor:
         tensor = tensor.detach()
