@@ -75,8 +75,7 @@ class Choice:
             return parts, ""
         work, limit, few = float(len(x) * d_out * sum(p.numel() for p in net.parameters())), MAX_SAMPLE_WORK, 0
         if work <= limit:
-            work, limit = _pass_work(net, x, d_out), MAX_PASS_WORK
-            few = int(limit * len(x) // max(work, 1))
+            (work, few), limit = _pass_work(net, x, d_out), MAX_PASS_WORK
         if work <= limit:
             return parts, ""
         text = f"{work:.1e} operations, by default the limit is {limit:.0e}"
@@ -95,21 +94,20 @@ class Choice:
         return f'spectra of whole activations: {limit}; what=("activations", ...) computes them'
 
 
-def _pass_work(net: nn.Module, x: Samples, d_out: int) -> float:
-    """Return the operations of the backward passes of all outputs at samples; 0 where there are none to count.
+def _pass_work(net: nn.Module, x: Samples, d_out: int) -> tuple[float, int]:
+    """Return the operations of the backward passes of all outputs at samples, and samples for which they are few.
 
-    Whether passes run by themselves is tried only where it matters.
+    The first is 0 where there are none to count. Whether passes run by themselves is tried only where it decides.
     """
     if isinstance(x, Inputs):  # not differentiated
-        return 0.0
+        return 0.0, 0
     passes = len(x) * d_out
     try:
         one = pass_work(net, x)
-        if passes * one.together <= MAX_PASS_WORK < passes * one.alone and not runs_together(net, x):
-            return passes * one.alone
-        return passes * one.together
+        alone = passes * one.together <= MAX_PASS_WORK < passes * one.alone and not runs_together(net, x)
     except ValueError:  # not differentiable, which the measures say
-        return 0.0
+        return 0.0, 0
+    return passes * (one.alone if alone else one.together), int(MAX_PASS_WORK // (d_out * one.alone))
 
 
 def _weight_work(layer: Layer) -> float:
