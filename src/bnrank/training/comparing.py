@@ -51,7 +51,8 @@ def compare(
         Without b, a is a folder of checkpoints, numbered by step in their names, or a sequence of at least two
         networks, state dicts or files.
     x : Tensor or ndarray, tuple or mapping of them, optional
-        Samples, as for :func:`bnrank.profile`: both networks must be modules and run on them. Adds representations.
+        Samples, as for :func:`bnrank.profile`: both networks must be modules and run on them. Adds the change of the
+        outputs, and representations of layers that have a value for each sample.
     top : int
         Number k of leading singular values and vectors: of the share of the change, and of the angles. At most 10
         without b.
