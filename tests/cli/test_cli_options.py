@@ -196,6 +196,10 @@ def test_options_of_a_table_that_is_not_read_are_refused(own, command):
 
 
 def test_advice_on_integers_is_for_files(own, command):
-    np.savez(own / "whole.npz", x=np.arange(240).reshape(40, 6) % 7)
-    done = command("compress", "net.py:build", "whole.npz")
-    assert (done.code, done.error.rstrip().endswith("; store it as floating-point numbers")) == (2, True)
+    (own / "words.py").write_text("from torch import nn\ndef build():\n    return nn.Embedding(7, 2)\n")
+    x = np.arange(80).reshape(40, 2) % 7
+    np.savez(own / "halves.npz", x=x / 2)
+    for verb in ("profile", "check", "compress"):
+        done = command(verb, "words.py:build", "halves.npz")
+        assert (done.code, "x of DATA: got " in done.error) == (2, True)
+        assert done.error.rstrip().endswith("expected integers; store it as integers")

@@ -266,3 +266,98 @@ def test_a_single_layer_in_order_is_no_evidence_in_a_network_of_several_weights(
     assert (found.rank, found.bottleneck.reason) == (None, reason)
     assert bottlenecks.bottleneck(net, x, min_layers=1).rank == 2
     assert bottlenecks.bottleneck(net.out, torch.randn(60, 8)).rank == 2  # it is the whole network
+
+
+# Paths beside the weights ---------------------------------------------------------------------------------------
+
+
+class Branches(nn.Module):
+    """A residual network with small weights in its branches, and a readout of any scale."""
+
+    def __init__(self, readout=1.0, residual=1.0, norm=False):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last, self.residual = nn.Linear(6, 8), nn.Linear(8, 3), residual
+        self.inner = nn.ModuleList(nn.Linear(8, 8, bias=not norm) for _ in range(4))
+        self.norm = nn.LayerNorm(8, eps=1e-12) if norm else nn.Identity()
+        with torch.no_grad():
+            self.last.weight.mul_(readout)
+            for layer in self.inner:
+                layer.weight.mul_(1e-3)
+
+    def forward(self, x):
+        h = self.first(x)
+        for layer in self.inner:
+            h = self.residual * h + self.norm(layer(h).relu())
+        return self.last(h)
+
+
+@pytest.mark.parametrize("settings", [{}, {"readout": 0.01}, {"residual": 0.0, "norm": True}])
+def test_networks_whose_outputs_vary_beside_small_weights_are_not_collapsed(settings):
+    net = Branches(**settings)
+    found = bnrank.bottleneck(net, X)
+    assert (found.kind, found.rank, found.layers[1].count) == ("undetermined", None, 0)
+    last = 6 if "readout" in settings else 5  # whose weight is small, too
+    assert f"no singular value of layers 2 to {last} is above 0.1, but what follows them varies with x, " in str(found)
+    assert bnrank.profile(net, X, what=("weights", "activations")).attrs["bottleneck_reason"] == found.bottleneck.reason
+    if not settings.get("norm"):  # the residual path lets all pass: the ratio is that of what enters the branches
+        h = net.double().first(X)
+        inputs = [h]
+        for layer in net.inner:
+            h = h + layer(h).relu()
+            inputs.append(h)
+        sizes = [float((values - values.mean(0)).detach().norm()) for values in [*inputs, net(X)]]
+        assert f" {max(sizes[1:]) / sizes[0]:.2g} times as much as what enters them" in found.bottleneck.reason
+
+
+def test_small_weights_without_other_paths_are_collapsed_and_say_what_was_measured():
+    found = bnrank.bottleneck(Branches(residual=0.0), X)
+    assert (found.kind, found.rank) == ("collapsed", 0)
+    assert str(found).startswith("bottleneck: collapsed, rank 0 (no singular value above 0.1), layers 2 to 5")
+    scaled = Branches(readout=1e6**3, residual=0.0)  # what was scaled down is scaled up again
+    assert bnrank.bottleneck(scaled, X).rank is None
+
+
+def test_a_bottleneck_elsewhere_counts_where_rank_0_is_refuted():
+    net = nn.Sequential(built([LOW, LOW], [6, 8, 8]), Branches())
+    net[1].first = nn.Linear(8, 8)
+    assert (lambda found: (found.rank, found.start, found.end))(bnrank.bottleneck(net, X)) == (2, 1, 2)
+
+
+def test_small_weights_on_tokens():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Embedding(9, 8), nn.Flatten(), nn.Linear(40, 8), nn.Linear(8, 8), nn.Linear(8, 8))
+    for layer in net[2:]:
+        layer.weight.data.mul_(0.01)
+    assert bnrank.bottleneck(net, torch.randint(9, (30, 5))).kind == "collapsed"
+    net[0].weight.data.mul_(0.01)
+    assert bnrank.bottleneck(net, torch.randint(9, (30, 5))).start == 1
+
+
+class Heads(nn.Module):
+    """Heads side by side, of full rank: each has as many singular values as outputs, and all are near 1."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(6, 20), nn.Linear(4, 3)
+        self.heads = nn.ModuleList(nn.Linear(20, 4) for _ in range(3))
+        for layer in self.heads:
+            nn.init.orthogonal_(layer.weight)
+
+    def forward(self, x):
+        h = self.first(x).tanh()
+        return self.last(sum(head(h).tanh() for head in self.heads))
+
+
+def test_full_ranks_side_by_side_are_no_bottleneck_but_narrow_widths_in_order_are():
+    found = bnrank.bottleneck(Heads(), X)
+    assert [layer.count for layer in found.layers][1:4] == [4, 4, 4]
+    assert (found.kind, found.bottleneck.reason[:40]) == ("undetermined", "the longest run of layers with the same ")
+    narrow = built([HIGH, [1.1, 0.9], [1.0, 0.8], [1.2, 0.7], HIGH], [6, 8, 2, 2, 8, 6])
+    found = bnrank.bottleneck(narrow, X)
+    assert (found.kind, found.rank, found.start, found.end) == ("full", 2, 2, 4)
+    rows = [line.split() for line in str(found).splitlines()[2:]]
+    assert [row[3] for row in rows[1:4]] == ["–", "–", "–"]  # a third singular value does not exist
+    assert [row[3] for row in (rows[0], rows[4])] == ["1.5", "1.5"]
+    assert [layer.rest for layer in found.layers[1:4]] == [0, 0, 0]

@@ -10,7 +10,7 @@ from torch import nn
 import bnrank
 import helpers
 from bnrank._core import deadline
-from bnrank.measures import choices, describe, profile, samplewise, usage
+from bnrank.measures import choices, describe, pass_work, profile, samplewise, usage
 
 normal = functools.partial(helpers.normal, dtype=torch.float32)
 OF = {
@@ -174,3 +174,84 @@ def test_recurrent_layers_with_many_outputs_have_no_ntk_and_a_hint(monkeypatch):
     (line,) = [line for line in describe(ds) if "ntk_trace: 48 backward passes" in line]
     assert line.endswith("max_jacobian_samples=5 stays below it")
     assert np.isfinite(profile(net, x, what=("weights", "ntk"), max_jacobian_samples=5).ntk_trace).all()
+
+
+class Scan(nn.Module):
+    """A language model with a sequential scan over time: few parameters, many operations, and an output per token."""
+
+    def __init__(self, vocabulary, width):
+        super().__init__()
+        self.embed, self.gate = nn.Embedding(vocabulary, width), nn.Linear(width, width)
+        self.out = nn.Linear(width, vocabulary)
+
+    def forward(self, x):
+        h = self.embed(x)
+        gate, state, found = torch.sigmoid(self.gate(h)), torch.zeros_like(h[:, 0]), []
+        for t in range(h.shape[1]):
+            state = gate[:, t] * state + (1 - gate[:, t]) * h[:, t]
+            found.append(state)
+        return self.out(torch.stack(found, 1))
+
+
+def test_small_networks_with_many_backward_passes_have_no_ntk_by_default():
+    torch.manual_seed(0)
+    net, x = Scan(64, 24), torch.randint(64, (80, 20))
+    passes, parameters = 80 * 20 * 64, sum(p.numel() for p in net.parameters())
+    assert passes * parameters < choices.MAX_SAMPLE_WORK
+    ds = profile(net, x)
+    assert "ntk_trace" not in computed(ds)
+    (line,) = [line for line in describe(ds) if "Jacobians and the NTK" in line]
+    # products: one of 24 x 24 and one of 24 x 64 for each of 20 places; then what operations write
+    entries = 20 + 20 * (4 * 24 + 64) + 24 + 20 * 4 * 24  # x; embedding, gate twice, stack, output; zeros; the scan
+    work = passes * (20 * 2 * 24 * (24 + 64) + pass_work.PER_ENTRY * entries)
+    found = passes * pass_work.pass_work(net, x).together
+    assert found == pytest.approx(work, rel=1e-12)
+    assert f"{found:.1e} operations, by default the limit is 1e+10; what=" in line
+    hint = int(1e10 // (20 * 64 * pass_work.pass_work(net, x).alone))
+    assert line.endswith(f"computes them, max_jacobian_samples={hint} stays below it")
+    few = profile(net, x, max_jacobian_samples=3)
+    assert not [line for line in describe(few) if "Jacobians and the NTK" in line]
+    np.testing.assert_array_equal(few.ntk_trace, profile(net, x, what="ntk", max_jacobian_samples=3).ntk_trace)
+    assert np.isfinite(few.ntk_trace).all()
+
+
+class Doubled(torch.autograd.Function):
+    """An operation that torch cannot batch: each output has a backward pass by itself."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, grad):
+        return 2 * grad
+
+
+class Alone(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 4)
+
+    def forward(self, x):
+        return Doubled.apply(self.layer(x))
+
+
+def test_passes_that_run_by_themselves_count_by_the_nodes_of_their_graph(monkeypatch):
+    net, batched, x = Alone(), nn.Sequential(nn.Linear(3, 4), nn.Tanh()), normal(10, 3)
+    assert [pass_work.runs_together(one, x) for one in (net, batched)] == [False, True]
+    work = pass_work.pass_work(net, x)
+    nodes = 6  # the operation, the layer, its transposed weight, weight and bias, and samples brought first
+    assert (work.together, work.alone - work.together) == (
+        2 * 3 * 4 + pass_work.PER_ENTRY * (3 + 4 + 4),
+        pass_work.PER_NODE * nodes,
+    )
+    whole = profile(net, x)
+    assert np.isfinite(whole.ntk_trace).all()
+    monkeypatch.setattr(choices, "MAX_PASS_WORK", 10 * 4 * work.alone - 1)
+    ds = profile(net, x)
+    assert "ntk_trace" not in computed(ds)
+    (line,) = [line for line in describe(ds) if "Jacobians and the NTK: 2.4e+06 operations" in line]
+    assert line.endswith("max_jacobian_samples=9 stays below it")
+    assert "ntk_trace" in computed(profile(net, x, max_jacobian_samples=9))
+    assert "ntk_trace" in computed(profile(batched, x))
+    np.testing.assert_array_equal(profile(net, x, what="ntk").ntk_trace, whole.ntk_trace)

@@ -465,3 +465,44 @@ def test_recurrent_weights_of_one_shape_are_not_mixed_up():
     found = bnrank.compare(a, b)
     assert not float(found.data.change.max())
     assert not float(found.data.tensor_change.max())
+
+
+class Repeated(nn.Module):
+    """A recurrent cell, whose layers run once for each step: they have no value for each sample."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.outer = nn.Linear(12, 8), nn.Linear(8, 2)
+
+    def forward(self, x):
+        state = x.new_zeros(len(x), 8)
+        for t in range(x.shape[1]):
+            state = self.inner(torch.cat([x[:, t], state], 1)).tanh()
+            out = self.outer(state)
+        return out
+
+
+def test_networks_without_activations_are_compared_by_weights_and_outputs():
+    torch.manual_seed(0)
+    a, b, once = Repeated(), Repeated(), nn.Sequential(nn.Flatten(), nn.Linear(20, 2))
+    x = normal(60, 5, 4)
+    before, after = (net.double()(x.double()).detach() for net in (a, b))
+    found = bnrank.compare(a, b, x, chunk_size=7)
+    assert found.data.output_change == pytest.approx(float((after - before).norm() / before.norm()), rel=1e-12)
+    assert found.data.change.identical(bnrank.compare(a, b).data.change)
+    (note,) = (line for line in found.notes if "representations" in line)
+    assert note.startswith(
+        "a, b: no representations, as no layer has a value for each sample: inner (Linear): called 5"
+    )
+    assert (found.data.sizes["layer_a"], found.representations(), len(found.plot())) == (0, [], 2)
+    mixed = bnrank.compare(once, b, x)
+    out = once.double()(x.double()).detach()
+    assert mixed.data.output_change == pytest.approx(float((after - out).norm() / out.norm()), rel=1e-12)
+    assert int(mixed.data.units_a[0]) == 2
+    assert [line[:21] for line in mixed.notes if "representations" in line] == ["b: no representations"]
+    record = bnrank.compare([a, b, a], x=x)
+    assert str(record).count("no representations") == 1
+    late = bnrank.compare(a, b, x, max_minutes=1e-9)
+    assert "a, b: outputs: not reached within max_minutes=1e-09" in late.notes
+    with pytest.raises(ValueError, match="layer that runs once, with a value for each sample, in Repeated"):
+        bnrank.measures.representations.kernels(a, x)

@@ -352,6 +352,20 @@ def test_a_reason_that_ends_in_a_period_gets_no_second_one():
         Functional(Ends())(normal(2, 4))
 
 
+class Bounded(nn.Linear):
+    def forward(self, x):
+        if bool((x > 2).any()):
+            raise RuntimeError("x exceeds 2")
+        return super().forward(x.to(self.weight.dtype))
+
+
+def test_a_module_of_integers_says_so_and_one_that_fails_for_another_reason_does_not():
+    with pytest.raises(ValueError, match=r"^x: got real numbers of dtype torch.float32, .* integers; convert it with"):
+        Functional(nn.Embedding(5, 2))(torch.ones(4, 3))
+    with pytest.raises(ValueError, match=r"^net: Bounded failed on x .*: x exceeds 2$"):
+        Functional(Bounded(3, 2))(3 * torch.ones(4, 3))
+
+
 def test_shapes_in_errors_are_of_any_number_of_samples():
     with pytest.raises(ValueError, match=r"^net: Ends failed on x of shape \(N, 4\) in torch.float64: It ends$"):
         bnrank.profile(Ends("It ends."), normal(60, 4))

@@ -41,6 +41,20 @@ def test_npz(tmp_path):
     assert torch.equal(load_table(**task.settings | {"targets": None}).x, task.x)
 
 
+def test_outputs_that_are_taken_where_they_are(tmp_path):
+    both, alone = npz(tmp_path, x=X, y=Y), tmp_path / "x.npz"
+    np.savez(alone, x=X, y_test=Y)
+    assert np.array_equal(read_table(both, outputs=None).y, Y)
+    assert read_table(both, outputs=False).y is None
+    assert read_table(alone, outputs=None).y is None
+    path = table(tmp_path, "a,b,c\n1,2,x\n3,4,y\n")
+    assert read_table(path, "c", outputs=None).y.tolist() == ["x", "y"]
+    assert read_table(path, ignore="c", outputs=None).y is None
+    named = read_table(path, "c", outputs=None)
+    assert named.class_names == ("x", "y")
+    assert named.with_class_indices().y.tolist() == [0, 1]
+
+
 def test_npz_shapes_and_types(tmp_path):
     task = load_table(str(npz(tmp_path, x=np.arange(6), y=Y[:, 0])))
     assert task.x.tolist() == [[0], [1], [2], [3], [4], [5]]

@@ -12,6 +12,7 @@ import typer
 import bnrank
 from bnrank._core import files, store, validation
 from bnrank.cli.naming import Names, naming
+from bnrank.cli.samples import Samples
 from bnrank.cli.terminal import say
 from bnrank.networks import files as files_of_networks
 
@@ -63,9 +64,13 @@ class TableColumns:
     ] = False
 
     def task(self, data: str) -> bnrank.Task:
-        """Return the task of a file, or a built-in one."""
+        """Return the task of a file, or a built-in one, to train on."""
         with self._naming(data):
             return bnrank.tasks.load_table(data, **self._arguments)
+
+    def samples(self, data: str, net: nn.Module, *, outputs: bool | None = None) -> Samples:
+        """Return the samples of a file or a built-in task on which a network is measured, with y where there is one."""
+        return Samples.of(self.table(data, outputs=outputs), net)
 
     def table(self, data: str, **options: Any) -> bnrank.tasks.Table:
         """Return the columns of a file or a built-in task."""

@@ -8,7 +8,7 @@ import typer
 import bnrank
 from bnrank._core import text
 from bnrank.cli import terminal
-from bnrank.cli.arguments import Data, ModelFiles, ModelSpec, TableColumns, page_path, write_page
+from bnrank.cli.arguments import DATA, ModelFiles, ModelSpec, TableColumns, page_path, write_page
 from bnrank.cli.terminal import say
 
 HEADINGS = {"id": "id", "statement": "statement", "status": "status", "left": "left", "relation": "", "right": "right"}
@@ -16,7 +16,15 @@ HEADINGS = {"id": "id", "statement": "statement", "status": "status", "left": "l
 
 def check_command(
     model: ModelSpec,
-    data: Data,
+    data: Annotated[
+        str,
+        typer.Argument(
+            metavar="DATA",
+            help="A .csv file, an .npz file with x (and y, for statements on the loss), or a built-in task: low-rank, "
+            "bottleneck-spectra, s-shapes, digits, mnist.",
+        ),
+        DATA,
+    ],
     files: ModelFiles,
     columns: TableColumns,
     ridge: Annotated[
@@ -35,11 +43,12 @@ def check_command(
     The folder run is written by [bold]bnrank train low-rank --depth 8 --width 30 --steps 300 --out run[/].
     """
     page_path(out, model, data, files.weights)
-    task = columns.task(data)
     net, known = files.read(model)
+    samples = columns.samples(data, net)
+    samples.say_missing("statements on the loss do not apply")
     chosen = only.replace(" ", "").split(",") if only else None
-    verdicts = bnrank.check(net, task.x, task.y, known if ridge is None else ridge, only=chosen, rtol=rtol)
-    section = bnrank.Section(f"{Path(model).name} on {task.name}", verdicts=verdicts)
+    verdicts = bnrank.check(net, samples.x, samples.y, known if ridge is None else ridge, only=chosen, rtol=rtol)
+    section = bnrank.Section(f"{Path(model).name} on {samples.name}", verdicts=verdicts)
     tables = bnrank.reporting.tables
     say(tables.applicability(verdicts))
     found = tables.verdict_rows(verdicts.applied)

@@ -62,7 +62,7 @@ def compare_command(
         runs = x is not None
         validation.expect(runs or code is None, "code", f"{code!r} without --x", "it with --x")
         sides = (_network(a, "A", code, runs), _network(b, "B", code, runs))
-        samples = None if x is None else _samples(x, columns)
+        samples = None if x is None else _samples(x, columns, sides[0])
         found = bnrank.compare(*sides, samples, top=top, max_minutes=max_minutes)
         names = (a, b) if Path(a).name == Path(b).name else (Path(a).name, Path(b).name)
         found.data.attrs |= {"name_a": names[0], "name_b": names[1], "title": " and ".join(names)}
@@ -71,9 +71,9 @@ def compare_command(
         write_page(found, out, "bnrank compare")
 
 
-def _samples(x: str, columns: TableColumns) -> Any:
+def _samples(x: str, columns: TableColumns, net: Any) -> Any:
     with naming({"DATA": "--x", f"DATA {Path(x).name}": f"--x {Path(x).name}"}):
-        return columns.task(x).x
+        return columns.samples(x, net, outputs=False).x
 
 
 def _network(source: str, name: str, code: str | None, runs: bool) -> Any:

@@ -8,6 +8,7 @@ import typer
 import bnrank
 from bnrank.cli.arguments import DATA, ModelFiles, ModelSpec, TableColumns, output_path, page_path, write_page
 from bnrank.cli.naming import Names, naming
+from bnrank.cli.samples import taken
 from bnrank.cli.terminal import say
 from bnrank.discovery.compression.result import expect_storable
 
@@ -65,10 +66,10 @@ def compress_command(
         say("no --weights: using the module as returned by the function")
     with naming({"network": "MODEL"}):
         expect_storable(net, tag, "--tag, as in --tag v1")
-    held_out = 0.2 if table.x_test is None else table.x_test
+    held_out = 0.2 if table.x_test is None else taken(table.x_test, net)
     found = bnrank.discovery.compress(
         net,
-        table.x,
+        taken(table.x, net),
         tol=tol,
         held_out=held_out,
         tune=tune,

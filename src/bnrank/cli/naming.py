@@ -30,9 +30,7 @@ def naming(names: Mapping[str, str]) -> Iterator[None]:
 
 def _in_files(message: str) -> str:
     """Return an error's message with advice on files where it is on arrays of Python."""
-    for method, kind in (("float", "floating-point numbers"), ("long", "integers")):
-        message = message.replace(f"convert it with .{method}()", f"store it as {kind}")
-    return message
+    return message.replace("convert it with .long()", "store it as integers")
 
 
 def renamed(message: str, names: Mapping[str, str]) -> str:

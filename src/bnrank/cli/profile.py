@@ -48,8 +48,8 @@ def profile_command(
         str | None,
         typer.Argument(
             metavar="DATA",
-            help="A .csv file, an .npz file with x and y, or a built-in task: low-rank, bottleneck-spectra, s-shapes, "
-            "digits, mnist. Without it only the weights are measured.",
+            help="A .csv file, an .npz file with x (and y, for the cost), or a built-in task: low-rank, "
+            "bottleneck-spectra, s-shapes, digits, mnist. Without it only the weights are measured.",
             show_default=False,
         ),
         DATA,
@@ -75,16 +75,20 @@ def profile_command(
     if data is None:
         columns.expect_unset("DATA")
     net: object = model
+    name = Path(model).name
     if data is not None or not is_weight_file(model, files):
         net, _ = files.read(model)
-    task = None if data is None else columns.task(data)
-    given: dict[str, Any] = {} if task is None else {"x": task.x, "y": task.y}
+    given: dict[str, Any] = {}
+    if data is not None:
+        found = columns.samples(data, cast(Any, net))
+        given = {"x": found.x, "y": found.y}
+        name = f"{name} on {found.name}"
+        found.say_missing("the cost is not measured")
     given |= {"what": words(what) or None, "max_minutes": max_minutes, "progress": not quiet}
     measured = bnrank.profile(cast(Any, net), **given)
     layers = bnrank.reporting.tables.layer_rows(measured)
-    rows = [{SHORT.get(name, name): value for name, value in row.items()} for row in layers]
-    name = Path(model).name
-    section = bnrank.Section(name if task is None else f"{name} on {task.name}", profile=measured)
+    rows = [{SHORT.get(key, key): value for key, value in row.items()} for row in layers]
+    section = bnrank.Section(name, profile=measured)
     terminal.show(text.table(rows[:MAX_ROWS]))
     if len(rows) > MAX_ROWS:
         terminal.say(f"... and {len(rows) - MAX_ROWS} more, which the page shows")

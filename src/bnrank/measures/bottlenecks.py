@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -14,11 +14,11 @@ from bnrank._core import validation
 from bnrank._core.content import Part, Table, remarks
 from bnrank._core.results import Printed
 from bnrank._core.validation import Data
-from bnrank.measures import nonlinearity, spectra
+from bnrank.measures import contraction, nonlinearity, spectra
 from bnrank.measures.accumulating import METHODS
 from bnrank.networks.capturing import capture, leaving_out
 from bnrank.networks.functional import Functional, check_finite, example
-from bnrank.networks.inputs import Example
+from bnrank.networks.inputs import Example, Samples
 from bnrank.networks.reading import Layer, Reading, read_or
 from bnrank.networks.reasons import Skipped
 
@@ -32,8 +32,8 @@ class Bottleneck(Printed):
     Attributes
     ----------
     rank : int or None
-        k, the number of singular values near 1 in every layer of the run; 0 for a collapsed network; None where no
-        run is long enough (undetermined).
+        k, the number of singular values near 1 in every layer of the run; 0 where all weights of the run are small;
+        None where no run is long enough (undetermined).
     start, end : int or None
         First and last layer of the run, counted from 1.
     gap : float or None
@@ -61,7 +61,10 @@ class Bottleneck(Printed):
     reason: str = ""
 
     def __str__(self) -> str:
-        return self.reason if self.rank is None else f"rank {self.rank}, layers {self.start} to {self.end}"
+        if self.rank is None:
+            return self.reason
+        small = "" if self.rank else f" (no singular value above {self.atol:g})"
+        return f"rank {self.rank}{small}, layers {self.start} to {self.end}"
 
 
 def detect(
@@ -107,7 +110,48 @@ def detect(
     (2, 2, 3, 50)
     """
     atol, near_one, min_layers = _validate_tolerances(atol, near_one, min_layers)
-    return _longest(_rows(values), atol, near_one, min_layers, 0)
+    return _longest(_rows(values), atol, near_one, min_layers)
+
+
+def of_network(
+    net: nn.Module,
+    x: Samples,
+    reading: Reading,
+    values: Mapping[str, Tensor],
+    *,
+    atol: float = 0.1,
+    near_one: tuple[float, float] = (0.5, 2.0),
+    min_layers: int = 2,
+) -> Bottleneck:
+    """Return the bottleneck of a network, see `of_reading`; of rank 0 only where the data show it.
+
+    Small weights let nothing pass a chain of layers, but not a residual path beside them. So rank 0 needs samples at
+    which all that enters later layers, and the outputs, vary by at most ``atol`` times what enters the first of these
+    layers. Else the other runs count.
+
+    Parameters
+    ----------
+    net, x : torch.nn.Module, Tensor or Inputs
+        The network and samples.
+    reading, values, atol, near_one, min_layers
+        As in `of_reading`.
+    """
+    settings: dict[str, Any] = {"atol": atol, "near_one": near_one, "min_layers": min_layers}
+    found = of_reading(reading, values, **settings)
+    if found.rank != 0 or found.start is None:
+        return found
+    before, after = contraction.variations(net, x, reading, found.start)
+    if after <= found.atol * before:
+        return found
+    other = of_reading(reading, values, **settings, least=1)
+    if other.rank is not None:
+        return other
+    ratio = after / before if before else math.inf
+    reason = (
+        f"no singular value of layers {found.start} to {found.end} is above {found.atol:g}, but what follows them "
+        f"varies with x, {ratio:.2g} times as much as what enters them: it passes beside their weights, or is scaled up"
+    )
+    return replace(other, reason=reason)
 
 
 def of_reading(
@@ -117,10 +161,13 @@ def of_reading(
     atol: float = 0.1,
     near_one: tuple[float, float] = (0.5, 2.0),
     min_layers: int = 2,
+    least: int = 0,
 ) -> Bottleneck:
     """Return the bottleneck among the layers that were read in order, or all weights where none was, see `detect`.
 
-    The other weights belong to the depth: a single layer in order is no evidence beside them.
+    The other weights belong to the depth: a single layer in order is no evidence beside them. Layers of full rank, all
+    of whose singular values are near 1, show a narrow place only where each reads what the one before returns; side by
+    side, as several heads, they are no run.
 
     Parameters
     ----------
@@ -130,23 +177,42 @@ def of_reading(
         Singular values by the name of a layer; one without them is not clear.
     atol, near_one, min_layers
         As in :func:`detect`.
+    least : int
+        Smallest rank that counts.
     """
     atol, near_one, min_layers = _validate_tolerances(atol, near_one, min_layers)
     counted = reading.layers or reading.weights
     rows = _rows([values.get(layer.name, torch.zeros(0)) for layer in counted])
-    return _longest(rows, atol, near_one, min_layers, len(reading.weights) - len(counted))
+    apart = [layer.apart for layer in counted]
+    return _longest(rows, atol, near_one, min_layers, len(reading.weights) - len(counted), apart, least)
 
 
 def _longest(
-    rows: list[np.ndarray], atol: float, near_one: tuple[float, float], min_layers: int, others: int
+    rows: list[np.ndarray],
+    atol: float,
+    near_one: tuple[float, float],
+    min_layers: int,
+    others: int = 0,
+    apart: Sequence[bool] = (),
+    least: int = 0,
 ) -> Bottleneck:
-    """Return the longest run of clear layers in a network that has some others besides, of unknown place."""
+    """Return the longest run of clear layers in a network that has some others besides, of unknown place.
+
+    Those of ranks below ``least`` are left out. Layers of full rank end a run if ``apart``: the next reads another's
+    values.
+    """
     counts = tuple(int((row > atol).sum()) for row in rows)
     settings = counts, atol, near_one, min_layers
     low, high = near_one
-    clear = [len(row) > 0 and ((row[:k] >= low) & (row[:k] <= high)).all() for row, k in zip(rows, counts, strict=True)]
-    keys = list(zip(clear, counts, strict=True))
-    runs = [list(group) for (clear, _), group in itertools.groupby(range(len(rows)), keys.__getitem__) if clear]
+    clear = [
+        len(row) > 0 and k >= least and ((row[:k] >= low) & (row[:k] <= high)).all()
+        for row, k in zip(rows, counts, strict=True)
+    ]
+    full = [len(row) == k for row, k in zip(rows, counts, strict=True)]
+    ends = [one and own and after for one, own, after in zip(apart, full, full[1:], strict=False)]
+    place = [0, *itertools.accumulate(ends)] if ends else [0] * len(rows)
+    keys = list(zip(clear, counts, place, strict=True))
+    runs = [list(group) for (clear, *_), group in itertools.groupby(range(len(rows)), keys.__getitem__) if clear]
     if not runs:
         return Bottleneck(None, None, None, None, (), *settings, "no layer has a clear gap")
     run = min(runs, key=lambda run: (-len(run), counts[run[0]], run[0]))
@@ -218,7 +284,7 @@ class LayerStructure:
         ||W_l - U V^T||_F for the nearest partial isometry U V^T of rank min(k, n_l, n_{l-1}): U and V are the first k
         singular vectors, the distance is (sum_{i<=k} (s_i - 1)^2 + sum_{i>k} s_i^2)^{1/2}. NaN where no k was found.
     rest : float
-        s_{k+1}, the operator norm of W_l without its first k singular values.
+        s_{k+1}, the operator norm of W_l without its first k singular values; 0 where it has k or fewer.
     bias_norm : float
         ||b_l||; 0 without a bias.
     nonlinearity : float
@@ -243,6 +309,12 @@ class LayerStructure:
     activation_values: Tensor | None
     note: str
 
+    @property
+    def has_rest(self) -> bool:
+        """Whether s_{k+1} exists: a layer of k inputs or outputs has no more than k singular values."""
+        values = self.singular_values
+        return values is not None and len(values) > 0 and float(values[-1]) <= self.rest
+
 
 @dataclass(frozen=True)
 class Structure(Printed):
@@ -253,7 +325,8 @@ class Structure(Printed):
     kind : str
         A high-rank part consists of layers with more than k singular values above the tolerance. "full": one before and
         one after the bottleneck, and k < min(d_in, d_out); "half": before only, or k >= d_out; "reversed half": after
-        only, or k >= d_in; "uniform": neither; "collapsed": k = 0; or "undetermined".
+        only, or k >= d_in; "uniform": neither; "collapsed": k = 0, where what follows the bottleneck varies by at most
+        ``atol`` times what enters it; or "undetermined".
     layers : tuple of LayerStructure
         One per layer that was read, in order.
     bottleneck : Bottleneck
@@ -298,7 +371,7 @@ class Structure(Printed):
                 "layer": f"{layer.index}{'*' * layer.inside}",
                 "above": layer.count,
                 "distance": layer.distance,
-                "s_k+1": layer.rest,
+                "s_k+1": layer.rest if layer.has_rest else None,
                 "bias": layer.bias_norm,
                 "nonlinearity": layer.nonlinearity,
                 "name": layer.name,
@@ -386,7 +459,7 @@ def bottleneck(
     (before, after, ratios), reading, _ = leaving_out(net, samples, reading, acting, dtype)
     weights = spectra.weight_singular_values(net, reading=reading)
     rows = [weights.get(layer.name, torch.zeros(0)) for layer in reading.weights]
-    found = of_reading(reading, weights, atol=atol, near_one=near_one, min_layers=min_layers)
+    found = of_network(net, samples, reading, weights, atol=atol, near_one=near_one, min_layers=min_layers)
     counts = [int((row > found.atol).sum()) for row in rows]
     left = {layer.name for layer in reading.unobserved}
     skipped = tuple(dict.fromkeys(s for part in (weights, after, before) for s in part.skipped if s.name not in left))

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from torch import nn
 
 from bnrank._core import validation
+from bnrank.measures.pass_work import pass_work, runs_together
 from bnrank.networks.functional import is_plain_mlp, unwrap
+from bnrank.networks.inputs import Inputs, Samples
 from bnrank.networks.reading import Layer, Reading
 
 WHAT = ("weights", "activations", "jacobian", "ntk", "operators")
@@ -16,6 +18,7 @@ DEFAULT = WHAT[:4]
 MAX_WEIGHT_WORK = 10**10  # frequencies x c_out x c_in x min(c_out, c_in) of all convolutions, without "operators"
 MAX_ACTIVATION_WORK = 5 * 10**10  # samples x features x min(samples, features) of all layers, by default
 MAX_SAMPLE_WORK = 2 * 10**9  # samples x d_out x parameters of Jacobians and the NTK, by default
+MAX_PASS_WORK = 10**10  # samples x d_out x the work of a backward pass, by default: some seconds
 PATCHES = (
     "the kernel as a matrix (out, in x taps) that maps a patch to one position, since its operator on images is "
     'expensive; what=("operators", ...) measures the operator'
@@ -65,14 +68,19 @@ class Choice:
             out += [layer] if left < 0 and _weight_work(layer) else []
         return out
 
-    def of_samples(self, net: nn.Module, samples: int, d_out: int) -> tuple[list[str], str]:
-        """Return which of Jacobians and the NTK are computed, and why others are left out by default."""
+    def of_samples(self, net: nn.Module, x: Samples, d_out: int) -> tuple[list[str], str]:
+        """Return which of Jacobians and the NTK are computed at samples, and why others are left out by default."""
         parts = [part for part in ("jacobian", "ntk") if part in self]
-        work = samples * d_out * sum(p.numel() for p in net.parameters())
-        if not self.by_default or work <= MAX_SAMPLE_WORK or is_plain_mlp(unwrap(net)):
+        if not self.by_default or is_plain_mlp(unwrap(net)):
             return parts, ""
-        limit = f"{work:.1e} operations, by default the limit is {MAX_SAMPLE_WORK:.0e}"
-        return [], f'Jacobians and the NTK: {limit}; what=("jacobian", "ntk", ...) computes them'
+        work, limit, few = float(len(x) * d_out * sum(p.numel() for p in net.parameters())), MAX_SAMPLE_WORK, 0
+        if work <= limit:
+            (work, few), limit = _pass_work(net, x, d_out), MAX_PASS_WORK
+        if work <= limit:
+            return parts, ""
+        text = f"{work:.1e} operations, by default the limit is {limit:.0e}"
+        hint = f", max_jacobian_samples={few} stays below it" if few else ""
+        return [], f'Jacobians and the NTK: {text}; what=("jacobian", "ntk", ...) computes them{hint}'
 
     def spectra_of_activations(self, reading: Reading, samples: int) -> str:
         """Return why spectra of whole activations are left out; "" if they are computed."""
@@ -84,6 +92,22 @@ class Choice:
             return ""
         limit = f"{work:.1e} operations, by default the limit is {MAX_ACTIVATION_WORK:.0e}"
         return f'spectra of whole activations: {limit}; what=("activations", ...) computes them'
+
+
+def _pass_work(net: nn.Module, x: Samples, d_out: int) -> tuple[float, int]:
+    """Return the operations of the backward passes of all outputs at samples, and samples for which they are few.
+
+    The first is 0 where there are none to count. Whether passes run by themselves is tried only where it decides.
+    """
+    if isinstance(x, Inputs):  # not differentiated
+        return 0.0, 0
+    passes = len(x) * d_out
+    try:
+        one = pass_work(net, x)
+        alone = passes * one.together <= MAX_PASS_WORK < passes * one.alone and not runs_together(net, x)
+    except ValueError:  # not differentiable, which the measures say
+        return 0.0, 0
+    return passes * (one.alone if alone else one.together), int(MAX_PASS_WORK // (d_out * one.alone))
 
 
 def _weight_work(layer: Layer) -> float:

@@ -96,8 +96,8 @@ def measure(net: nn.Module, x: Samples, choice: Choice, reading: Reading, d_out:
         )
         tell(2, "Jacobians and the NTK")
         numbers = settings.samples
-        parts, left = choice.of_samples(net, len(numbers), d_out)
         rows = x[numbers.to(x.device)]
+        parts, left = choice.of_samples(net, rows, d_out)
         heap.give_back()
         samples = SampleMeasures(net, rows, d_out, settings.dtype, numbers.numpy(), parts, deadline)
     for name, reason in unobserved.items():
@@ -115,7 +115,7 @@ def measure(net: nn.Module, x: Samples, choice: Choice, reading: Reading, d_out:
     notes += few_samples(len(x), acting.used)
     return Found(
         reading=reading,
-        bottleneck=_bottleneck(choice, reading, values, settings),
+        bottleneck=_bottleneck(net, x, choice, reading, values, settings),
         layers=layers,
         used=acting.used,
         samples=samples,
@@ -198,13 +198,13 @@ def kernel_values(layer: Layer) -> Tensor:
 
 
 def _bottleneck(
-    choice: Choice, reading: Reading, values: Mapping[str, Tensor], settings: Settings
+    net: nn.Module, x: Samples, choice: Choice, reading: Reading, values: Mapping[str, Tensor], settings: Settings
 ) -> bottlenecks.Bottleneck:
     """Return the bottleneck among the layers, undetermined where weights were not measured."""
     counted = reading.layers or reading.weights
     missing = [layer.name for layer in counted if layer.name not in values]
     late = settings.deadline.over() and bool(missing)
-    found = bottlenecks.of_reading(reading, {} if late else values, atol=settings.atol)
+    found = bottlenecks.of_network(net, x, reading, {} if late else values, atol=settings.atol)
     if "weights" not in choice:
         return replace(found, reason="the weights were not measured")
     return replace(found, reason=f"weights {settings.deadline.missed}: {', '.join(missing)}") if late else found

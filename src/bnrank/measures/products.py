@@ -16,6 +16,7 @@ from bnrank.networks.functional import ExplainedError, Functional, check_real
 
 CHUNK_ENTRIES = 2**24  # float64 numbers of the largest intermediate tensor: 128 MiB
 DENSE = 32  # matrices up to this size are formed
+NO_BATCHING = (RuntimeError, ValueError)  # raised for an operation without a batching rule
 ITERATIONS = 3000  # restarts of the Lanczos method
 
 
@@ -103,7 +104,7 @@ class Products:
         for piece in self.x.split(self.chunk_size or max(1, CHUNK_ENTRIES // (self.d_out * self.count))):
             try:
                 yield self._vectorized(piece)
-            except (RuntimeError, ValueError):  # an operation without a batching rule: row by row
+            except NO_BATCHING:  # row by row
                 with differentiating(self.function.module):
                     rows = [
                         torch.autograd.grad(out, self.parameters, direction, retain_graph=True, materialize_grads=True)
@@ -112,6 +113,14 @@ class Products:
                     ]
                 flat = torch.stack([torch.cat([g.flatten() for g in row]) for row in rows])
                 yield flat.unflatten(0, (len(piece), self.d_out))
+
+    def is_vectorized(self) -> bool:
+        """Return whether rows are computed together: operations without a batching rule have them one by one."""
+        try:
+            self._vectorized(self.x[:1])
+        except NO_BATCHING:
+            return False
+        return True
 
     def squares(self) -> Tensor:
         """Return the squared norms of df/dtheta at the samples, (N,); of many outputs, a few at a time."""

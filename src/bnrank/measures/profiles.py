@@ -95,10 +95,10 @@ def profile(
         dimension is that of the classes. Adds the variable ``cost``.
     what : sequence of str, optional
         From "weights", "activations", "jacobian", "ntk" and "operators". Default: the first four, without what is
-        expensive: spectra of whole activations, Jacobians and the NTK are left out beyond a number of operations, and
-        the result lists them. Naming one of them computes all of it, except that Jacobians and the NTK keep their
-        limits. For "weights", the kernels of large convolutions stand for their operators on images, and a note says
-        so; "operators", which includes "weights", measures all operators, see
+        expensive: spectra of whole activations, Jacobians and the NTK are left out beyond a number of operations, which
+        are counted, not timed, and the result lists them. Naming one of them computes all of it, except that Jacobians
+        and the NTK keep their limits. For "weights", the kernels of large convolutions stand for their operators on
+        images, and a note says so; "operators", which includes "weights", measures all operators, see
         :func:`bnrank.spectra.weight_singular_values`.
     weight_rtol : float
         Singular values of a weight above ``weight_rtol`` times its largest count for ``weight_relative_rank``.

@@ -117,8 +117,10 @@ def capture(
     return _captured(Functional(net, dtype), samples, reading, chunk_size)
 
 
-def _checked(net: nn.Module, samples: Samples, reading: Reading | None, dtype: torch.dtype) -> Reading:
-    """Return the reading of a module, its own and with layers."""
+def _checked(
+    net: nn.Module, samples: Samples, reading: Reading | None, dtype: torch.dtype, layers: bool = True
+) -> Reading:
+    """Return the reading of a module, its own and, if ``layers``, with layers."""
     reading = read_or(reading, net, samples, dtype)
     inside, kind = dict(unwrap(net).named_modules()), type(net).__name__
     own = all(
@@ -126,9 +128,12 @@ def _checked(net: nn.Module, samples: Samples, reading: Reading | None, dtype: t
         for layer in reading.layers
     )
     validation.expect(own, "reading", "one of another module", f"what read(net, x) returns for {kind}")
-    if not reading.layers:
+    if layers and not reading.layers:
         skipped = f". Skipped: {'; '.join(map(str, reading.skipped))}" if reading.skipped else ""
-        raise ValueError(f"net: found no linear or convolutional layer in {kind}, expected at least one{skipped}")
+        which = " that runs once, with a value for each sample," if reading.weights else ""
+        raise ValueError(
+            f"net: found no linear or convolutional layer{which} in {kind}, expected at least one{skipped}"
+        )
     return reading
 
 
@@ -196,15 +201,17 @@ def stream(
     chunk_size: int = 4096,
     dtype: torch.dtype = torch.float64,
     over: Callable[[], bool] = lambda: False,
+    layers: bool = True,
 ) -> int:
     """Pass on what leaves every layer to takers, one layer at a time, and return the number of samples that were run.
 
     It computes what :func:`capture` does, and keeps nothing: blocks are smaller than ``chunk_size`` where a layer has
-    more than 2^18 numbers for it. After a block for which ``over()`` is true, no other is run.
+    more than 2^18 numbers for it. After a block for which ``over()`` is true, no other is run. A module without layers
+    is refused if ``layers``; else its output alone is passed on.
     """
     samples = example(net, x, inputs=True)
     chunk_size = validation.integer(chunk_size, "chunk_size")
-    reading = _checked(net, samples, reading, dtype)
+    reading = _checked(net, samples, reading, dtype, layers)
     function = Functional.lean_on(net, dtype, samples[:2])
     shapes = [shape for layer in reading.layers for shape in (layer.input_shape, layer.output_shape) if shape]
     widest = max((int(torch.Size(shape).numel()) for shape in shapes), default=1)
@@ -322,7 +329,7 @@ class _Block:
         for taker in self.takers:
             taker.output(out)
         last = len(self.layers) - 1
-        if last not in self.given:
+        if self.layers and last not in self.given:
             self._give(last, out, self.waiting.pop(last, None))
 
 

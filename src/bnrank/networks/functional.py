@@ -211,6 +211,9 @@ class Functional:
         if self._explained:  # trials cost time: not for every sample, where a caller goes on without
             return plain
         self._explained = True
+        if isinstance(x, Tensor) and self._needs_integers(parameters, x):
+            got = f"real numbers of dtype {x.dtype}, on which {kind} fails"
+            return validation.DtypeError(f"x: got {got}, expected integers; convert it with .long()")
         other = self._other_precision(x)
         if other is None:
             return self._of_rows(x, why) or plain
@@ -269,6 +272,18 @@ class Functional:
             self._returned(self.parameters, x)
             return found
         return []
+
+    def _needs_integers(self, parameters: dict[str, Tensor], x: Tensor) -> bool:
+        """Return whether the module fails on zeros, but not if they are integers, as one of tokens does."""
+        if not x.is_floating_point():
+            return False
+        with suppress(Exception):
+            self._returned(parameters, torch.zeros_like(x))
+            return False
+        with suppress(Exception):
+            self._returned(parameters, torch.zeros_like(x, dtype=torch.long))
+            return True
+        return False
 
 
 def check_classified(function: Functional, x: Tensor) -> None:

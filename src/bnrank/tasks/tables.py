@@ -95,6 +95,26 @@ class Table:
         """Y as a DataFrame, (N, d_out), indexed by the row of the file."""
         return None if self.y is None else self._frame(self.y, self.targets)
 
+    @property
+    def class_names(self) -> tuple[str, ...] | None:
+        """The different texts of y and y_test, sorted; None where y has numbers or is not there."""
+        if self.y is None or self.y.dtype.kind != "U":
+            return None
+        parts = [part for part in (self.y, self.y_test) if part is not None]
+        return tuple(np.unique(np.concatenate(parts)).tolist())
+
+    def with_class_indices(self) -> Table:
+        """Return the table with texts of y and y_test replaced by their places in :attr:`class_names`."""
+        names = self.class_names
+        if names is None:
+            return self
+        places = {
+            name: np.searchsorted(names, getattr(self, name))
+            for name in ("y", "y_test")
+            if getattr(self, name) is not None
+        }
+        return replace(self, **places)
+
     def _frame(self, values: np.ndarray, names: Sequence[str]) -> pd.DataFrame:
         import pandas as pd
 
@@ -173,15 +193,12 @@ def load_table(
     if str(path) in NAMED and not (targets or ignore or loss):
         return NAMED[str(path)]()
     table = read_table(path, targets, ignore, drop_missing=drop_missing, sep=sep, decimal=decimal, one_hot=one_hot)
+    expected = "'cross_entropy' for classes given as text"
+    validation.expect(table.class_names is None or loss in (None, "cross_entropy"), "loss", f"{loss!r}", expected)
+    names, table = table.class_names, table.with_class_indices()
     arrays: dict[str, Any] = {name: getattr(table, name) for name in ARRAYS if getattr(table, name) is not None}
-    outputs, y = [name for name in ("y", "y_test") if name in arrays], arrays["y"]
-    names = classes = None
-    if y.dtype.kind == "U":
-        expected = "'cross_entropy' for classes given as text"
-        validation.expect(loss in (None, "cross_entropy"), "loss", f"{loss!r}", expected)
-        names = tuple(np.unique(np.concatenate([arrays[name] for name in outputs])).tolist())
-        arrays |= {name: np.searchsorted(names, arrays[name]) for name in outputs}
-    loss = loss or ("cross_entropy" if y.ndim == 1 and y.dtype.kind in "iuU" else "mse")
+    outputs, y, classes = [name for name in ("y", "y_test") if name in arrays], arrays["y"], None
+    loss = loss or ("cross_entropy" if y.ndim == 1 and y.dtype.kind in "iu" else "mse")
     labels: dict[str, Any] = {}
     if loss == "cross_entropy":
         labels = {name: _labels(arrays.pop(name), name) for name in outputs}
@@ -189,7 +206,7 @@ def load_table(
         found = f"labels up to {classes - 1} in {len(y)} samples"
         expected = "classes counted from 0; for a quantity, pass loss='mse'"
         validation.expect(classes <= max(len(y), 2) or names is not None, "y", found, expected)
-    data = {name: _float32(part) for name, part in arrays.items()} | labels
+    data = {name: float32(part) for name, part in arrays.items()} | labels
     return Task(**data, loss=loss, name=table.name, classes=classes, settings=settings, class_names=names)
 
 
@@ -198,7 +215,7 @@ def read_table(
     targets: str | Sequence[str] | None = None,
     ignore: str | Sequence[str] = (),
     *,
-    outputs: bool = True,
+    outputs: bool | None = True,
     drop_missing: bool = False,
     min_rows: int = 1,
     sep: str | None = None,
@@ -213,8 +230,8 @@ def read_table(
     ----------
     path, targets, ignore, drop_missing, sep, decimal, one_hot
         As in `load_table`.
-    outputs : bool
-        Whether y is required; if not, targets are still excluded from x.
+    outputs : bool or None
+        Whether y is required; None takes it where there is one. False leaves it out; targets are still excluded from x.
     min_rows : int
         Minimum number of complete rows.
     groups : str, optional
@@ -238,7 +255,8 @@ def read_table(
     ('height', 'girth')
     """
     targets, ignore = _listed(targets, "targets"), _listed(ignore, "ignore")
-    outputs, drop_missing = validation.flag(outputs, "outputs"), validation.flag(drop_missing, "drop_missing")
+    outputs = validation.optional(validation.flag, outputs, "outputs")
+    drop_missing = validation.flag(drop_missing, "drop_missing")
     one_hot, min_rows = validation.flag(one_hot, "one_hot"), validation.integer(min_rows, "min_rows", 0)
     given_apart = {"groups": groups, "weights": weights}
     aside = {option: validation.text(column, option) for option, column in given_apart.items() if column is not None}
@@ -253,7 +271,8 @@ def read_table(
             raise MissingDataError(f"path: got {str(path)!r}, expected an existing file")
         if kind == ".csv":
             cells = read_cells(path, sep, decimal, [] if groups is None else [aside["groups"]])
-            table, levels = _from_cells(cells, path.stem, targets, ignore, aside, outputs, one_hot)
+            required = bool(targets) if outputs is None else outputs
+            table, levels = _from_cells(cells, path.stem, targets, ignore, aside, required, one_hot)
             return _one_hot(_complete(table, path.name, drop_missing, min_rows), levels)
     expected = f"none for {path}, whose arrays are x and y"
     given = [*targets, *ignore]
@@ -266,13 +285,13 @@ def read_table(
         parts = {name: getattr(task, name) for name in ARRAYS}
         name, arrays = task.name, {name: part.numpy() for name, part in parts.items() if part is not None}
     else:
-        name, arrays = path.stem, read_arrays(path, outputs)
-    x, y = arrays["x"], arrays["y"] if outputs else None
+        name, arrays = path.stem, read_arrays(path, bool(outputs))
+    x, y = arrays["x"], None if outputs is False else arrays.get("y")
     if y is not None and len(x) != len(y):
         raise ValueError(f"x, y: got {len(x)} and {len(y)} samples, expected the same number in both")
     columns = tuple(f"x{i}" for i in range(x[:1].size))
     outs = tuple(f"y{i}" for i in range(y[:1].size)) if y is not None else ()
-    tests = arrays.get("x_test"), arrays.get("y_test") if outputs else None
+    tests = arrays.get("x_test"), None if outputs is False else arrays.get("y_test")
     table = Table(name, x, y, columns, outs, np.arange(len(x)), 0, *tests)
     return _complete(table, name if named else str(path), drop_missing, min_rows)
 
@@ -387,7 +406,7 @@ def _labels(values: np.ndarray, name: str) -> np.ndarray:
     return flat.astype(np.int64)
 
 
-def _float32(values: np.ndarray) -> np.ndarray:
+def float32(values: np.ndarray) -> np.ndarray:
     """Return numbers as float32, (N,) as (N, 1); overflow becomes infinite and is refused by Task."""
     with np.errstate(over="ignore"):
         values = values.astype(np.float32)

@@ -132,8 +132,8 @@ class Facts:
         outputs = self.outputs.shape[1]
         y = validation.targets(validation.from_array(y, "y") if isinstance(y, np.ndarray) else y, outputs)
         if isinstance(y, Tensor) and not y.is_floating_point():
-            check_classified(self.function, self.all_x)
             targets = validation.classes(y, "y", outputs)
+            check_classified(self.function, self.all_x)
         else:
             targets = validation.samples(y, "y", ndim=None).detach().to(torch.float64).flatten(1)
             expected = f"{outputs}, the network's outputs"

@@ -51,7 +51,8 @@ def compare(
         Without b, a is a folder of checkpoints, numbered by step in their names, or a sequence of at least two
         networks, state dicts or files.
     x : Tensor or ndarray, tuple or mapping of them, optional
-        Samples, as for :func:`bnrank.profile`: both networks must be modules and run on them. Adds representations.
+        Samples, as for :func:`bnrank.profile`: both networks must be modules and run on them. Adds the change of the
+        outputs, and representations of layers that have a value for each sample.
     top : int
         Number k of leading singular values and vectors: of the share of the change, and of the angles. At most 10
         without b.
@@ -172,7 +173,7 @@ def _sequence(sources: list[Any], x: Any, top: int, some: dict[str, Any], deadli
         if x is not None:
             view = representations.View(source, x, f"a[{step}]", some["max_samples"], some["dtype"])
             views = [*views[:1], view.seen(some["chunk_size"], deadline)]
-            notes += views[-1].late
+            notes += [text for text in views[-1].left_out if text not in notes]
             for name, row in _similar(views[0], views[-1]).items():
                 rows.setdefault(name, {}).update(row)
                 layers[name] = None

@@ -38,7 +38,7 @@ LONG_NAMES = {
     **{f"dead_units_{n}": f"number of units of {n} that are 0 on all samples; NaN for a single row" for n in "ab"},
 }
 
-
+MAX_REASONS = 3  # shown of why no layer has activations
 UNKNOWN = LayerUse(0, (math.nan, math.nan), 0)
 
 
@@ -46,8 +46,8 @@ UNKNOWN = LayerUse(0, (math.nan, math.nan), 0)
 class Seen:
     """What one network does on samples: its layers, centered Gram matrices, use of its width, and outputs.
 
-    What was not reached in time is None, or NaN, and ``late`` says which it is. ``precision`` is the spacing of numbers
-    near 1 in the type of the outputs.
+    What was not reached in time is None, or NaN, and ``left_out`` says which it is, or why no layer has activations.
+    ``precision`` is the spacing of numbers near 1 in the type of the outputs.
     """
 
     names: tuple[str, ...]
@@ -55,7 +55,7 @@ class Seen:
     use: tuple[LayerUse, ...]
     output: Tensor | None
     samples: int
-    late: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
     precision: float = 0.0
 
 
@@ -117,7 +117,7 @@ class View:
 
     def _seen(self, reading: Reading, chunk_size: int, deadline: Deadline) -> Seen:
         layers, count = reading.layers, len(self.samples)
-        passes: dict[str, Any] = {"chunk_size": chunk_size, "dtype": self.dtype}
+        passes: dict[str, Any] = {"chunk_size": chunk_size, "dtype": self.dtype, "layers": False}
         grams: list[Tensor | None] = [None] * len(layers)
         used: dict[str, LayerUse] = {}
         output, precision = None, 0.0
@@ -131,22 +131,34 @@ class View:
             for i in group:
                 grams[i] = self._gram(kept.held.pop(i), named(layers, i, "activations"))
         missed = [layer.name for layer, found in zip(layers, grams, strict=True) if found is None]
-        late = [f"activations of {', '.join(missed)}: {deadline.missed}"] if missed else []
+        left_out = [f"activations of {', '.join(missed)}: {deadline.missed}"] if missed else []
+        if not layers:
+            left_out = [_no_activations(reading), *([f"outputs: {deadline.missed}"] if output is None else [])]
         names = tuple(layer.name for layer in layers)
         use = tuple(used.get(n, UNKNOWN) for n in names)
-        return Seen(names, tuple(grams), use, output, count, tuple(late), precision)
+        return Seen(names, tuple(grams), use, output, count, tuple(left_out), precision)
 
     def _groups(self, reading: Reading, passes: dict[str, Any]) -> list[list[int]]:
         """Return the layers of each pass over the samples."""
         sizes = Widths()
         stream(self.net, self.samples[:2], reading, [sizes], **passes)
         keys = [("activations", i) for i in range(len(reading.layers))]
-        return [[i for _, i in group] for group in grouped(keys, {k: len(self.samples) * sizes.found[k] for k in keys})]
+        groups = grouped(keys, {k: len(self.samples) * sizes.found[k] for k in keys})
+        return [[i for _, i in group] for group in groups] or [[]]  # one pass for the outputs without layers
 
     def _gram(self, values: Tensor, name: str) -> Tensor:
         if not bool(torch.isfinite(values).all()):
             raise ValueError(f"net: {name}: got NaN or infinite entries, expected finite ones")
         return similarity.gram(values)
+
+
+def _no_activations(reading: Reading) -> str:
+    """Return why no layer of a network has activations, and so no representations are compared."""
+    reasons = [str(part) for part in reading.skipped] or ["it has no weight of a layer"]
+    shown = "; ".join(reasons[:MAX_REASONS]) + (
+        f" and {len(reasons) - MAX_REASONS} others" * (len(reasons) > MAX_REASONS)
+    )
+    return f"no representations, as no layer has a value for each sample: {shown}"
 
 
 @contextmanager
@@ -166,7 +178,7 @@ def dataset(a: Seen, b: Seen) -> tuple[xr.Dataset, list[dict[str, str]]]:
 
     notes = []
     found = {name: np.full((len(a.names), len(b.names)), math.nan) for name in ("cka", "cka_debiased", "cca")}
-    notes += [{"name": letter, "note": text} for letter, one in (("a", a), ("b", b)) for text in one.late]
+    notes += [{"name": letter, "note": text} for letter, one in (("a", a), ("b", b)) for text in one.left_out]
     places = [[i for i, k in enumerate(one.grams) if k is not None] for one in (a, b)]
     first, second = ([k for k in one.grams if k is not None] for one in (a, b))
     known = np.ix_(*places)

@@ -147,7 +147,7 @@ class Comparison(Printed):
         3
         """
         data = self.data
-        weights, similar = data.sizes["layer"] > 0, "cka" in data
+        weights, similar = data.sizes["layer"] > 0, "cka" in data and data["cka"].size > 0
         panels = 2 * weights + similar
         validation.expect(panels, "comparison", "neither matched matrices nor activations", "some")
         axes = axes_for(axes, (1, panels), (4.2 * panels, 3.6))
