@@ -21,6 +21,10 @@ def images():
     manual_seed(0)
     return nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.ReLU(), nn.Conv2d(2, 1, 3, padding=1))
 
+def single():
+    manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 1))
+
 def plain():
     manual_seed(0)
     return nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
@@ -36,6 +40,7 @@ DATA = {  # name: network, x, y
     "whole": ("plain", WHOLE, WHOLE[:, 0] % 3),
     "tokens": ("tokens", WHOLE, WHOLE[:, 0] % 3),
     "tokens_only": ("tokens", WHOLE, None),
+    "counts": ("single", REAL, WHOLE[:, 0]),
     "positions": ("positions", WHOLE, WHOLE % 5),
     "images": ("images", PICTURES, 2 * PICTURES),
 }
@@ -59,10 +64,10 @@ def expected_cost(name):
     """The cost in float64 of the network on what float32 keeps of the data."""
     kind, x, y = DATA[name]
     net = module(kind).double()
-    real = kind in ("plain", "images")
+    real = kind in ("plain", "single", "images")
     out = net(torch.from_numpy(x).float().double() if real else torch.from_numpy(x)).detach()
-    if y.dtype.kind == "f":
-        return float(((out - torch.from_numpy(y).float().double()) ** 2).flatten(1).sum(1).mean())
+    if y.dtype.kind == "f" or kind == "single":
+        return float(((out - torch.from_numpy(y).float().double().reshape(out.shape)) ** 2).flatten(1).sum(1).mean())
     labels = torch.from_numpy(np.unique(y, return_inverse=True)[1] if y.dtype.kind == "U" else y)
     return float(torch.nn.functional.cross_entropy(out.reshape(-1, out.shape[-1]), labels.flatten()))
 

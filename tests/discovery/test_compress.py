@@ -8,6 +8,7 @@ from torch import nn
 import bnrank
 from bnrank.discovery.compression import Timing, compress, parameters, stages
 from bnrank.discovery.compression.judging import Judge
+from bnrank.discovery.compression.lowrank import swapped
 from bnrank.discovery.compression.parts import cost, counts, run, segments
 from bnrank.discovery.storage import rebuild
 from helpers import normal
@@ -268,6 +269,15 @@ def test_a_layer_with_several_names_is_replaced_under_all_of_them(kind, tmp_path
     loaded = bnrank.load(found.save(tmp_path / "named.safetensors"), TwoNames(kind).double())
     assert torch.equal(loaded(kept), small(kept))
     assert parameters(loaded) == parameters(small)
+
+
+def test_a_trial_replaces_a_layer_under_all_of_its_names():
+    net, x, other = TwoNames("layers, by the second name").double(), normal(5, 8), nn.Linear(20, 20).double()
+    with swapped(net, {"net.2": (other,)}):
+        assert net.net[2] is net.again[0] is other
+        found = net(x)
+    assert torch.equal(found, net.net[4](other(net.first(x).relu()).relu()))
+    assert net.net[2] is net.again[0] is not other
 
 
 class TwoAttentions(nn.Module):

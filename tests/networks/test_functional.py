@@ -205,6 +205,12 @@ class Registers(nn.Module):
         return self.b(self.a(x).relu())
 
 
+def test_a_module_of_an_older_torch_that_lacks_a_registry_runs():
+    net = nn.Linear(4, 2)
+    del net._forward_hooks_always_called
+    assert torch.equal(Functional(net)(torch.ones(3, 4)), net.double()(torch.ones(3, 4).double()))
+
+
 def watched(net, x):
     with bnrank.watch(net, x=x, every=1) as watch:
         watch.step()

@@ -6,6 +6,8 @@ import torch
 from torch import nn
 
 import bnrank
+from bnrank.cli.samples import taken
+from bnrank.networks.casting import in_precision
 from bnrank.networks.functional import Functional
 from bnrank.networks.inputs import Inputs
 from helpers import normal
@@ -212,3 +214,31 @@ def test_a_network_that_fails_in_all_precisions_gets_no_advice_on_them():
         bnrank.profile(nn.Linear(5, 2), X)
     assert "precision" not in str(got.value)
     assert "dtype=" not in str(got.value)
+
+
+class Float32(nn.Linear):
+    """Takes integers, and real numbers in float32 only."""
+
+    def forward(self, x):
+        if x.is_floating_point() and x.dtype != torch.float32:
+            raise TypeError("float32 only")
+        return super().forward(x.to(self.weight.dtype))
+
+
+def test_a_network_of_float32_is_not_taken_for_one_of_integers():
+    net, whole = Float32(3, 2), np.arange(12.0).reshape(4, 3)
+    with pytest.raises(ValueError, match=r"^net: Float32 runs on x of shape \(N, 3\) in torch.float32, but not in"):
+        bnrank.profile(net, normal(60, 3))
+    assert taken(whole, net).dtype == np.float64
+    assert taken(whole.astype(int) % 3, nn.Embedding(3, 1)).dtype == np.int64
+
+
+def test_a_buffer_in_two_places_stays_one_in_another_precision():
+    net = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
+    for name, shared in (("places", torch.arange(3)), ("scale", torch.ones(2, dtype=torch.float64))):
+        for part in net:
+            part.register_buffer(name, shared)
+    in_precision(net, torch.float64)
+    assert net[0].places is net[1].places
+    assert net[0].scale is net[1].scale
+    assert net[0].weight.dtype == torch.float64

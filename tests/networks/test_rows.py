@@ -134,3 +134,25 @@ def test_a_network_that_fails_on_all_rows_is_not_put_down_to_them():
     with pytest.raises(ValueError, match=r"^net: Linear failed on x of shape \(N, 5\)") as caught:
         bnrank.profile(nn.Linear(4, 2), NODES)
     assert "rows" not in str(caught.value)
+
+
+class ByNumpy(nn.Module):
+    """Computes its first step outside PyTorch, which no gradient passes."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b = nn.Linear(3, 8), nn.Linear(8, 2)
+
+    def forward(self, x):
+        return self.b(torch.tanh(self.a(torch.from_numpy(np.sin(x.numpy())))))
+
+
+def test_a_network_that_no_gradient_enters_has_an_ntk():
+    net, x = ByNumpy(), normal(20, 3)
+    traces = bnrank.profile(net, x)["ntk_trace"].values
+    net = net.double()
+    for row, trace in zip(x.double(), traces, strict=True):
+        out = net(row[None])[0]
+        squares = [g.square().sum() for y in out for g in torch.autograd.grad(y, net.parameters(), retain_graph=True)]
+        assert trace == pytest.approx(float(sum(squares)), rel=1e-8)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bnrank.cli.terminal import say
-from bnrank.networks.functional import Functional, example
+from bnrank.networks.functional import Functional, PrecisionError, example
 from bnrank.tasks.tables import Table, float32
 
 if TYPE_CHECKING:
@@ -40,7 +40,9 @@ class Samples:
         x = taken(table.x, net)
         x = float32(x) if x.dtype.kind == "f" else x
         y = table.with_class_indices().y
-        return cls(table.name, x, None if y is None else _targets(y, net, x))
+        if y is not None and table.class_names is None:
+            y = _targets(y, net, x)
+        return cls(table.name, x, y)
 
     def say_missing(self, consequence: str) -> None:
         """Say what is left out where there is no y."""
@@ -82,16 +84,23 @@ def _outputs(net: nn.Module, x: np.ndarray) -> torch.Size | None:
     import torch
 
     try:
+        samples = example(net, x[:2])
         with torch.no_grad():
-            return Functional(net)(example(net, x[:2])).shape
+            try:
+                return Functional(net)(samples).shape
+            except PrecisionError as error:
+                return Functional(net, error.dtype or torch.float32)(samples).shape
     except (TypeError, ValueError):
         return None
 
 
 def _targets(y: np.ndarray, net: nn.Module, x: np.ndarray) -> np.ndarray:
-    """Return y as class indices if it has integers, one for each sample or position of the outputs, else as float32."""
-    if y.dtype.kind not in "iu":
+    """Return y as class indices if it has integers, one for each sample or position of the outputs, else as float32.
+
+    Integers beside a single output per sample are real numbers, such as counts.
+    """
+    outputs = _outputs(net, x) if y.dtype.kind in "iu" else None
+    if y.dtype.kind not in "iu" or (outputs is not None and outputs[1:].numel() == 1):
         return float32(y)
-    outputs = None if y.ndim == 1 else _outputs(net, x)
     classes = y.ndim == 1 or (outputs is not None and len(outputs) > 2 and y.shape[1:] == outputs[1:-1])
     return y.astype(np.int64) if classes else float32(y)

@@ -15,8 +15,10 @@ PLAIN = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 LARGE, TOGETHER = 2**18, 2**21  # entries of a weight that is not copied, and of all those of a module
 
 
-def converted(tensor: Tensor, dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
+def converted(tensor: Tensor, dtype: torch.dtype, device: torch.device | None = None, copy: bool = True) -> Tensor:
     """Return a copy of a tensor in a precision: floating-point and complex numbers are converted, others only copied.
+
+    Without ``copy``, a tensor that needs no change is returned itself.
 
     Examples
     --------
@@ -27,7 +29,7 @@ def converted(tensor: Tensor, dtype: torch.dtype, device: torch.device | None = 
         kind = torch.complex128 if dtype == torch.float64 else torch.complex64
     else:
         kind = dtype if tensor.is_floating_point() else tensor.dtype
-    return tensor.to(device or tensor.device, kind, copy=True)
+    return tensor.to(device or tensor.device, kind, copy=copy)
 
 
 def in_precision(net: nn.Module, dtype: torch.dtype, device: torch.device | None = None) -> nn.Module:
@@ -39,7 +41,7 @@ def in_precision(net: nn.Module, dtype: torch.dtype, device: torch.device | None
     >>> [p.dtype for p in in_precision(net, torch.float64).parameters()]
     [torch.float64, torch.complex128]
     """
-    return net._apply(lambda tensor: converted(tensor, dtype, device))
+    return net._apply(lambda tensor: converted(tensor, dtype, device, copy=False))
 
 
 def large_weights(net: nn.Module, dtype: torch.dtype) -> dict[str, nn.Module]:

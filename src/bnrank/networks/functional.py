@@ -6,7 +6,6 @@ import copy
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from operator import itemgetter
 from typing import Any, Literal, TypeGuard, TypeVar, overload
 
 import numpy as np
@@ -211,11 +210,11 @@ class Functional:
         if self._explained:  # trials cost time: not for every sample, where a caller goes on without
             return plain
         self._explained = True
-        if isinstance(x, Tensor) and self._needs_integers(parameters, x):
-            got = f"real numbers of dtype {x.dtype}, on which {kind} fails"
-            return validation.DtypeError(f"x: got {got}, expected integers; convert it with .long()")
         other = self._other_precision(x)
         if other is None:
+            if isinstance(x, Tensor) and self._needs_integers(parameters, x):
+                got = f"real numbers of dtype {x.dtype}, on which {kind} fails"
+                return validation.DtypeError(f"x: got {got}, expected integers; convert it with .long()")
             return self._of_rows(x, why) or plain
         advice = f"pass dtype={other} to a function that has this argument, as bnrank.profile has"
         held = self._held_back(x)
@@ -227,6 +226,8 @@ class Functional:
     def _of_rows(self, x: Samples, why: str) -> ExplainedError | None:
         """Return the error for a module that runs on all samples, but not on other numbers of them; else None."""
         whole, kind = self.whole, type(self.module).__name__
+        if isinstance(x, Tensor) and x.requires_grad and self._succeeds(x.detach()):
+            return None  # it is the gradient in x
         if whole is None or len(whole) == len(x) or whole.numel() > MAX_WHOLE or not self._succeeds(whole):
             return None
         remedy = "wrap net in a module that takes one graph per sample"
@@ -472,14 +473,15 @@ def eval_mode(net: nn.Module) -> Iterator[None]:
                     held.update(content)
 
 
-_REGISTRIES = itemgetter(*(name for name, value in vars(nn.Module()).items() if isinstance(value, dict | set)))
+_REGISTRIES = [name for name, value in vars(nn.Module()).items() if isinstance(value, dict | set)]
 
 
 def _registered(sub: nn.Module) -> list[tuple[Any, Any]]:
     """Return where a module registers hooks, tensors and submodules, with copies of what is there."""
     if isinstance(sub, torch.jit.ScriptModule):
         return []
-    return [(held, held.copy() if held else ()) for held in _REGISTRIES(vars(sub))]
+    found = map(vars(sub).get, _REGISTRIES)  # None where a module is of an older torch
+    return [(held, held.copy() if held else ()) for held in found]
 
 
 @contextmanager
