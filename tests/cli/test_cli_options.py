@@ -43,6 +43,7 @@ BAD = {  # by option; the others by their kind
     "--top": ["0", "-1"],
     "--checkpoints": ["data.npz", "data.npz/x", "a" * 300],
     "--keep": ["data.npz", "data.npz/x", "a" * 300],
+    "--tag": ["", " "],
     "--save": ["", "folder", "none/net.safetensors", "net.pt"],
     "--coordinates": ["", "folder", "none/z.csv", "z.txt"],
     "--weights": ["none.safetensors", "bytes.safetensors"],

@@ -8,9 +8,7 @@ import typer
 import bnrank
 from bnrank.cli.arguments import DATA, ModelFiles, ModelSpec, TableColumns, output_path, page_path, write_page
 from bnrank.cli.naming import Names, naming
-from bnrank.cli.samples import taken
 from bnrank.cli.terminal import say
-from bnrank.discovery.compression.result import expect_storable
 
 
 def compress_command(
@@ -58,6 +56,9 @@ def compress_command(
 
     The folder run is written by [bold]bnrank train low-rank --depth 12 --width 30 --ridge 0.002 --steps 500[/].
     """
+    from bnrank.cli.samples import taken
+    from bnrank.discovery.compression.result import expect_storable
+
     page_path(out, model, data, files.weights)
     output_path(save, "save", model, data, files.weights, out, suffix=".safetensors")
     table = columns.table(data, outputs=False)

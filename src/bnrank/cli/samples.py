@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bnrank.cli.terminal import say
-from bnrank.networks.functional import Functional, PrecisionError, example
-from bnrank.tasks.tables import Table, float32
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
+
+    from bnrank.tasks.tables import Table
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,8 @@ class Samples:
     @classmethod
     def of(cls, table: Table, net: nn.Module) -> Samples:
         """Return the samples of a table, in the precision in which :func:`bnrank.tasks.load_table` returns them."""
+        from bnrank.tasks.tables import float32
+
         x = taken(table.x, net)
         x = float32(x) if x.dtype.kind == "f" else x
         y = table.with_class_indices().y
@@ -83,6 +85,8 @@ def _outputs(net: nn.Module, x: np.ndarray) -> torch.Size | None:
     """Return the shape of the outputs of a network at the first samples; None if it fails on them."""
     import torch
 
+    from bnrank.networks.functional import Functional, PrecisionError, example
+
     try:
         samples = example(net, x[:2])
         with torch.no_grad():
@@ -99,6 +103,8 @@ def _targets(y: np.ndarray, net: nn.Module, x: np.ndarray) -> np.ndarray:
 
     Integers beside a single output per sample are real numbers, such as counts.
     """
+    from bnrank.tasks.tables import float32
+
     outputs = _outputs(net, x) if y.dtype.kind in "iu" else None
     if y.dtype.kind not in "iu" or (outputs is not None and outputs[1:].numel() == 1):
         return float32(y)

@@ -154,6 +154,7 @@ def expect_storable(net: nn.Module, tag: str | None, remedy: str) -> None:
 
 
 def _identified(parts: dict[str, str], tag: str | None, remedy: str) -> dict[str, str]:
+    validation.expect(tag is None or tag.strip(), "tag", repr(tag), "a text")
     found = parts | ({} if tag is None else {"tag": repr(tag)})
     identity.require(found, remedy)
     return found
