@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import bnrank
-from bnrank.measures import bottlenecks, spectra
+from bnrank.measures import bottlenecks, contraction, spectra
+from bnrank.networks import capturing
 from bnrank.networks.mlp import from_layers
 from oracles import circular_convolution_matrix, layer_values, spectrum
 
@@ -332,6 +333,117 @@ def test_small_weights_on_tokens():
     assert bnrank.bottleneck(net, torch.randint(9, (30, 5))).kind == "collapsed"
     net[0].weight.data.mul_(0.01)
     assert bnrank.bottleneck(net, torch.randint(9, (30, 5))).start == 1
+
+
+def spread(values):
+    """The root mean square of the distance from the mean over samples, at once."""
+    flat = values.detach().double().flatten(1)
+    return float((flat - flat.mean(0)).square().sum(1).mean().sqrt())
+
+
+def test_images_vary_in_blocks_as_all_at_once(monkeypatch):
+    torch.manual_seed(0)
+    net = nn.Sequential(*(nn.Conv2d(4, 4, 3, padding=1) for _ in range(4))).double()
+    x, sizes = 5 + torch.randn(150, 4, 24, 24, dtype=torch.float64), []
+    reading = bnrank.networks.read(net, x)
+    monkeypatch.setattr(capturing, "MAX_BLOCK", 10 * 4 * 24 * 24)
+    net.register_forward_pre_hook(lambda part, args: sizes.append(len(args[0])))
+    found = contraction.variations(net, x, reading, 2)
+    assert sizes == [10] * 6 + [4]
+    some = x[torch.linspace(0, 149, 64).round().long()]
+    values = [net[: i + 1](some) for i in range(4)]
+    assert found.before == pytest.approx(spread(values[0]), rel=1e-12)
+    assert found.after == pytest.approx(max(map(spread, values[1:])), rel=1e-12)
+
+
+class Beside(nn.Module):
+    """A residual network with small weights: x passes beside them."""
+
+    def __init__(self, first=None):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = first or nn.Identity()
+        self.mlp = nn.Sequential(*(nn.Linear(6, 6) for _ in range(3)))
+        for layer in self.mlp:
+            layer.weight.data.mul_(0.01)
+
+    def forward(self, x):
+        h = self.first(x)
+        return h + self.mlp(h)
+
+
+SAME = "the samples do not differ where layer {} begins"
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("count", [1, 2, 50, 77])
+def test_samples_that_do_not_differ_show_no_collapse(count, dtype):
+    x = torch.randn(1, 6, generator=torch.Generator().manual_seed(3)).expand(count, 6) * 1.1
+    chain = Beside().mlp
+    for net, first in [(Beside(), 1), (Beside(nn.Sequential(nn.Linear(6, 6), nn.Tanh())), 2), (chain, 1)]:
+        found = bnrank.bottleneck(net, x, dtype=dtype)
+        assert (found.kind, found.rank, found.start, found.end) == ("undetermined", None, None, None)
+        assert SAME.format(first) in str(found)
+        assert "pass an x with samples that differ there" in str(found)
+        attrs = bnrank.profile(net, x, dtype=dtype).attrs
+        assert "bottleneck_rank" not in attrs
+        assert attrs["bottleneck_reason"] == found.bottleneck.reason
+    assert "times as much as what enters them" in str(bnrank.bottleneck(Beside(), X, dtype=dtype))
+    assert bnrank.bottleneck(chain, X, dtype=dtype).kind == "collapsed"
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_differences_that_are_lost_before_small_weights_show_no_collapse(dtype):
+    first = nn.Linear(6, 6)
+    first.weight.data[:] = torch.tensor([1.0, 1, 1, 1, 1, -5])  # what differs below has the weight 0
+    x = torch.randn(50, 1, generator=torch.Generator().manual_seed(3)).expand(50, 6)
+    assert SAME.format(2) in str(bnrank.bottleneck(Beside(first), x, dtype=dtype))
+
+
+class Placed(nn.Module):
+    """Rounding in float32, by the place of a sample among the others, as some matrix products have."""
+
+    def forward(self, x):
+        return x + 1e-7 * torch.arange(len(x), dtype=x.dtype)[:, None]
+
+
+def test_rounding_of_equal_samples_shows_nothing():
+    net, x = Beside(Placed()), torch.ones(50, 6)
+    for layers in (net, nn.Sequential(Placed(), net.mlp)):
+        assert SAME.format(1) in str(bnrank.bottleneck(layers, x))
+
+
+class Positions(nn.Module):
+    """Small weights, then an embedding of the same number for all samples."""
+
+    def __init__(self):
+        super().__init__()
+        self.mlp, self.places = Beside().mlp, nn.Embedding(3, 6)
+
+    def forward(self, x):
+        h = self.mlp(x)
+        return h + self.places(torch.ones(len(x), dtype=torch.long))
+
+
+def test_integers_that_are_equal_do_not_vary():
+    net = Positions()
+    reading = bnrank.networks.read(net, X)
+    found = contraction.variations(net, X, reading, 1)
+    net = net.double()
+    assert found.before == pytest.approx(spread(X), rel=1e-12)
+    assert found.after == pytest.approx(spread(net.mlp[0](X.double())), rel=1e-12)
+    assert bnrank.bottleneck(net, X).kind == "collapsed"
+
+
+def test_equal_tokens_show_no_collapse():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Embedding(9, 8), nn.Flatten(), nn.Linear(40, 8), nn.Linear(8, 8))
+    for part in (net[0], net[2], net[3]):
+        part.weight.data.mul_(0.01)
+    tokens = torch.randint(9, (30, 5))
+    assert bnrank.bottleneck(net, tokens).kind == "collapsed"
+    for few in (tokens[:1], tokens[:1].expand(30, 5)):
+        assert SAME.format(1) in str(bnrank.bottleneck(net, few))
 
 
 class Heads(nn.Module):

@@ -236,6 +236,47 @@ class Alone(nn.Module):
         return Doubled.apply(self.layer(x))
 
 
+class Single(nn.Module):
+    """A network that runs in float32 only, with small weights or not."""
+
+    def __init__(self, scale=1.0):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)))
+        for layer in self.layers:
+            layer.weight.data.mul_(scale)
+
+    def forward(self, x):
+        if x.dtype != torch.float32:
+            raise TypeError("float32 only")
+        return self.layers(x)
+
+
+def test_backward_passes_are_counted_in_the_precision_of_the_profile(monkeypatch):
+    net, x, single = Single(), normal(10, 4), torch.float32
+    work = pass_work.pass_work(net, x, single)
+    assert work.together == 3 * 2 * 4 * 4 + pass_work.PER_ENTRY * (4 + 3 * 4)  # three products; x and what they write
+    assert pass_work.runs_together(net, x, single)
+    assert "ntk_trace" in computed(profile(net, x, dtype=single))
+    monkeypatch.setattr(choices, "MAX_PASS_WORK", 10 * 4 * work.together - 1)
+    ds = profile(net, x, dtype=single)
+    assert "ntk_trace" not in computed(ds)
+    (line,) = [line for line in describe(ds) if "Jacobians and the NTK" in line]
+    assert f"{10 * 4 * work.together:.1e} operations, by default the limit is" in line
+    assert "ntk_trace" in computed(profile(net, x, what="ntk", dtype=single))
+    apart = nn.Sequential(net, Alone())
+    apart[1].layer = nn.Linear(4, 4)
+    monkeypatch.setattr(choices, "MAX_PASS_WORK", 10 * 4 * pass_work.pass_work(apart, x, single).alone - 1)
+    assert "ntk_trace" not in computed(profile(apart, x, dtype=single))
+
+
+def test_small_weights_are_judged_in_the_precision_of_the_profile():
+    net, x = Single(0.01), normal(30, 4)
+    assert profile(net, x, dtype=torch.float32).attrs["bottleneck_rank"] == 0
+    found = bnrank.bottleneck(net, x, dtype=torch.float32)
+    assert (found.kind, found.start, found.end) == ("collapsed", 1, 3)
+
+
 def test_passes_that_run_by_themselves_count_by_the_nodes_of_their_graph(monkeypatch):
     net, batched, x = Alone(), nn.Sequential(nn.Linear(3, 4), nn.Tanh()), normal(10, 3)
     assert [pass_work.runs_together(one, x) for one in (net, batched)] == [False, True]

@@ -122,12 +122,14 @@ def of_network(
     atol: float = 0.1,
     near_one: tuple[float, float] = (0.5, 2.0),
     min_layers: int = 2,
+    chunk_size: int = 4096,
+    dtype: torch.dtype = torch.float64,
 ) -> Bottleneck:
     """Return the bottleneck of a network, see `of_reading`; of rank 0 only where the data show it.
 
     Small weights let nothing pass a chain of layers, but not a residual path beside them. So rank 0 needs samples at
     which all that enters later layers, and the outputs, vary by at most ``atol`` times what enters the first of these
-    layers. Else the other runs count.
+    layers. Else the other runs count. Where what enters them does not vary, the data show neither: it is undetermined.
 
     Parameters
     ----------
@@ -135,21 +137,29 @@ def of_network(
         The network and samples.
     reading, values, atol, near_one, min_layers
         As in `of_reading`.
+    chunk_size, dtype
+        Samples per forward pass, at most, and its precision.
     """
     settings: dict[str, Any] = {"atol": atol, "near_one": near_one, "min_layers": min_layers}
     found = of_reading(reading, values, **settings)
     if found.rank != 0 or found.start is None:
         return found
-    before, after = contraction.variations(net, x, reading, found.start)
-    if after <= found.atol * before:
+    varied = contraction.variations(net, x, reading, found.start, chunk_size=chunk_size, dtype=dtype)
+    small = f"no singular value of layers {found.start} to {found.end} is above {found.atol:g}, but"
+    if not varied.before:
+        reason = (
+            f"{small} the samples do not differ where layer {found.start} begins, so they do not show whether anything "
+            "passes beside these weights; pass an x with samples that differ there"
+        )
+        return replace(found, rank=None, start=None, end=None, gap=None, values=(), reason=reason)
+    if varied.after <= found.atol * varied.before:
         return found
     other = of_reading(reading, values, **settings, least=1)
     if other.rank is not None:
         return other
-    ratio = after / before if before else math.inf
     reason = (
-        f"no singular value of layers {found.start} to {found.end} is above {found.atol:g}, but what follows them "
-        f"varies with x, {ratio:.2g} times as much as what enters them: it passes beside their weights, or is scaled up"
+        f"{small} what follows them varies with x, {varied.after / varied.before:.2g} times as much as what enters "
+        "them: it passes beside their weights, or is scaled up"
     )
     return replace(other, reason=reason)
 
@@ -326,7 +336,7 @@ class Structure(Printed):
         A high-rank part consists of layers with more than k singular values above the tolerance. "full": one before and
         one after the bottleneck, and k < min(d_in, d_out); "half": before only, or k >= d_out; "reversed half": after
         only, or k >= d_in; "uniform": neither; "collapsed": k = 0, where what follows the bottleneck varies by at most
-        ``atol`` times what enters it; or "undetermined".
+        ``atol`` times what enters it, and that does vary over the samples; or "undetermined".
     layers : tuple of LayerStructure
         One per layer that was read, in order.
     bottleneck : Bottleneck
@@ -459,7 +469,7 @@ def bottleneck(
     (before, after, ratios), reading, _ = leaving_out(net, samples, reading, acting, dtype)
     weights = spectra.weight_singular_values(net, reading=reading)
     rows = [weights.get(layer.name, torch.zeros(0)) for layer in reading.weights]
-    found = of_network(net, samples, reading, weights, atol=atol, near_one=near_one, min_layers=min_layers)
+    found = of_network(net, samples, reading, weights, atol=atol, near_one=near_one, min_layers=min_layers, **passes)
     counts = [int((row > found.atol).sum()) for row in rows]
     left = {layer.name for layer in reading.unobserved}
     skipped = tuple(dict.fromkeys(s for part in (weights, after, before) for s in part.skipped if s.name not in left))

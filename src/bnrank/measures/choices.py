@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import torch
 from torch import nn
 
 from bnrank._core import validation
@@ -68,14 +69,17 @@ class Choice:
             out += [layer] if left < 0 and _weight_work(layer) else []
         return out
 
-    def of_samples(self, net: nn.Module, x: Samples, d_out: int) -> tuple[list[str], str]:
-        """Return which of Jacobians and the NTK are computed at samples, and why others are left out by default."""
+    def of_samples(self, net: nn.Module, x: Samples, d_out: int, dtype: torch.dtype) -> tuple[list[str], str]:
+        """Return which of Jacobians and the NTK are computed at samples, and why others are left out by default.
+
+        Passes run in ``dtype``.
+        """
         parts = [part for part in ("jacobian", "ntk") if part in self]
         if not self.by_default or is_plain_mlp(unwrap(net)):
             return parts, ""
         work, limit, few = float(len(x) * d_out * sum(p.numel() for p in net.parameters())), MAX_SAMPLE_WORK, 0
         if work <= limit:
-            (work, few), limit = _pass_work(net, x, d_out), MAX_PASS_WORK
+            (work, few), limit = _pass_work(net, x, d_out, dtype), MAX_PASS_WORK
         if work <= limit:
             return parts, ""
         text = f"{work:.1e} operations, by default the limit is {limit:.0e}"
@@ -94,7 +98,7 @@ class Choice:
         return f'spectra of whole activations: {limit}; what=("activations", ...) computes them'
 
 
-def _pass_work(net: nn.Module, x: Samples, d_out: int) -> tuple[float, int]:
+def _pass_work(net: nn.Module, x: Samples, d_out: int, dtype: torch.dtype) -> tuple[float, int]:
     """Return the operations of the backward passes of all outputs at samples, and samples for which they are few.
 
     The first is 0 where there are none to count. Whether passes run by themselves is tried only where it decides.
@@ -103,8 +107,8 @@ def _pass_work(net: nn.Module, x: Samples, d_out: int) -> tuple[float, int]:
         return 0.0, 0
     passes = len(x) * d_out
     try:
-        one = pass_work(net, x)
-        alone = passes * one.together <= MAX_PASS_WORK < passes * one.alone and not runs_together(net, x)
+        one = pass_work(net, x, dtype)
+        alone = passes * one.together <= MAX_PASS_WORK < passes * one.alone and not runs_together(net, x, dtype)
     except ValueError:  # not differentiable, which the measures say
         return 0.0, 0
     return passes * (one.alone if alone else one.together), int(MAX_PASS_WORK // (d_out * one.alone))

@@ -97,7 +97,7 @@ def measure(net: nn.Module, x: Samples, choice: Choice, reading: Reading, d_out:
         tell(2, "Jacobians and the NTK")
         numbers = settings.samples
         rows = x[numbers.to(x.device)]
-        parts, left = choice.of_samples(net, rows, d_out)
+        parts, left = choice.of_samples(net, rows, d_out, settings.dtype)
         heap.give_back()
         samples = SampleMeasures(net, rows, d_out, settings.dtype, numbers.numpy(), parts, deadline)
     for name, reason in unobserved.items():
@@ -204,7 +204,15 @@ def _bottleneck(
     counted = reading.layers or reading.weights
     missing = [layer.name for layer in counted if layer.name not in values]
     late = settings.deadline.over() and bool(missing)
-    found = bottlenecks.of_network(net, x, reading, {} if late else values, atol=settings.atol)
+    found = bottlenecks.of_network(
+        net,
+        x,
+        reading,
+        {} if late else values,
+        atol=settings.atol,
+        chunk_size=settings.chunk_size,
+        dtype=settings.dtype,
+    )
     if "weights" not in choice:
         return replace(found, reason="the weights were not measured")
     return replace(found, reason=f"weights {settings.deadline.missed}: {', '.join(missing)}") if late else found

@@ -34,15 +34,15 @@ class PassWork:
     alone: float
 
 
-def pass_work(net: nn.Module, x: Tensor) -> PassWork:
-    """Return the work of a backward pass, from the operations of a forward at the first sample.
+def pass_work(net: nn.Module, x: Tensor, dtype: torch.dtype = torch.float64) -> PassWork:
+    """Return the work of a backward pass, from the operations of a forward in ``dtype`` at the first sample.
 
     Examples
     --------
     >>> pass_work(nn.Linear(100, 50), torch.ones(1, 100)).together      # 2 * 50 * 100 + 8 * (100 + 50), with x
     11200.0
     """
-    function = Functional(net)
+    function = Functional(net, dtype)
     for parameter in function.parameters.values():
         parameter.requires_grad_(parameter.is_floating_point())
     with torch.enable_grad(), _Counter() as counter:
@@ -51,8 +51,8 @@ def pass_work(net: nn.Module, x: Tensor) -> PassWork:
     return PassWork(together, together + PER_NODE * _nodes(out))
 
 
-def runs_together(net: nn.Module, x: Tensor) -> bool:
-    """Return whether the backward passes of many outputs and samples run as one in torch.
+def runs_together(net: nn.Module, x: Tensor, dtype: torch.dtype = torch.float64) -> bool:
+    """Return whether the backward passes of many outputs and samples run as one in torch, in ``dtype``.
 
     Examples
     --------
@@ -60,7 +60,7 @@ def runs_together(net: nn.Module, x: Tensor) -> bool:
     >>> runs_together(nn.Linear(2, 3), x), runs_together(nn.LSTM(2, 3, batch_first=True), x)
     (True, False)
     """
-    return Products(Functional(net), x[:1], None).is_vectorized()
+    return Products(Functional(net, dtype), x[:1], None).is_vectorized()
 
 
 class _Counter(TorchDispatchMode):

@@ -179,6 +179,9 @@ class Taker:
     Layers are counted from 0. Tensors are (n, ...) and may change after the call: what is kept of them is copied.
     """
 
+    def inputs(self, layer: int, values: Tensor) -> None:
+        """Take what enters a layer for a block of samples."""
+
     def preactivations(self, layer: int, values: Tensor) -> None:
         """Take the outputs of a layer for a block of samples."""
 
@@ -203,7 +206,7 @@ def stream(
     over: Callable[[], bool] = lambda: False,
     layers: bool = True,
 ) -> int:
-    """Pass on what leaves every layer to takers, one layer at a time, and return the number of samples that were run.
+    """Pass on what enters and leaves layers to takers, one layer at a time; return the number of samples that were run.
 
     It computes what :func:`capture` does, and keeps nothing: blocks are smaller than ``chunk_size`` where a layer has
     more than 2^18 numbers for it. After a block for which ``over()`` is true, no other is run. A module without layers
@@ -300,6 +303,7 @@ class _Block:
     def _take(self, i: int, values: Values) -> None:
         before, after, own = values
         for taker in self.takers:
+            taker.inputs(i, before)
             taker.preactivations(i, after)
         known = own if own is not None else after if self.layers[i].apart else self.early.pop(i, None)
         if known is None and self.paired:
