@@ -147,14 +147,19 @@ def expect_storable(net: nn.Module, tag: str | None, remedy: str) -> None:
     TypeError
         If a part of the module cannot be identified and there is no tag, or it keeps a state that is no tensor.
     """
+    _expect_text(tag)
     net = unwrap(net)
     if any(storage.obstacle(part) for _, part in parts_of(net)):  # else the file holds the layers of the whole
         _identified(identity.describe(net, "net", values=False), tag, remedy)
         _expect_tensors(net)
 
 
-def _identified(parts: dict[str, str], tag: str | None, remedy: str) -> dict[str, str]:
+def _expect_text(tag: str | None) -> None:
     validation.expect(tag is None or tag.strip(), "tag", repr(tag), "a text")
+
+
+def _identified(parts: dict[str, str], tag: str | None, remedy: str) -> dict[str, str]:
+    _expect_text(tag)
     found = parts | ({} if tag is None else {"tag": repr(tag)})
     identity.require(found, remedy)
     return found
