@@ -451,6 +451,52 @@ def test_contexts_around_functions_count_by_their_arguments_also_after_use(insta
     assert changed(torch.autocast("cpu", enabled=False), torch.autocast("cpu")) == ["v._enabled"]
 
 
+class OwnContext(torch.no_grad):
+    pass
+
+
+def own_context(value):
+    context = OwnContext()
+    context.prev_of_own = value
+    return context
+
+
+CONTEXTS = {
+    "no_grad": torch.no_grad,
+    "enable_grad": torch.enable_grad,
+    "inference_mode": torch.inference_mode,
+    "autocast": functools.partial(torch.autocast, "cpu"),
+    "own": functools.partial(own_context, 1),
+}
+
+
+@pytest.mark.parametrize("case", CONTEXTS)
+def test_contexts_of_torch_are_the_same_before_and_after_they_are_entered(case):
+    make = CONTEXTS[case]
+    context = make()
+    with context:
+        assert changed(make(), context) == []
+    with torch.no_grad(), context:
+        assert changed(make(), context) == []
+    assert changed(make(), context) == []
+    assert identified(describe(context, "v"))
+
+
+def test_what_contexts_of_torch_are_made_with_counts():
+    assert changed(torch.inference_mode(True), torch.inference_mode(False)) == ["v.mode"]
+    assert changed(own_context(1), own_context(2)) == ["v.prev_of_own"]
+    with torch.no_grad():  # the mode that `set_grad_enabled` restores is the one in which it is made
+        inner = torch.set_grad_enabled(True)
+        with inner:
+            pass
+    made = torch.set_grad_enabled(True)
+    before = describe(made, "v")
+    assert changed(made, inner) == ["v.prev"]
+    with torch.no_grad(), made:
+        assert describe(made, "v") == before
+    assert describe(torch.no_grad(), "v") == {"v": "no_grad", "v.prev": "False"}  # as in files of earlier versions
+
+
 def test_digests_do_not_depend_on_the_process():
     code = (
         "import torch; from torch import nn; from bnrank._core.identity import digest\n"

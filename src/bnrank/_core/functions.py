@@ -157,6 +157,14 @@ def slots_of(kind: type) -> Iterator[str]:
         yield from [slots] if isinstance(slots, str) else slots
 
 
+def of_last_use(kind: type, key: str) -> bool:
+    """Return whether a field of a context of torch is set where it is entered, as ``prev`` of ``torch.no_grad``."""
+    enter = getattr(kind, "__enter__", None)
+    if not isinstance(enter, types.FunctionType) or not module_of(enter).startswith("torch."):
+        return False
+    return key.startswith(("prev", "_inference_mode_context")) and key in enter.__code__.co_names
+
+
 def state_of(value: Any) -> dict[str, Any] | None:
     """Return all that an object holds, by name; None where that is not known, as for most objects written in C.
 

@@ -34,7 +34,7 @@ from bnrank._core.functions import (
     has_code,
     is_builtin,
     is_own,
-    module_of,
+    of_last_use,
     of_nn,
     short_name,
     slots_of,
@@ -263,7 +263,10 @@ class _Walk:
             own = False
             slots = {key: getattr(value, key) for key in slots_of(kind) if hasattr(value, key)}
             for key, entry in {**getattr(value, "__dict__", {}), **slots}.items():
-                self.add(entry, f"{name}.{key}")
+                if not of_last_use(kind, key):
+                    self.add(entry, f"{name}.{key}")
+                elif isinstance(value, torch.no_grad):  # as before it is entered, which stored descriptions hold
+                    self.add(False, f"{name}.{key}")
         elif (fields := plain_fields(value)) is not None:
             self.parts[name] = full_name(kind)
             own = False
@@ -444,9 +447,8 @@ def plain_fields(value: object) -> dict[str, str] | None:
     >>> plain_fields(torch.distributions.constraints.interval(0, 1))
     {'lower_bound': '0', 'upper_bound': '1'}
     """
-    held, entered = state_of(value), hasattr(value, "__enter__") and module_of(type(value)).startswith("torch.")
-    kept = {key for key in held or () if entered and key.startswith("prev")}  # since it was last entered
-    texts = {key: plain(entry) for key, entry in (held or {}).items() if key not in kept}
+    held = state_of(value)
+    texts = {key: plain(entry) for key, entry in (held or {}).items() if not of_last_use(type(value), key)}
     known = {key: text for key, text in texts.items() if text is not None}
     return known if held is not None and len(known) == len(texts) else None
 
