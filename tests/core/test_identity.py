@@ -1,5 +1,6 @@
 """Descriptions of values: equal ones for equal values, and others for others."""
 
+import collections
 import contextlib
 import copy
 import functools
@@ -324,7 +325,7 @@ class Hidden(tuple):
     __iter__ = __bool__ = __len__
 
 
-class Raising(dict):
+class Raising(collections.UserDict):
     def __init__(self, error):
         self.error = error
 
