@@ -291,6 +291,17 @@ def test_objects_count_by_their_fields():
     assert describe(loop, "v")["v.value[0]"] == "same as v"
 
 
+def test_objects_are_the_same_after_a_copy_of_one():
+    made = type("Own", (), {})()
+    made.value = torch.ones(1)
+    before, text = describe(made, "v"), digest(made)
+    copy.deepcopy(made)
+    assert "__slotnames__" in vars(type(made))  # of `copyreg`
+    assert describe(made, "v") == before
+    assert digest(made) == text
+    assert differences(before | {"v (Own.__slotnames__)": "[]"}, before) == []  # of files of earlier versions
+
+
 @pytest.mark.parametrize(
     "make",
     [

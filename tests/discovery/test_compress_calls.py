@@ -1,5 +1,6 @@
 """Modules that call their layers in unusual ways, or keep unusual state: compressed, saved and loaded."""
 
+import contextlib
 import warnings
 
 import pytest
@@ -116,7 +117,11 @@ class Entering(nn.Module):
         return self.body(x) + half
 
 
-@pytest.mark.parametrize("kind", [torch.no_grad, torch.enable_grad])
+class Nothing(contextlib.nullcontext):
+    pass
+
+
+@pytest.mark.parametrize("kind", [torch.no_grad, torch.enable_grad, Nothing])
 def test_a_network_that_keeps_a_context_loads_into_itself_also_after_use(kind, tmp_path):
     net, x = Entering(kind()).double().eval(), normal(200, 12)
     found = compress(net, x, tol=0.05, **QUICK)

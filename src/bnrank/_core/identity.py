@@ -58,7 +58,7 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 _COMPUTES = ("name", "_tensor_name")  # in hooks of torch.nn.utils (weight_norm, prune): what they set at each call
 _WITHOUT_EFFECT = {"__repr__", "__str__", "extra_repr", "__doc__", "__module__", "__dict__", "__weakref__"}
 _WITHOUT_EFFECT |= {"__annotations__", "__qualname__", "__firstlineno__", "__static_attributes__", "__parameters__"}
-_WITHOUT_EFFECT |= {"__orig_bases__", "__annotate__", "__annotate_func__", "__annotations_cache__"}
+_WITHOUT_EFFECT |= {"__orig_bases__", "__annotate__", "__annotate_func__", "__annotations_cache__", "__slotnames__"}
 
 
 def describe(value: object, name: str, *, values: bool = True) -> Parts:
@@ -121,6 +121,7 @@ def differences(
     ['net.1: stored ReLU, now Tanh']
     """
     names = [name for name in dict.fromkeys((*now, *stored)) if stored.get(name) != now.get(name)]
+    names = [name for name in names if not name.endswith(".__slotnames__)")]  # that copies leave, in earlier files
     before, after = words
     shown = [f"{name}: {before} {stored.get(name, 'none')}, {after} {now.get(name, 'none')}" for name in names]
     return [re.sub(r"(SHA-256 \w{8})\w{56}", r"\1...", text) for text in shown]
