@@ -418,7 +418,7 @@ class _Walk:
                     self.add(value, label)
 
 
-def plain(value: object, within: tuple[int, ...] = ()) -> str | None:
+def plain(value: Any, within: tuple[int, ...] = ()) -> str | None:
     """Return the exact text of a plain value, or a container of plain values; None for any other.
 
     Examples
