@@ -1,5 +1,6 @@
 """Descriptions of values: equal ones for equal values, and others for others."""
 
+import collections
 import contextlib
 import copy
 import functools
@@ -290,6 +291,17 @@ def test_objects_count_by_their_fields():
     assert describe(loop, "v")["v.value[0]"] == "same as v"
 
 
+def test_objects_are_the_same_after_a_copy_of_one():
+    made = type("Own", (), {})()
+    made.value = torch.ones(1)
+    before, text = describe(made, "v"), digest(made)
+    copy.deepcopy(made)
+    assert "__slotnames__" in vars(type(made))  # of `copyreg`
+    assert describe(made, "v") == before
+    assert digest(made) == text
+    assert differences(before | {"v (Own.__slotnames__)": "[]"}, before) == []  # of files of earlier versions
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -324,7 +336,7 @@ class Hidden(tuple):
     __iter__ = __bool__ = __len__
 
 
-class Raising(dict):
+class Raising(collections.UserDict):
     def __init__(self, error):
         self.error = error
 
@@ -449,6 +461,52 @@ def test_contexts_around_functions_count_by_their_arguments_also_after_use(insta
     assert differences(before, describe(net, "net")) == []
     assert changed(net.function, other) == ["v (self).context[1]"]
     assert changed(torch.autocast("cpu", enabled=False), torch.autocast("cpu")) == ["v._enabled"]
+
+
+class OwnContext(torch.no_grad):
+    pass
+
+
+def own_context(value):
+    context = OwnContext()
+    context.prev_of_own = value
+    return context
+
+
+CONTEXTS = {
+    "no_grad": torch.no_grad,
+    "enable_grad": torch.enable_grad,
+    "inference_mode": torch.inference_mode,
+    "autocast": functools.partial(torch.autocast, "cpu"),
+    "own": functools.partial(own_context, 1),
+}
+
+
+@pytest.mark.parametrize("case", CONTEXTS)
+def test_contexts_of_torch_are_the_same_before_and_after_they_are_entered(case):
+    make = CONTEXTS[case]
+    context = make()
+    with context:
+        assert changed(make(), context) == []
+    with torch.no_grad(), context:
+        assert changed(make(), context) == []
+    assert changed(make(), context) == []
+    assert identified(describe(context, "v"))
+
+
+def test_what_contexts_of_torch_are_made_with_counts():
+    assert changed(torch.inference_mode(True), torch.inference_mode(False)) == ["v.mode"]
+    assert changed(own_context(1), own_context(2)) == ["v.prev_of_own"]
+    with torch.no_grad():  # the mode that `set_grad_enabled` restores is the one in which it is made
+        inner = torch.set_grad_enabled(True)
+        with inner:
+            pass
+    made = torch.set_grad_enabled(True)
+    before = describe(made, "v")
+    assert changed(made, inner) == ["v.prev"]
+    with torch.no_grad(), made:
+        assert describe(made, "v") == before
+    assert describe(torch.no_grad(), "v") == {"v": "no_grad", "v.prev": "False"}  # as in files of earlier versions
 
 
 def test_digests_do_not_depend_on_the_process():

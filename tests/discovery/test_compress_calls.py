@@ -1,5 +1,6 @@
 """Modules that call their layers in unusual ways, or keep unusual state: compressed, saved and loaded."""
 
+import contextlib
 import warnings
 
 import pytest
@@ -99,6 +100,41 @@ def test_layers_called_by_keyword_or_without_gradients_are_compressed(kind, thin
     assert change(found.network, net, new) < 0.06
     loaded = bnrank.load(found.save(tmp_path / "small.safetensors"), kind().double())
     assert torch.equal(loaded(new), found.network(new))
+
+
+class Entering(nn.Module):
+    """Enters a context that it keeps around a part of its forward pass."""
+
+    def __init__(self, context):
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            self.body, self.context = nn.Sequential(low_rank(12, 20, 3), nn.Tanh(), nn.Linear(20, 12)), context
+
+    def forward(self, x):
+        with self.context:
+            half = x / 2
+        return self.body(x) + half
+
+
+class Nothing(contextlib.nullcontext):
+    pass
+
+
+@pytest.mark.parametrize("kind", [torch.no_grad, torch.enable_grad, Nothing])
+def test_a_network_that_keeps_a_context_loads_into_itself_also_after_use(kind, tmp_path):
+    net, x = Entering(kind()).double().eval(), normal(200, 12)
+    found = compress(net, x, tol=0.05, **QUICK)
+    assert found.changed
+    path = found.save(tmp_path / "small.safetensors")
+    for mode in (torch.enable_grad, torch.no_grad):
+        with mode():
+            net(x)
+        for module in (net, Entering(kind()).double()):
+            assert torch.equal(bnrank.load(path, module)(x), found.network(x))
+    other = torch.enable_grad if kind is torch.no_grad else torch.no_grad
+    with pytest.raises(ValueError, match=r"got another network \(net\.context: stored"):
+        bnrank.load(path, Entering(other()).double())
 
 
 def test_a_state_that_is_no_tensor_is_refused_by_name_when_saved(tmp_path):

@@ -151,10 +151,36 @@ def is_builtin(value: Any) -> bool:
 
 
 def slots_of(kind: type) -> Iterator[str]:
-    """Yield the names in ``__slots__`` of a class and its bases."""
+    """Yield the names of the attributes for ``__slots__`` of a class and its bases."""
     for base in kind.__mro__:
         slots = vars(base).get("__slots__", ())
-        yield from [slots] if isinstance(slots, str) else slots
+        for name in [slots] if isinstance(slots, str) else slots:
+            private = name.startswith("__") and not name.endswith("__")
+            yield f"_{base.__name__.lstrip('_')}{name}" if private else name
+
+
+def base_in_c(kind: type) -> type:
+    """Return the base of a class that is written in C and holds more than fields, as far as known; else `object`.
+
+    Examples
+    --------
+    >>> base_in_c(collections.Counter), base_in_c(Missing)
+    (<class 'dict'>, <class 'object'>)
+    """
+    for base in kind.__mro__:
+        new = base.__new__
+        in_c = not base.__flags__ & 1 << 9 or (isinstance(new, types.BuiltinFunctionType) and new.__self__ is base)
+        if in_c and base is not types.SimpleNamespace and base.__basicsize__ > object.__basicsize__:
+            return base
+    return object
+
+
+def of_last_use(kind: type, key: str) -> bool:
+    """Return whether a field of a context of torch is set where it is entered, as ``prev`` of ``torch.no_grad``."""
+    enter = getattr(kind, "__enter__", None)
+    if not isinstance(enter, types.FunctionType) or not module_of(enter).startswith("torch."):
+        return False
+    return key.startswith(("prev", "_inference_mode_context")) and key in enter.__code__.co_names
 
 
 def state_of(value: Any) -> dict[str, Any] | None:

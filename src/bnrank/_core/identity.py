@@ -6,6 +6,7 @@ frozen parameters; functions, and the methods of classes outside torch and bnran
 closure values and the globals they use.
 """
 
+import collections
 import contextlib
 import dataclasses
 import enum
@@ -28,6 +29,7 @@ from bnrank._core.functions import (
     PYTHON,
     FieldOfTuple,
     Missing,
+    base_in_c,
     bytecode,
     depends_on_mode,
     full_name,
@@ -35,6 +37,7 @@ from bnrank._core.functions import (
     is_builtin,
     is_own,
     module_of,
+    of_last_use,
     of_nn,
     short_name,
     slots_of,
@@ -50,11 +53,12 @@ LONG = 100  # characters beyond which the SHA-256 stands for a text
 Parts = dict[str, str]
 
 _OF_MODULES = {*vars(nn.Module()), "_compiled_call_impl"}  # attributes of every module
+_OF_OBJECTS = {"__dict__", "__weakref__"}  # in __slots__, but no attributes of their own
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _COMPUTES = ("name", "_tensor_name")  # in hooks of torch.nn.utils (weight_norm, prune): what they set at each call
 _WITHOUT_EFFECT = {"__repr__", "__str__", "extra_repr", "__doc__", "__module__", "__dict__", "__weakref__"}
 _WITHOUT_EFFECT |= {"__annotations__", "__qualname__", "__firstlineno__", "__static_attributes__", "__parameters__"}
-_WITHOUT_EFFECT |= {"__orig_bases__", "__annotate__", "__annotate_func__", "__annotations_cache__"}
+_WITHOUT_EFFECT |= {"__orig_bases__", "__annotate__", "__annotate_func__", "__annotations_cache__", "__slotnames__"}
 
 
 def describe(value: object, name: str, *, values: bool = True) -> Parts:
@@ -117,6 +121,7 @@ def differences(
     ['net.1: stored ReLU, now Tanh']
     """
     names = [name for name in dict.fromkeys((*now, *stored)) if stored.get(name) != now.get(name)]
+    names = [name for name in names if not name.endswith(".__slotnames__)")]  # that copies leave, in earlier files
     before, after = words
     shown = [f"{name}: {before} {stored.get(name, 'none')}, {after} {now.get(name, 'none')}" for name in names]
     return [re.sub(r"(SHA-256 \w{8})\w{56}", r"\1...", text) for text in shown]
@@ -202,7 +207,7 @@ class _Walk:
             self.parts[name] = f"method {short_name(value.__func__)}"
             self.add(value.__func__, f"{name}.__func__")
             self.add(value.__self__, f"{name}.__self__")
-        elif isinstance(value, functools.partial):
+        elif isinstance(value, functools.partial) and not is_own(type(value)):
             self.parts[name] = "partial"
             self.add([value.func, value.args, value.keywords], f"{name}.partial")
         elif isinstance(value, contextlib._GeneratorContextManager):  # as a decorator it is made again for every call
@@ -235,37 +240,52 @@ class _Walk:
     def container(self, value: Any, name: str) -> None:
         """Add a container, a dataclass, or an object of a class outside installed packages."""
         kind = type(value)
-        own = kind.__module__ != "builtins" and hasattr(value, "__dict__")
+        slots = {key: getattr(value, key) for key in slots_of(kind) if hasattr(value, key)}
+        own = module_of(kind) != "builtins" and (hasattr(value, "__dict__") or not slots.keys() <= _OF_OBJECTS)
+        base: Any
         if isinstance(value, Mapping):
-            self.parts[name] = f"{self.label(kind)} of {len(value)}"
-            for i, (key, entry) in enumerate(value.items()):
+            base = next((base for base in (collections.OrderedDict, dict) if issubclass(kind, base)), None)
+            items = list(value.items() if base is None else base.items(value))  # a subclass may hide them
+            self.parts[name] = f"{self.label(kind)} of {len(items)}"
+            if isinstance(value, collections.defaultdict) and value.default_factory is not None:
+                self.add(value.default_factory, f"{name}.default_factory")
+            for i, (key, entry) in enumerate(items):
                 text = plain(key)
                 self.add(entry, f"{name}[{i if text is None else text}]")
                 if text is None:
                     self.parts[f"{name} (keys)"] = f"{UNKNOWN} keys"
         elif isinstance(value, list | tuple) or (type(value) is np.ndarray and value.ndim):
-            base: Any = next((base for base in (list, tuple) if isinstance(value, base)), np.ndarray)
-            entries = list(base.__iter__(value))  # a subclass may hide them
+            base = next((base for base in (list, tuple) if isinstance(value, base)), np.ndarray)
+            entries = list(base.__iter__(value))
             self.parts[name] = f"{self.label(kind)} of {len(entries)}"
             for i, entry in enumerate(entries):
                 self.add(entry, f"{name}[{i}]")
         elif isinstance(value, int | float | complex | str | bytes) and is_own(kind):
             base = next(base for base in (int, float, complex, str, bytes) if isinstance(value, base))
             self.parts[name] = f"{self.label(kind)} {short(base.__repr__(value))}"
+        elif isinstance(value, set | frozenset) and is_own(kind) and (text := plain(set(value))) is not None:
+            self.parts[name] = f"{self.label(kind)} {short(text)}"
+        elif isinstance(value, np.ndarray) and is_own(kind) and not value.dtype.hasobject:
+            self.parts[name] = f"{self.label(kind)} {array(np.ndarray.view(value, np.ndarray))}"
         elif isinstance(value, torch.Generator):
             self.parts[name] = tensor(value.get_state())
         elif isinstance(value, logging.Logger):
             self.parts[name] = f"logger {value.name}"
             own = False
-        elif dataclasses.is_dataclass(value) or ((is_own(kind) or of_nn(kind)) and hasattr(value, "__dict__")):
+        elif base_in_c(kind) is object and (
+            dataclasses.is_dataclass(value) or ((is_own(kind) or of_nn(kind)) and hasattr(value, "__dict__"))
+        ):
             self.parts[name] = self.label(kind)
             self.code_of(kind)
             own = False
-            slots = {key: getattr(value, key) for key in slots_of(kind) if hasattr(value, key)}
             for key, entry in {**getattr(value, "__dict__", {}), **slots}.items():
-                self.add(entry, f"{name}.{key}")
+                if not of_last_use(kind, key):
+                    self.add(entry, f"{name}.{key}")
+                elif isinstance(value, torch.no_grad):  # as before it is entered, which stored descriptions hold
+                    self.add(False, f"{name}.{key}")
         elif (fields := plain_fields(value)) is not None:
             self.parts[name] = full_name(kind)
+            self.code_of(kind)
             own = False
             for key, text in fields.items():
                 self.parts[f"{name}.{key}"] = short(text)
@@ -274,8 +294,9 @@ class _Walk:
             own = False
         if own:  # a subclass of a container or number
             self.code_of(kind)
-            for key, entry in vars(value).items():
-                self.add(entry, f"{name}.{key}")
+            for key, entry in {**getattr(value, "__dict__", {}), **slots}.items():
+                if key not in _OF_OBJECTS:
+                    self.add(entry, f"{name}.{key}")
 
     def label(self, kind: type) -> str:
         """Return the name of a class, with a number if another class has the same."""
@@ -397,7 +418,7 @@ class _Walk:
                     self.add(value, label)
 
 
-def plain(value: object, within: tuple[int, ...] = ()) -> str | None:
+def plain(value: Any, within: tuple[int, ...] = ()) -> str | None:
     """Return the exact text of a plain value, or a container of plain values; None for any other.
 
     Examples
@@ -410,9 +431,9 @@ def plain(value: object, within: tuple[int, ...] = ()) -> str | None:
     inner = (*within, id(value))
     if value is None or value is ... or type(value) in (bool, int, float, complex, str, bytes):
         return repr(value)
-    if isinstance(value, np.float64 | np.bool_ | np.int64):
+    if type(value) in (np.float64, np.bool_, np.int64):
         return repr(value.item())
-    if isinstance(value, np.generic):
+    if isinstance(value, np.generic) and not is_own(type(value)):
         return f"{value.dtype.str}({value.item()!r})"
     if isinstance(value, torch.dtype | torch.device | torch.layout | torch.Size | range | slice):
         return str(value)
@@ -425,7 +446,7 @@ def plain(value: object, within: tuple[int, ...] = ()) -> str | None:
         pairs = [(plain(key, inner), plain(entry, inner)) for key, entry in value.items()]
         texts = [f"{key}: {entry}" for key, entry in pairs if key is not None and entry is not None]
         return "{" + ", ".join(texts) + "}" if len(texts) == len(pairs) else None
-    if isinstance(value, list | tuple | set | frozenset) and type(value).__module__ == "builtins":
+    if type(value) in (list, tuple, set, frozenset):
         entries = [plain(entry, inner) for entry in value]
         texts = [entry for entry in entries if entry is not None]
         if len(texts) < len(entries):
@@ -444,9 +465,8 @@ def plain_fields(value: object) -> dict[str, str] | None:
     >>> plain_fields(torch.distributions.constraints.interval(0, 1))
     {'lower_bound': '0', 'upper_bound': '1'}
     """
-    held, entered = state_of(value), hasattr(value, "__enter__") and module_of(type(value)).startswith("torch.")
-    kept = {key for key in held or () if entered and key.startswith("prev")}  # since it was last entered
-    texts = {key: plain(entry) for key, entry in (held or {}).items() if key not in kept}
+    held = state_of(value)
+    texts = {key: plain(entry) for key, entry in (held or {}).items() if not of_last_use(type(value), key)}
     known = {key: text for key, text in texts.items() if text is not None}
     return known if held is not None and len(known) == len(texts) else None
 
