@@ -535,3 +535,24 @@ def test_stored_digests_stay_what_they_are():
             parameter.fill_(0.5)
     value = {"rate": 0.1, "widths": [3, 2], "name": "x", "none": None, "data": np.arange(4.0), "net": net}
     assert (identity.FORMAT, digest(value)[:16]) == (2, "beeccfcf880627dc")
+
+
+class Hashed:
+    """Remembers its own hash, which with texts differs between processes, as configurations of transformers do."""
+
+    def __init__(self, size):
+        self.size, self.label_hash = size, 3
+        self._original_hash = hash(self)
+
+    def __hash__(self):
+        return hash(("text", self.size))
+
+
+class Labelled:
+    def __init__(self):
+        self._label_hash = 3
+
+
+def test_the_hash_that_an_object_keeps_of_itself_does_not_count_and_other_numbers_do():
+    assert identity.plain_fields(Hashed(2)) == {"size": "2", "label_hash": "3"}
+    assert identity.plain_fields(Labelled()) == {"_label_hash": "3"}

@@ -183,6 +183,15 @@ def of_last_use(kind: type, key: str) -> bool:
     return key.startswith(("prev", "_inference_mode_context")) and key in enter.__code__.co_names
 
 
+def is_own_hash(value: Any, key: str, entry: object) -> bool:
+    """Return whether a field holds the hash of its object, which differs between processes if texts are part of it.
+
+    Configurations of transformers have such a field, ``_original_object_hash``.
+    """
+    hashed = type(value).__hash__ not in (None, object.__hash__)
+    return hashed and key.startswith("_") and key.endswith("hash") and isinstance(entry, int)
+
+
 def state_of(value: Any) -> dict[str, Any] | None:
     """Return all that an object holds, by name; None where that is not known, as for most objects written in C.
 

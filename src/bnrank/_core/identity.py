@@ -36,6 +36,7 @@ from bnrank._core.functions import (
     has_code,
     is_builtin,
     is_own,
+    is_own_hash,
     module_of,
     of_last_use,
     of_nn,
@@ -466,7 +467,9 @@ def plain_fields(value: object) -> dict[str, str] | None:
     {'lower_bound': '0', 'upper_bound': '1'}
     """
     held = state_of(value)
-    texts = {key: plain(entry) for key, entry in (held or {}).items() if not of_last_use(type(value), key)}
+    passing = {key for key, entry in (held or {}).items() if is_own_hash(value, key, entry)}  # of a process or a use
+    passing |= {key for key in held or {} if of_last_use(type(value), key)}
+    texts = {key: plain(entry) for key, entry in (held or {}).items() if key not in passing}
     known = {key: text for key, text in texts.items() if text is not None}
     return known if held is not None and len(known) == len(texts) else None
 
