@@ -188,7 +188,7 @@ def is_own_hash(value: Any, key: str, entry: object) -> bool:
 
     Configurations of transformers have such a field, ``_original_object_hash``.
     """
-    hashed = type(value).__hash__ not in (None, object.__hash__)
+    hashed = getattr(type(value), "__hash__", None) not in (None, object.__hash__)
     return hashed and key.startswith("_") and key.endswith("hash") and isinstance(entry, int)
 
 

@@ -1,9 +1,10 @@
 """`compress`: a trained module reduced to its bottleneck, and the result in memory and on disk."""
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ParamSpec, cast
 
 import numpy as np
 import pandas as pd
@@ -28,6 +29,7 @@ from bnrank.networks import Segment
 from bnrank.networks.casting import in_precision
 from bnrank.networks.functional import Functional, check_classified, check_finite, copied, unwrap
 
+P = ParamSpec("P")
 TIMING = Timing()
 NONE = "no linear or convolutional layer that could be replaced"
 BLOCKS = 8  # of samples up to which points on lines are added, where a whole module has to be run
@@ -39,6 +41,20 @@ ENOUGH = 64  # samples that show whether the module is random
 SELECTING = 0.25  # fraction of the search samples used for model selection
 
 
+def _keeping_generators(call: Callable[P, Compressed]) -> Callable[P, Compressed]:
+    """Restore PyTorch's random generators after a call, which modules that are random in eval mode advance."""
+
+    @functools.wraps(call)
+    def kept(*args: P.args, **options: P.kwargs) -> Compressed:
+        net = unwrap(cast(Any, args[0] if args else options.get("net")))
+        device = next((p.device for p in net.parameters()), torch.device("cpu"))
+        with devices.forked(device):
+            return call(*args, **options)
+
+    return kept
+
+
+@_keeping_generators
 def compress(
     net: nn.Module,
     x: Tensor | np.ndarray | pd.DataFrame,
@@ -174,31 +190,6 @@ def compress(
     >>> found.certificate.met, found.certificate.parameters < found.certificate.parameters_before / 5
     (True, True)
     """
-    options: dict[str, Any] = {"tol": tol, "held_out": held_out, "tune": tune, "completions": completions}
-    options |= {"zeros": zeros, "max_samples": max_samples, "timing": timing, "seed": seed}
-    options |= {"max_minutes": max_minutes, "progress": progress}
-    device = next((p.device for p in unwrap(net).parameters()), torch.device("cpu"))
-    with devices.forked(device):  # of modules that are random in eval mode
-        return _compressed(net, x, y, **options)
-
-
-def _compressed(
-    net: nn.Module,
-    x: Any,
-    y: Any,
-    *,
-    tol: float,
-    held_out: Any,
-    tune: int,
-    completions: bool,
-    zeros: bool,
-    max_samples: int,
-    timing: Timing,
-    seed: int,
-    max_minutes: float | None,
-    progress: bool,
-) -> Compressed:
-    """Return what `compress` does, with random generators advanced."""
     start = budget.now()
     max_minutes = validation.optional(validation.number, max_minutes, "max_minutes", 0.0, strict=True)
     original = unwrap(net)
