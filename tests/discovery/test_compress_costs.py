@@ -26,12 +26,30 @@ def test_multiply_adds_are_those_of_the_dense_matrices():
     assert multiply_adds(tokens, torch.ones(3, 5, 8)) == 5 * 8 * 4 + 20 * 8
 
 
+class Counting(nn.Linear):
+    """A layer that counts its passes, in an attribute and in a buffer."""
+
+    def __init__(self):
+        super().__init__(3, 3)
+        self.passes = 0
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x):
+        self.passes += 1
+        self.seen += 1
+        return super().forward(x)
+
+
 def test_counting_leaves_no_trace():
-    net = nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 3)).train()
-    multiply_adds(net, torch.ones(1, 3))
+    net = nn.Sequential(nn.Dropout(0.5), Counting()).train()
+    seen = net[1].seen
+    assert multiply_adds(net, torch.ones(1, 3)) == 9
     assert net.training
     assert net[0].training
     assert not net[1]._forward_hooks
+    assert net[1].passes == 0
+    assert net[1].seen is seen
+    assert seen == 0
 
 
 def test_latency_is_measured_and_said():
