@@ -144,6 +144,17 @@ def test_a_cell_is_stored_before_the_next_is_measured(subject, tmp_path):
     assert len(trials.stored(tmp_path / "subject.jsonl")) == 1
 
 
+def test_a_cell_whose_package_is_not_installed_is_said_and_left_for_a_later_run(subject, tmp_path, capsys):
+    first = subject.measure
+    subject.measure = lambda cell: first(cell) if cell["seed"] != 1 else __import__("no_such_package")
+    text = trials.run("subject", tmp_path, package="invented")
+    assert text.startswith("2 of 3 cells")
+    assert text.endswith("0:0,2:2")
+    assert 'not measured: {"seed": 1, "tuned": false} (No module named \'no_such_package\')' in capsys.readouterr().out
+    subject.measure = first
+    assert trials.run("subject", tmp_path, package="invented").startswith("3 of 3 cells")
+
+
 def test_results_may_not_hide_what_the_cell_says(subject, tmp_path):
     subject.measure = lambda cell: [{"method": "m", "seed": 7}]
     with pytest.raises(ValueError, match=r"keys of the cell \['seed'\]"):

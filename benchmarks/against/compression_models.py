@@ -158,7 +158,7 @@ def _folder(package: str) -> Path:
     """Return the folder of a package, without importing it."""
     found = util.find_spec(package)
     if found is None or found.origin is None:
-        raise ImportError(package, name=package.replace("_", "-"))
+        raise ModuleNotFoundError(f"No module named {package!r}", name=package.replace("_", "-"))
     return Path(found.origin).parent
 
 

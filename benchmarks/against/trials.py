@@ -224,9 +224,10 @@ def run(
     """Measure the cells of a subject that are not in ``out/<subject>.jsonl`` yet, and return its tables.
 
     Only cells for which ``chosen`` is true are measured; the tables show all that are stored. A cell is stored at once
-    when it is done. After ``minutes`` no further cell is begun. To measure all again, delete
-    the file. An executor, as that of `bnrank.sweep`, measures several cells at once; one whose worker died is measured
-    again. Wall times among the results are then those of workers that share a machine.
+    when it is done. After ``minutes`` no further cell is begun. To measure all again, delete the file. A cell for which
+    a package is not installed is named and left for a later run. An executor, as that of `bnrank.sweep`, measures
+    several cells at once; one whose worker died is measured again. Wall times among the results are then those of
+    workers that share a machine.
     """
     module = importlib.import_module(f"{package}.{subject}")
     out.mkdir(parents=True, exist_ok=True)
@@ -255,12 +256,17 @@ def run(
 
 
 def _measured(module: str, cell: Result, end: float | None) -> tuple[list[Result], float] | None:
-    """Return the results of a cell and the wall time, measured on one thread; nothing after the time ``end``."""
+    """Return the results of a cell and the wall time, on one thread; nothing after ``end`` or without its package."""
     if end is not None and time.time() > end:
         return None
     start = time.perf_counter()
     with threadpool_limits(1), Workers(1):
-        results = importlib.import_module(module).measure(cell)
+        measuring = importlib.import_module(module)
+        try:
+            results = measuring.measure(cell)
+        except ModuleNotFoundError as error:
+            print(f"not measured: {key(cell)} ({error})", flush=True)
+            return None
     return results, time.perf_counter() - start
 
 
