@@ -17,21 +17,9 @@ import bnrank
 import helpers
 from bnrank._core import deadline
 from bnrank.measures import describe, profile, tensors
+from helpers import listed, values_of
 
 normal = functools.partial(helpers.normal, dtype=torch.float32)
-
-
-def values_of(dataset):
-    """Return the singular values of every matrix, by name."""
-    found = zip(dataset.layer_name.values, dataset.weight_singular_values.values, strict=True)
-    return {str(name): row[np.isfinite(row)] for name, row in found}
-
-
-def listed(dataset):
-    """Return the reasons of the tensors that are not measured, by name."""
-    if "skipped" not in dataset.dims:
-        return {}
-    return dict(zip(dataset.skipped_name.values.tolist(), dataset.skipped_reason.values.tolist(), strict=True))
 
 
 def notes(dataset):
