@@ -1,10 +1,13 @@
 """Files of weights as people share them: checkpoints, shards, exported graphs, and files that are none."""
 
 import functools
+import importlib.util
+import json
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 import helpers
@@ -113,3 +116,71 @@ def test_functions_of_onnx_files_are_looked_into(version, tmp_path):
     else:  # only a conversion could insert it
         assert list(listed(ds)) == ["kernel"]
     np.testing.assert_allclose(list(found.values())[-1], np.linalg.svd(inner.double(), compute_uv=False))
+
+
+def split(folder, state, places):
+    """Write a state dict as files of these names, and their index."""
+    for file in set(places.values()):
+        part = {key: value for key, value in state.items() if places[key] == file}
+        (torch.save if file.endswith(".bin") else save_file)(part, folder / file)
+    path = folder / "model.safetensors.index.json"
+    path.write_text(json.dumps({"metadata": {"total_size": 1}, "weight_map": places}))
+    return path
+
+
+def test_split_weights_are_read_as_one_by_their_index(tmp_path):
+    state = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(5, 4)), nn.Linear(4, 3)).state_dict()
+    files = [f"model-0000{i}-of-00003.safetensors" for i in (1, 2, 3)]
+    places = {key: files[i % 2] for i, key in enumerate(state)} | {"1.bias": files[2]}
+    path = split(tmp_path, state, places)  # the two parts of the normalized weight are in different files
+    ds, whole = profile(path), profile(state)
+    assert listed(ds) == listed(whole)
+    for name, row in values_of(whole).items():
+        np.testing.assert_array_equal(values_of(ds)[name], row)
+    assert (ds.attrs["tensors"], ds.attrs["entries"]) == (whole.attrs["tensors"], whole.attrs["entries"])
+    assert "model.safetensors.index.json" in ds.attrs["title"]
+    save_file({"1.weight": state["1.weight"]}, tmp_path / files[2])
+    with pytest.raises(
+        ValueError, match=r"^net: .*00003\.safetensors has no tensor '1\.bias', which model\.safetensors"
+    ):
+        profile(path)
+    (tmp_path / files[2]).unlink()
+    with pytest.raises(ValueError, match=r"^net: got .* without model-00003-of-00003\.safetensors, expected all files"):
+        profile(path)
+    binary = split(tmp_path, state, {key: f"pytorch_model-{1 + i % 2}.bin" for i, key in enumerate(state)})
+    assert "1.weight" in values_of(profile(binary))
+    for text, message in (
+        ('{"weight_map": {"a": "../other.safetensors"}}', "expected an index of files of weights beside it"),
+        ('{"weight_map": {}}', "expected an index"),
+        ('{"weight_map": {"a": "model.safetensors.index.json"}}', "expected an index of files of weights"),
+        ('{"weight_map": {"a": 3}}', "no index of weights"),
+        ('{"a": 3}', "no index of weights"),
+        ("[", "no index of weights"),
+    ):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=f"^net: .*{message}"):
+            profile(path)
+
+
+def test_checkpoints_with_the_name_of_an_archive_and_lists_of_tensors(tmp_path):
+    state = {"w": normal(3, 4)}
+    torch.save({"epoch": 3, "state_dict": state}, tmp_path / "best.pth.tar")
+    assert list(values_of(profile(tmp_path / "best.pth.tar"))) == ["state_dict.w"]
+    for i, value in enumerate(([normal(3, 4), torch.ones(2)], (state, 3))):
+        torch.save(value, tmp_path / f"{i}.pt")
+    assert list(values_of(profile(tmp_path / "0.pt"))) == ["0"]
+    assert list(values_of(profile(tmp_path / "1.pt"))) == ["0.w"]
+
+
+def test_what_is_no_file_of_weights_is_said(tmp_path):
+    torch.save({"w": torch.ones(3, 3)}, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
+    cut = (tmp_path / "old.pt").read_bytes()[:40]
+    pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 123\n"
+    cases = [(b"", "which is empty"), (pointer, "a pointer of Git LFS .*git lfs pull")]
+    named = [("a.onnx", *case) for case in cases] if importlib.util.find_spec("onnx") else []
+    named += [(name, *case) for name in ("a.pt", "a.safetensors") for case in cases]
+    named += [("a.pt", b"PK\3", "no file of torch.save"), ("a.pt", cut, "it ends too early$")]
+    for name, data, message in named:
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises(ValueError, match=f"^net: .*{message}"):
+            profile(tmp_path / name)

@@ -11,7 +11,7 @@ from bnrank.cli import terminal
 from bnrank.cli.arguments import DATA, ModelFiles, Quiet, TableColumns, page_path, words, write_page
 from bnrank.cli.naming import Names
 from bnrank.cli.terminal import escape
-from bnrank.networks.tensor_files import SUFFIXES
+from bnrank.networks.tensor_files import is_named_so
 
 # Headings that fit a terminal of 80 columns.
 SHORT = {
@@ -38,7 +38,8 @@ def profile_command(
         typer.Argument(
             metavar="MODEL",
             help="A .safetensors file, a folder of bnrank train, or file.py:function returning an nn.Module. Without "
-            "DATA also .onnx, .pt, .pth, .bin or .ckpt, or a TorchScript archive: no code of it is run.",
+            "DATA also .onnx, .pt, .pth, .bin, .ckpt or .pth.tar, the .index.json of split weights, or a TorchScript "
+            "archive: no code of it is run.",
         ),
         Names(net="MODEL"),
     ],
@@ -98,8 +99,12 @@ def profile_command(
 
 
 def is_weight_file(model: str, files: ModelFiles) -> bool:
-    """Return whether a model is a file of weights, without code, rather than a folder or a function."""
-    found = Path(model).suffix.lower() in SUFFIXES and not Path(model).is_dir()
+    """Return whether a model is a file of weights, without code, rather than a folder or a function.
+
+    Files with other names count, except for code: the error says which names a file of weights can have.
+    """
+    path = Path(model)
+    found = not path.is_dir() and (is_named_so(path) or (path.is_file() and path.suffix != ".py"))
     given = "--weights with a file of weights"
     validation.expect(not (found and files.weights), "weights", given, "it only with file.py:function")
     return found
