@@ -680,5 +680,14 @@ def test_all_of_a_tied_network_is_measured_once():
     net = nn.Sequential(nn.Embedding(30, 6), nn.Linear(6, 30, bias=False))
     net[1].weight = net[0].weight
     ds = profile(net)
-    assert describe(ds)[0] == "1 of 1 tensors measured, with 180 of 180 entries"
+    lines = ["1 of 1 tensors measured, with 180 of 180 entries"]
+    assert describe(ds) == [
+        *lines,
+        "not measured: tied: the same tensor as another, counted once (1.weight = 0.weight)",
+    ]
+    w, v = torch.eye(2), torch.eye(3)
+    state = {"w": w, "v": v, "a": w, "b": v, "c": v}
+    assert describe(profile(state))[1].endswith(
+        "3 x tied: the same tensor as another, counted once (a = w, b = v and 1 others)"
+    )
     assert ds.attrs["entries"] == sum(p.numel() for p in net.parameters())

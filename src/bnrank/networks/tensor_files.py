@@ -20,6 +20,7 @@ from bnrank.networks import onnx_tensors, tensors
 from bnrank.networks.tensors import Entry, Memory
 
 SUFFIXES = (".safetensors", ".onnx", ".pt", ".pth", ".bin", ".ckpt", ".jit", ".ts", ".pth.tar", ".index.json")
+RESULTS = ("watch", "comparison", "dataset")  # files of bnrank whose tensors are no weights
 _POINTER = b"version https://git-lfs"
 
 
@@ -75,7 +76,9 @@ def _whole(path: Path, name: str, stack: contextlib.ExitStack) -> list[Entry]:
     if path.suffix.lower() == ".onnx":
         return onnx_tensors.entries(path, name)
     if _is_safetensors(path, start):
-        return tensors.of_mapping(store.read(path, name=name).tensors, name)  # verified by its checksum
+        stored = store.read(path, name=name)  # verified by its checksum
+        validation.expect(stored.kind not in RESULTS, name, f"{path} with a {stored.kind}", "a file of weights")
+        return tensors.of_mapping(stored.tensors, name)
     if start[:2] == b"PK" and (root := _script_root(file)) is not None:
         return _script(path, file, root, name)
     return _pickled(path, name, start)
