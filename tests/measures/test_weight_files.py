@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+import bnrank
 import helpers
 from bnrank.measures import profile
 from helpers import listed, values_of
@@ -184,3 +185,19 @@ def test_what_is_no_file_of_weights_is_said(tmp_path):
         (tmp_path / name).write_bytes(data)
         with pytest.raises(ValueError, match=f"^net: .*{message}"):
             profile(tmp_path / name)
+
+
+def test_files_without_matrices_say_what_their_largest_tensors_are():
+    state = {"steps": torch.tensor([1, 2]), "shape": torch.ones(3), "w": torch.ones(4, 4, dtype=torch.int8)}
+    with pytest.raises(ValueError, match=r"\(w: integers \(int8\), probably quantized weights; .*; shape: a vector"):
+        profile(state)
+
+
+def test_files_of_one_name_are_compared_by_their_paths(tmp_path):
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        torch.save({"w": normal(3, 4)}, tmp_path / folder / "net.pt")
+    paths = [tmp_path / folder / "net.pt" for folder in ("a", "b")]
+    found = bnrank.compare(*paths)
+    assert [found.data.attrs[name] for name in ("name_a", "name_b")] == list(map(str, paths))
+    assert str(found).startswith(f"{paths[0]} and {paths[1]}: ")

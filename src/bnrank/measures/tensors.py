@@ -113,10 +113,11 @@ def weights(
     deadline = Deadline(max_minutes)
     with opened(source, "net") as (title, entries):
         measured, listed, notes = _measure(entries, deadline, progress)
-    if not measured:
-        reasons = "; ".join(f"{name}: {reason}" for name, _, reason in listed[:3])
-        raise ValueError(f"net: found no matrix and no kernel of a convolution in {title} ({reasons}), expected some")
     shapes = {found.name: found.shape for found in entries}
+    if not measured:
+        largest = sorted(listed, key=lambda row: math.prod(shapes[row[0]]), reverse=True)[:3]
+        reasons = "; ".join(f"{name}: {reason}" for name, _, reason in largest)
+        raise ValueError(f"net: found no matrix and no kernel of a convolution in {title} ({reasons}), expected some")
     own = [e for e in entries if not e.into]
     whole = [e for e in own if (e.floating and e.is_tensor) or tensor_matrices.is_matrix_of_integers(e, shapes)]
     dataset = tabulated([part for _, parts in measured for part in parts], atol, rtol, max_values)
