@@ -201,3 +201,40 @@ def test_files_of_one_name_are_compared_by_their_paths(tmp_path):
     found = bnrank.compare(*paths)
     assert [found.data.attrs[name] for name in ("name_a", "name_b")] == list(map(str, paths))
     assert str(found).startswith(f"{paths[0]} and {paths[1]}: ")
+
+
+class Scripted(nn.Module):
+    """A module with buffers of rare types, for TorchScript."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 4)
+        self.register_buffer("small", normal(3, 3).to(torch.float8_e4m3fn))
+        self.register_buffer("whole", torch.ones(2, 2, dtype=torch.uint16))
+        self.register_buffer("sparse", torch.eye(3).to_sparse())
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+def test_scripted_modules_with_buffers_of_rare_types(tmp_path):
+    net = Scripted()
+    torch.jit.script(net).save(tmp_path / "net.pt")
+    ds = profile(tmp_path / "net.pt")
+    assert listed(ds) == {
+        "whole": "integers or truth values (uint16)",
+        "sparse": "sparse layout; .to_dense() makes it measurable",
+        "layer.bias": "bias",
+    }
+    np.testing.assert_allclose(values_of(ds)["small"], np.linalg.svd(net.small.double(), compute_uv=False), rtol=1e-12)
+
+
+def test_weights_of_frozen_modules_are_constants(tmp_path):
+    net = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Conv1d(5, 6, 3)).eval()
+    frozen = torch.jit.freeze(torch.jit.script(net))
+    frozen.save(tmp_path / "net.pt")
+    ds, whole = profile(tmp_path / "net.pt"), profile(net.state_dict())
+    found = sorted(map(tuple, values_of(ds).values()))
+    assert found == sorted(map(tuple, values_of(whole).values()))
+    assert (ds.attrs["tensors"], ds.attrs["entries"]) == (whole.attrs["tensors"], whole.attrs["entries"])
+    assert sorted([*values_of(ds), *listed(ds)]) == [f"CONSTANTS.c{i}" for i in range(4)]

@@ -231,6 +231,13 @@ _STORAGES = {
     **{"BFloat16Storage": torch.bfloat16, "LongStorage": torch.int64, "IntStorage": torch.int32},
     **{"ShortStorage": torch.int16, "CharStorage": torch.int8, "ByteStorage": torch.uint8, "BoolStorage": torch.bool},
     **{"ComplexFloatStorage": torch.complex64, "ComplexDoubleStorage": torch.complex128},
+    **{"UInt16Storage": torch.uint16, "UInt32Storage": torch.uint32, "UInt64Storage": torch.uint64},
+    **{"Float8_e4m3fnStorage": torch.float8_e4m3fn, "Float8_e4m3fnuzStorage": torch.float8_e4m3fnuz},
+    **{"Float8_e5m2Storage": torch.float8_e5m2, "Float8_e5m2fnuzStorage": torch.float8_e5m2fnuz},
+}
+_OTHERS = {
+    "_rebuild_sparse_tensor": "sparse layout; .to_dense() makes it measurable",
+    "_rebuild_qtensor": "quantized; measure the network before quantization",
 }
 
 
@@ -238,7 +245,10 @@ def _script(path: Path, file: BinaryIO, root: str, name: str) -> list[Entry]:
     archive = zipfile.ZipFile(file)
     try:
         module = _Unpickler(io.BytesIO(_member(archive, f"{root}/data.pkl"))).load()
-        found = [_of_view(key, value, archive, root) for key, value in _attributes(module, "")]
+        found = [_of_view(key, value, archive, f"{root}/data") for key, value in _attributes(module, "")]
+        constants = _Unpickler(io.BytesIO(_member(archive, f"{root}/constants.pkl"))).load()
+        named = {f"CONSTANTS.c{i}": value for i, value in enumerate(constants)}  # as the code calls them
+        found += [_of_view(key, value, archive, f"{root}/constants") for key, value in _attributes(named, "")]
     except RecursionError as error:
         raise sources.DamagedError(f"{name}: {path}: the modules in it are nested too deep") from error
     except Exception as error:  # whatever a damaged pickle raises
@@ -256,7 +266,7 @@ def _member(archive: zipfile.ZipFile, key: str) -> bytes:
 
 
 def _attributes(value: object, prefix: str) -> Iterator[tuple[str, object]]:
-    """Iterate over the tensors of a scripted module, by name, and over packed weights."""
+    """Iterate over the tensors of a scripted module, by name, of any layout, and over packed weights."""
     state = value.state if isinstance(value, _Object) else value
     if isinstance(value, _View):
         yield prefix, value
@@ -264,14 +274,17 @@ def _attributes(value: object, prefix: str) -> Iterator[tuple[str, object]]:
         for key, inner in state.items():
             yield from _attributes(inner, f"{prefix}.{key}" if prefix else str(key))
     elif isinstance(state, list | tuple) and isinstance(value, _Object) and any(isinstance(v, _View) for v in state):
-        yield f"{prefix}._packed", value
+        yield (prefix if type(value).__name__ in _OTHERS else f"{prefix}._packed"), value
     elif isinstance(state, list | tuple):
         for i, inner in enumerate(state):
             if isinstance(inner, _View | _Object | Mapping | list | tuple):
                 yield from _attributes(inner, f"{prefix}.{i}" if prefix else str(i))
 
 
-def _of_view(key: str, value: object, archive: zipfile.ZipFile, root: str) -> Entry:
+def _of_view(key: str, value: object, archive: zipfile.ZipFile, folder: str) -> Entry:
+    kind = type(value).__name__
+    if kind in _OTHERS:
+        return Entry(key, (), kind, lambda: torch.zeros(0), reason=_OTHERS[kind])
     if not isinstance(value, _View):
         return tensors.entry(key, value)
     dtype = value.dtype
@@ -280,14 +293,14 @@ def _of_view(key: str, value: object, archive: zipfile.ZipFile, root: str) -> En
         return Entry(key, value.shape, value.storage.kind, lambda: torch.zeros(0), False, reason=text)
 
     def load(dtype: torch.dtype = dtype) -> Tensor:
-        data = bytearray(_member(archive, f"{root}/data/{value.storage.key}"))
+        data = bytearray(_member(archive, f"{folder}/{value.storage.key}"))
         numbers = torch.frombuffer(data, dtype=dtype) if data else torch.zeros(0, dtype=dtype)
         last = value.offset + sum((n - 1) * s for n, s in zip(value.shape, value.stride, strict=True))
         inside = 0 in value.shape or (value.offset >= 0 and last < len(numbers) and min(value.stride, default=1) >= 0)
         validation.expect(inside, key, f"{len(numbers)} numbers", f"those of shape {value.shape}")
         return numbers.as_strided(value.shape, value.stride, value.offset)
 
-    place = archive.filename, value.storage.key
+    place = archive.filename, folder, value.storage.key
     storage = Memory(place, value.offset, value.shape, value.stride) if math.prod(value.shape) else None
     floating = dtype.is_floating_point or dtype.is_complex
     return Entry(key, value.shape, str(dtype).removeprefix("torch."), load, floating, storage)
