@@ -238,3 +238,43 @@ def test_weights_of_frozen_modules_are_constants(tmp_path):
     assert found == sorted(map(tuple, values_of(whole).values()))
     assert (ds.attrs["tensors"], ds.attrs["entries"]) == (whole.attrs["tensors"], whole.attrs["entries"])
     assert sorted([*values_of(ds), *listed(ds)]) == [f"CONSTANTS.c{i}" for i in range(4)]
+
+
+def damaged(data, seed):
+    """Return bytes of which some are replaced, removed or added."""
+    rng, out = np.random.default_rng(seed), bytearray(data)
+    for _ in range(rng.integers(1, 4)):
+        i = int(rng.integers(len(out)))
+        kind = rng.random()
+        if kind < 0.7:
+            out[i] = rng.integers(256)
+        elif kind < 0.85:
+            del out[i : i + 4]
+        else:
+            out[i:i] = rng.bytes(2)
+    return bytes(out)
+
+
+@pytest.mark.parametrize("kind", ["new", "old", "script", "safetensors", "onnx"])
+def test_damaged_files_are_read_or_refused_by_name(kind, tmp_path):
+    net = nn.Sequential(nn.Linear(3, 4), nn.Conv1d(4, 2, 3))
+    path = tmp_path / f"net.{kind if kind in ('safetensors', 'onnx') else 'pt'}"
+    if kind == "script":
+        torch.jit.script(net).save(path)
+    elif kind == "onnx":
+        make = pytest.importorskip("onnx").helper.make_node
+        nodes = [make("Squeeze", ["k", "zero"], ["a"]), make("Conv", ["x", "a"], ["y"])]
+        onnx_file(path, nodes, {"k": normal(1, 4, 3, 5), "zero": np.array([0])})
+    elif kind == "safetensors":
+        save_file(net.state_dict(), path)
+    else:
+        torch.save(net.state_dict(), path, _use_new_zipfile_serialization=kind == "new")
+    data, refused = path.read_bytes(), []
+    for seed in range(60):
+        path.write_bytes(damaged(data, seed))
+        try:
+            profile(path)
+        except ValueError as error:
+            refused.append(str(error))
+    assert len(refused) > 5
+    assert all(message.startswith("net: ") for message in refused), refused

@@ -48,9 +48,12 @@ def entries(path: Path, name: str) -> list[Entry]:
             model = inliner.inline_local_functions(model)
     except Exception as error:  # protobuf has errors of its own
         raise DamagedError(f"{name}: {path} is damaged or not an ONNX file: {error}") from error
-    found = list(_of_graph(model.graph, "", path, name))
-    for function in model.functions:  # of another version of ONNX than the model, which cannot be inlined
-        found += _of_graph(function, f"{function.name}.", path, name)
+    try:
+        found = list(_of_graph(model.graph, "", path, name))
+        for function in model.functions:  # of another version of ONNX than the model, which cannot be inlined
+            found += _of_graph(function, f"{function.name}.", path, name)
+    except Exception as error:  # texts that are none, for example
+        raise DamagedError(f"{name}: {path} is damaged: {type(error).__name__}: {error}") from error
     if not found:
         raise ValueError(f"{name}: {path} holds no tensors, expected an ONNX file with weights")
     return found

@@ -156,7 +156,7 @@ def _pickled(path: Path, name: str, start: bytes) -> list[Entry]:
         what = refused[1] if refused else line[:160].strip()
         only = "Only tensors and plain values are read, since a pickle can run any code"
         raise ValueError(f"{name}: {path} holds more than tensors ({what}). {only}. {advice}") from error
-    except (RuntimeError, OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+    except Exception as error:  # whatever torch raises for a damaged file
         text = str(error).split(". This is an internal")[0][:200] or "it ends too early"
         raise sources.DamagedError(f"{name}: {path} is damaged or no file of torch.save: {text}") from error
     if isinstance(loaded, Tensor):
@@ -172,10 +172,10 @@ def _pickled(path: Path, name: str, start: bytes) -> list[Entry]:
 
 
 def _script_root(file: BinaryIO) -> str | None:
-    """Return the folder inside a TorchScript archive; None for another archive."""
+    """Return the folder inside a TorchScript archive; None for another archive, or a damaged one."""
     try:
         names = zipfile.ZipFile(file).namelist()
-    except zipfile.BadZipFile:
+    except (zipfile.BadZipFile, NotImplementedError, UnicodeError, OSError):
         return None
     roots = {entry.split("/")[0] for entry in names if entry.endswith("/constants.pkl")}
     return next((root for root in roots if f"{root}/data.pkl" in names), None)
@@ -242,13 +242,13 @@ _OTHERS = {
 
 
 def _script(path: Path, file: BinaryIO, root: str, name: str) -> list[Entry]:
-    archive = zipfile.ZipFile(file)
+    archive, whose = zipfile.ZipFile(file), f"{name}: {path}"
     try:
         module = _Unpickler(io.BytesIO(_member(archive, f"{root}/data.pkl"))).load()
-        found = [_of_view(key, value, archive, f"{root}/data") for key, value in _attributes(module, "")]
+        found = [_of_view(key, value, archive, f"{root}/data", whose) for key, value in _attributes(module, "")]
         constants = _Unpickler(io.BytesIO(_member(archive, f"{root}/constants.pkl"))).load()
         named = {f"CONSTANTS.c{i}": value for i, value in enumerate(constants)}  # as the code calls them
-        found += [_of_view(key, value, archive, f"{root}/constants") for key, value in _attributes(named, "")]
+        found += [_of_view(key, value, archive, f"{root}/constants", whose) for key, value in _attributes(named, "")]
     except RecursionError as error:
         raise sources.DamagedError(f"{name}: {path}: the modules in it are nested too deep") from error
     except Exception as error:  # whatever a damaged pickle raises
@@ -281,7 +281,7 @@ def _attributes(value: object, prefix: str) -> Iterator[tuple[str, object]]:
                 yield from _attributes(inner, f"{prefix}.{i}" if prefix else str(i))
 
 
-def _of_view(key: str, value: object, archive: zipfile.ZipFile, folder: str) -> Entry:
+def _of_view(key: str, value: object, archive: zipfile.ZipFile, folder: str, whose: str) -> Entry:
     kind = type(value).__name__
     if kind in _OTHERS:
         return Entry(key, (), kind, lambda: torch.zeros(0), reason=_OTHERS[kind])
@@ -293,12 +293,15 @@ def _of_view(key: str, value: object, archive: zipfile.ZipFile, folder: str) -> 
         return Entry(key, value.shape, value.storage.kind, lambda: torch.zeros(0), False, reason=text)
 
     def load(dtype: torch.dtype = dtype) -> Tensor:
-        data = bytearray(_member(archive, f"{folder}/{value.storage.key}"))
-        numbers = torch.frombuffer(data, dtype=dtype) if data else torch.zeros(0, dtype=dtype)
-        last = value.offset + sum((n - 1) * s for n, s in zip(value.shape, value.stride, strict=True))
-        inside = 0 in value.shape or (value.offset >= 0 and last < len(numbers) and min(value.stride, default=1) >= 0)
-        validation.expect(inside, key, f"{len(numbers)} numbers", f"those of shape {value.shape}")
-        return numbers.as_strided(value.shape, value.stride, value.offset)
+        try:
+            data = bytearray(_member(archive, f"{folder}/{value.storage.key}"))
+            numbers = torch.frombuffer(data, dtype=dtype) if data else torch.zeros(0, dtype=dtype)
+            last = value.offset + sum((n - 1) * s for n, s in zip(value.shape, value.stride, strict=True))
+            inside = value.offset >= 0 and last < len(numbers) and min(value.stride, default=1) >= 0
+            validation.expect(inside or 0 in value.shape, "shape", value.shape, f"one of {len(numbers)} numbers")
+            return numbers.as_strided(value.shape, value.stride, value.offset)
+        except Exception as error:  # whatever a damaged archive raises
+            raise sources.DamagedError(f"{whose}: {key!r} cannot be read: {error}") from error
 
     place = archive.filename, folder, value.storage.key
     storage = Memory(place, value.offset, value.shape, value.stride) if math.prod(value.shape) else None
