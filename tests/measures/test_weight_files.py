@@ -93,6 +93,9 @@ def test_biases_in_onnx_files_are_no_matrices(tmp_path):
         make("Gemm", ["x", "w", "c"], ["z"]),
     ]
     ds = profile(onnx_file(tmp_path / "net.onnx", nodes, arrays | {"w": normal(3, 5), "c": normal(2, 5)}))
+    nodes[1] = make("Conv", ["x", "c"], ["z"], group=3)
+    ds_grouped = profile(onnx_file(tmp_path / "groups.onnx", nodes, arrays | {"c": normal(2, 5, 3)}))
+    assert listed(ds_grouped)["c"] == "2 channels in 3 groups, which do not divide them"
     peepholes = "weights of peepholes, which act entry by entry"
     assert listed(ds) == {"B": "bias", "c": "bias", "P": peepholes}
     assert len(values_of(ds)) == 17

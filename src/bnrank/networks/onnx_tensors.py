@@ -174,6 +174,8 @@ def _about(
         kind, attributes = node.op_type, {a.name: a for a in node.attribute}
         if kind in KERNEL and place == 1:
             groups = attributes["group"].i if "group" in attributes else 1
+            if groups < 1 or shape[0] % groups:
+                return {"reason": f"{shape[0]} channels in {groups} groups, which do not divide them"}, None
             return {"role": KERNEL[kind], "groups": groups}, layout
         if kind in GATES and place in (1, 2) and len(shape) == 3:
             return {"role": "recurrent", "gates": GATES[kind]}, layout
