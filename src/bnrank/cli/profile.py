@@ -1,5 +1,6 @@
 """`bnrank profile`."""
 
+import os
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -12,6 +13,7 @@ from bnrank.cli.arguments import DATA, ModelFiles, Quiet, TableColumns, page_pat
 from bnrank.cli.naming import Names
 from bnrank.cli.terminal import escape
 from bnrank.networks.tensor_files import is_named_so
+from bnrank.training.history import NETWORKS
 
 # Headings that fit a terminal of 80 columns.
 SHORT = {
@@ -104,7 +106,12 @@ def is_weight_file(model: str, files: ModelFiles) -> bool:
     Files with other names count, except for code: the error says which names a file of weights can have.
     """
     path = Path(model)
-    found = not path.is_dir() and (is_named_so(path) or (path.is_file() and path.suffix != ".py"))
+    folder, file = os.path.isdir(model), os.path.isfile(model)  # noqa: PTH112, PTH113 - no error for long names
+    if folder and not (path / NETWORKS).exists():
+        inside = sorted(filter(is_named_so, path.iterdir()), key=lambda one: (one.suffix != ".json", one.name))
+        expected = f"the folder of a run, or a file of weights: {inside[0] if inside else ''}"
+        validation.expect(not inside, "net", f"{model!r}, a folder without a run", expected)
+    found = not folder and (is_named_so(path) or (file and path.suffix != ".py"))
     given = "--weights with a file of weights"
     validation.expect(not (found and files.weights), "weights", given, "it only with file.py:function")
     return found
