@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import torch
+import xarray as xr
 from torch import Tensor, nn
 
 from bnrank.networks.mlp import MLP, make
@@ -47,3 +49,16 @@ def passed(claims: Iterable[Any]) -> list[bool | None]:
 def failing(claims: Iterable[Any]) -> list[int]:
     """The numbers of the claims that did not pass."""
     return [i for i, claim in enumerate(claims) if not claim.passed]
+
+
+def values_of(dataset: xr.Dataset) -> dict[str, np.ndarray]:
+    """Return the singular values of every matrix of a profile, by name."""
+    found = zip(dataset.layer_name.values, dataset.weight_singular_values.values, strict=True)
+    return {str(name): row[np.isfinite(row)] for name, row in found}
+
+
+def listed(dataset: xr.Dataset) -> dict[str, str]:
+    """Return the reasons of the tensors that a profile does not measure, by name."""
+    if "skipped" not in dataset.dims:
+        return {}
+    return dict(zip(dataset.skipped_name.values.tolist(), dataset.skipped_reason.values.tolist(), strict=True))

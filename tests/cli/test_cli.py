@@ -191,6 +191,18 @@ def test_profile_of_a_file_of_weights_needs_neither_code_nor_data(own, command):
     assert (done.code, "--weights: got" in done.error) == (2, True)
     done = command("profile", "none.pt")
     assert (done.code, "MODEL: got 'none.pt', expected a file that exists" in done.error) == (2, True)
+    (own / "split").mkdir()
+    for name in ("a.safetensors", "model.safetensors.index.json"):
+        (own / "split" / name).touch()
+    done = command("profile", "split")
+    assert done.code == 2
+    assert "MODEL: got 'split', a folder without a run, expected " in done.error
+    assert "split/model.safetensors.index.json" in done.error
+    done = command("profile", "a" * 300)
+    assert (done.code, "MODEL: got 'aaa" in done.error) == (2, True)
+    (own / "net.h5").write_bytes(b"any")
+    done = command("profile", "net.h5")
+    assert (done.code, "MODEL: got 'net.h5', expected a file of weights, one ending in" in done.error) == (2, True)
 
 
 def test_watch_shows_a_sweep_and_writes_its_page(tmp_path, command):

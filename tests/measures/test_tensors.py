@@ -17,21 +17,9 @@ import bnrank
 import helpers
 from bnrank._core import deadline
 from bnrank.measures import describe, profile, tensors
+from helpers import listed, values_of
 
 normal = functools.partial(helpers.normal, dtype=torch.float32)
-
-
-def values_of(dataset):
-    """Return the singular values of every matrix, by name."""
-    found = zip(dataset.layer_name.values, dataset.weight_singular_values.values, strict=True)
-    return {str(name): row[np.isfinite(row)] for name, row in found}
-
-
-def listed(dataset):
-    """Return the reasons of the tensors that are not measured, by name."""
-    if "skipped" not in dataset.dims:
-        return {}
-    return dict(zip(dataset.skipped_name.values.tolist(), dataset.skipped_reason.values.tolist(), strict=True))
 
 
 def notes(dataset):
@@ -692,5 +680,14 @@ def test_all_of_a_tied_network_is_measured_once():
     net = nn.Sequential(nn.Embedding(30, 6), nn.Linear(6, 30, bias=False))
     net[1].weight = net[0].weight
     ds = profile(net)
-    assert describe(ds)[0] == "1 of 1 tensors measured, with 180 of 180 entries"
+    lines = ["1 of 1 tensors measured, with 180 of 180 entries"]
+    assert describe(ds) == [
+        *lines,
+        "not measured: tied: the same tensor as another, counted once (1.weight = 0.weight)",
+    ]
+    w, v = torch.eye(2), torch.eye(3)
+    state = {"w": w, "v": v, "a": w, "b": v, "c": v}
+    assert describe(profile(state))[1].endswith(
+        "3 x tied: the same tensor as another, counted once (a = w, b = v and 1 others)"
+    )
     assert ds.attrs["entries"] == sum(p.numel() for p in net.parameters())

@@ -71,3 +71,17 @@ def test_a_run_comes_back_without_its_network_being_given(tmp_path):
     opened = bnrank.load(tmp_path / "run")
     same(run.history, opened.history)
     assert torch.equal(opened.network(0).weights[0], run.network(0).weights[0])
+
+
+def test_a_profile_comes_back_bit_by_bit(tmp_path):
+    net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
+    for result in (bnrank.profile(net.state_dict()), bnrank.profile(net, torch.randn(60, 4))):
+        found = bnrank.load(bnrank.save(result, tmp_path / "profile.safetensors"))
+        same(result, found)
+        assert bnrank.measures.describe(found) == bnrank.measures.describe(result)
+        pages = [bnrank.report(each, tmp_path / "page.html").read_bytes() for each in (result, found)]
+        assert pages[0] == pages[1]
+    with pytest.raises(ValueError, match=r"net: got .*profile\.safetensors with a dataset, expected a file of weights"):
+        bnrank.profile(tmp_path / "profile.safetensors")
+    with pytest.raises(TypeError, match=r"result: got a dataset with z \(complex128\), expected numbers and texts"):
+        bnrank.save(result.assign(z=("layer", np.ones(2) * 1j)), tmp_path / "profile.safetensors")

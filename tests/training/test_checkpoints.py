@@ -57,3 +57,20 @@ def test_the_files_of_a_split_checkpoint_are_one_measurement(tmp_path):
     history = read_checkpoints(tmp_path).history
     assert history.step.values.tolist() == [1, 2]
     assert history["operator_norm"].values.tolist() == [[1, 1], [2, 2]]
+
+
+def test_a_single_split_checkpoint_needs_no_step(tmp_path):
+    for part in (1, 2):
+        save_file({f"{part}.weight": torch.eye(3)}, tmp_path / f"model-0000{part}-of-00002.safetensors")
+    assert read_checkpoints(tmp_path).history["operator_norm"].values.tolist() == [[1, 1]]
+    save_file({"3.weight": torch.eye(3)}, tmp_path / "other.safetensors")
+    with pytest.raises(ValueError, match=r"folder: got model-00001-of-00002\.safetensors without a number of its step"):
+        read_checkpoints(tmp_path)
+
+
+def test_checkpoints_may_have_the_name_of_an_archive(tmp_path):
+    for step in (1, 2):
+        torch.save({"epoch": step, "state_dict": {"0.weight": step * torch.eye(3)}}, tmp_path / f"net_{step}.pth.tar")
+    torch.save({"0.weight": torch.eye(3)}, tmp_path / "optimizer.pth.tar")
+    found = read_checkpoints(tmp_path)
+    assert (found.history.step.values.tolist(), found.notes) == ([1, 2], [])

@@ -12,7 +12,8 @@ from bnrank.cli.naming import Names, naming
 from bnrank.cli.terminal import console, escape
 
 WEIGHTS = (
-    "A file of weights (.safetensors, .onnx, .pt, .pth, .bin, .ckpt), a folder of bnrank train, or file.py:function"
+    "A file of weights (.safetensors, .onnx, .pt, .pth, .bin, .ckpt, .pth.tar, .index.json), a folder of bnrank train, "
+    "or file.py:function"
 )
 
 

@@ -1,5 +1,6 @@
 """`bnrank profile`."""
 
+import os
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -11,7 +12,8 @@ from bnrank.cli import terminal
 from bnrank.cli.arguments import DATA, ModelFiles, Quiet, TableColumns, page_path, words, write_page
 from bnrank.cli.naming import Names
 from bnrank.cli.terminal import escape
-from bnrank.networks.tensor_files import SUFFIXES
+from bnrank.networks.tensor_files import is_named_so
+from bnrank.training.history import NETWORKS
 
 # Headings that fit a terminal of 80 columns.
 SHORT = {
@@ -38,7 +40,8 @@ def profile_command(
         typer.Argument(
             metavar="MODEL",
             help="A .safetensors file, a folder of bnrank train, or file.py:function returning an nn.Module. Without "
-            "DATA also .onnx, .pt, .pth, .bin or .ckpt, or a TorchScript archive: no code of it is run.",
+            "DATA also .onnx, .pt, .pth, .bin, .ckpt or .pth.tar, the .index.json of split weights, or a TorchScript "
+            "archive: no code of it is run.",
         ),
         Names(net="MODEL"),
     ],
@@ -98,8 +101,17 @@ def profile_command(
 
 
 def is_weight_file(model: str, files: ModelFiles) -> bool:
-    """Return whether a model is a file of weights, without code, rather than a folder or a function."""
-    found = Path(model).suffix.lower() in SUFFIXES and not Path(model).is_dir()
+    """Return whether a model is a file of weights, without code, rather than a folder or a function.
+
+    Files with other names count, except for code: the error says which names a file of weights can have.
+    """
+    path = Path(model)
+    folder, file = os.path.isdir(model), os.path.isfile(model)  # noqa: PTH112, PTH113 - no error for long names
+    if folder and not (path / NETWORKS).exists():
+        inside = sorted(filter(is_named_so, path.iterdir()), key=lambda one: (one.suffix != ".json", one.name))
+        expected = f"the folder of a run, or a file of weights: {inside[0] if inside else ''}"
+        validation.expect(not inside, "net", f"{model!r}, a folder without a run", expected)
+    found = not folder and (is_named_so(path) or (file and path.suffix != ".py"))
     given = "--weights with a file of weights"
     validation.expect(not (found and files.weights), "weights", given, "it only with file.py:function")
     return found

@@ -19,7 +19,8 @@ def watch_command(
     folder: Annotated[
         str,
         typer.Argument(
-            metavar="FOLDER", help="Checkpoints: .safetensors, .pt, .pth, .bin or .ckpt, numbered by step; or a sweep."
+            metavar="FOLDER",
+            help="Checkpoints: .safetensors, .pt, .pth, .bin, .ckpt or .pth.tar, numbered by step; or a sweep.",
         ),
         Names(folder="FOLDER"),
     ],

@@ -84,7 +84,8 @@ def profile(
         Any module that runs and has a weight matrix. It is left unchanged. Of several outputs the main one counts:
         ``.logits``, ``.last_hidden_state`` or the first tensor; one of shape (N,) is one feature. Without x also a
         state dict, or a file of weights: ``.safetensors``, ``.onnx`` (needs the package onnx), ``.pt``, ``.pth``,
-        ``.bin`` or ``.ckpt`` (tensors and plain values only), or a TorchScript archive. No code of a file is run.
+        ``.bin``, ``.ckpt`` or ``.pth.tar`` (tensors and plain values only), a TorchScript archive, or the
+        ``.index.json`` of split weights. No code of a file is run.
     x : Tensor or ndarray, tuple or mapping of them, optional
         Samples, (N, ...), or tokens, integers. A mapping is passed as ``net(**x)``, a tuple as ``net(*x)``. For
         recurrent and attention modules of torch by themselves with ``batch_first=False``: (time, N, features).

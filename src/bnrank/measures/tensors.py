@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ BLOCK = 2**22  # entries that are looked at together
 ROWS = 4096  # rows of a tall matrix that are decomposed at a time, at least
 
 NOT_FINITE = "entries are NaN or infinite"
+_TIED = re.compile(r"tied: the same tensor as (.+), counted once")
 LONG_NAMES = {
     "weight_relative_rank": "number of singular values of W_l above weight_rtol times the largest",
     "full_rank": "number of singular values of W_l",
@@ -111,10 +113,11 @@ def weights(
     deadline = Deadline(max_minutes)
     with opened(source, "net") as (title, entries):
         measured, listed, notes = _measure(entries, deadline, progress)
-    if not measured:
-        reasons = "; ".join(f"{name}: {reason}" for name, _, reason in listed[:3])
-        raise ValueError(f"net: found no matrix and no kernel of a convolution in {title} ({reasons}), expected some")
     shapes = {found.name: found.shape for found in entries}
+    if not measured:
+        largest = sorted(listed, key=lambda row: math.prod(shapes[row[0]]), reverse=True)[:3]
+        reasons = "; ".join(f"{name}: {reason}" for name, _, reason in largest)
+        raise ValueError(f"net: found no matrix and no kernel of a convolution in {title} ({reasons}), expected some")
     own = [e for e in entries if not e.into]
     whole = [e for e in own if (e.floating and e.is_tensor) or tensor_matrices.is_matrix_of_integers(e, shapes)]
     dataset = tabulated([part for _, parts in measured for part in parts], atol, rtol, max_values)
@@ -147,7 +150,9 @@ def summary(profile: xr.Dataset) -> list[str]:
     lines = ["{:,} of {:,} tensors measured, with {:,} of {:,} entries".format(*counts)]
     groups: dict[str, list[str]] = {}
     for row in remarks.rows(profile, "skipped"):
-        groups.setdefault(row["reason"], []).append(row["name"])
+        tied = _TIED.fullmatch(row["reason"])
+        reason = row["reason"] if tied is None else _TIED.pattern.replace("(.+)", "another")
+        groups.setdefault(reason, []).append(row["name"] + ("" if tied is None else f" = {tied[1]}"))
     for reason, names in groups.items():
         lines.append(f"not measured: {_times(len(names))}{reason} ({_some(names)})")
     groups = {}
@@ -179,7 +184,7 @@ def _measure(
         if not parts:
             reasons[i] = text
         elif first != found.name:
-            reasons[i] = f"tied: the same tensor as {first}, counted once"
+            reasons[i] = _TIED.pattern.replace("(.+)", first)
         else:
             plans[i], notes[i] = parts, text
     work = {i: sum(map(_work, parts)) for i, parts in plans.items()}

@@ -125,6 +125,12 @@ def _reason(found: Entry, shapes: Mapping[str, tuple[int, ...]]) -> str:
         return f"integers ({found.dtype}), {what}"
     if 0 in shape:
         return "empty"
+    if len(shape) > 1 and not found.role and last in ("weight", "bias"):
+        other = f"{name.removesuffix(last)}{'bias' if last == 'weight' else 'weight'}"
+        if shapes.get(other) == shape:  # of a linear map or a convolution, the bias is a vector
+            return f"{'scale' if last == 'weight' else 'shift'} of a normalization, applied entry by entry"
+        if last == "bias" and len(shape) > 2:
+            return "bias"
     if not shape:
         return "a single number"
     if len(shape) > 5:

@@ -154,7 +154,7 @@ def of_mapping(state: Mapping[Any, object], name: str = "net") -> list[Entry]:
     """Return the records of a state dict, or of a checkpoint that holds one.
 
     Mappings inside are read too, and lists of tensors or mappings, except for the state of an optimizer, a schedule or
-    a random generator.
+    a random generator: known by its name, or of an optimizer by its keys, "state" and "param_groups".
     """
     if not state:
         raise ValueError(f"{name}: got an empty mapping, expected names and tensors")
@@ -171,7 +171,7 @@ def _walk(state: Mapping[Any, object], prefix: str) -> Iterator[Entry]:
         if isinstance(value, list | tuple) and any(isinstance(item, Tensor | Mapping) for item in value):
             inside = dict(enumerate(value))
         if isinstance(inside, Mapping):
-            if _TRAINING.search(str(key)):
+            if _TRAINING.search(str(key)) or {"state", "param_groups"} <= inside.keys():
                 found = sum(1 for _ in _tensors(inside))
                 reason = f"state of the training, {found} tensors, not of the network"
                 yield Entry(name, (), "mapping", lambda: torch.zeros(0), reason=reason, is_tensor=False)

@@ -1,7 +1,7 @@
-"""Opening and writing stored results: networks, runs, compressed networks, estimators, watches and comparisons."""
+"""Opening and writing stored results: networks, runs, compressed networks, estimators, watches, and datasets."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,8 @@ from bnrank.training import Run
 from bnrank.training.history import FINISHED_KIND, finishing, is_finished, open_run
 from bnrank.training.watching import WatchRecord
 
-RECORDS = {"watch": WatchRecord, "comparison": Comparison}
-"""Results that are a dataset, by the kind of their file."""
+RECORDS: dict[str, Callable[..., Any]] = {"watch": WatchRecord, "comparison": Comparison, "dataset": lambda data: data}
+"""What makes a result of its dataset, by the kind of the file."""
 
 
 def load(
@@ -52,7 +52,7 @@ def load(
 
     Returns
     -------
-    nn.Module, Run, Finished, Compressed, fitted estimator, WatchRecord or Comparison
+    nn.Module, Run, Finished, Compressed, fitted estimator, WatchRecord, Comparison or xarray.Dataset
         Of a watch its record: history, notes, table and plot, but not the network.
 
     Raises
@@ -98,14 +98,15 @@ def load(
 
 
 def save(result: object, path: str | os.PathLike[str], *, tag: str | None = None) -> Path:
-    """Write a network, a run, a finished or compressed network, an estimator, a watch or a comparison; return its path.
+    """Write a network, a run, a finished or compressed network, or another result; return its path.
 
     No pickle is written, and the same bits come back.
 
     Parameters
     ----------
-    result : nn.Module, Run, Finished, Compressed, fitted estimator, watch or Comparison
-        A module must be a network of bnrank; write others with ``safetensors.torch.save_file(net.state_dict(), path)``.
+    result : nn.Module, Run, Finished, Compressed, fitted estimator, watch, Comparison or xarray.Dataset
+        A dataset of numbers and texts is a profile, for example. A module must be a network of bnrank; write others
+        with ``safetensors.torch.save_file(net.state_dict(), path)``.
     path : path
         A folder for a run, else a name ending in ``.safetensors``. An existing one is replaced.
     tag : str, optional
@@ -126,6 +127,8 @@ def save(result: object, path: str | os.PathLike[str], *, tag: str | None = None
     ...     path.name, bnrank.load(path).widths
     ('net.safetensors', [3, 5, 2])
     """
+    import xarray as xr
+
     validation.optional(validation.text, tag, "tag")
     if isinstance(result, nn.Module):
         return write_network(result, path, "result")
@@ -139,7 +142,12 @@ def save(result: object, path: str | os.PathLike[str], *, tag: str | None = None
         return datasets.save(path, result.history, "watch")
     if isinstance(result, Comparison):
         return datasets.save(path, result.data, "comparison")
+    if isinstance(result, xr.Dataset):
+        other = [f"{name} ({v.dtype})" for name, v in result.variables.items() if v.dtype.kind not in "biufUO"]
+        validation.expect(not other, "result", f"a dataset with {', '.join(other)}", "numbers and texts", TypeError)
+        return datasets.save(path, result, "dataset")
     expected = (
-        "a network of bnrank, a run, a finished or compressed network, a fitted estimator, a watch or a comparison"
+        "a network of bnrank, a run, a finished or compressed network, a fitted estimator, a watch, a comparison or a "
+        "dataset, such as a profile"
     )
     raise TypeError(f"result: got {validation.describe(result)}, expected {expected}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -70,6 +71,8 @@ def compared(
     if not data.sizes["layer"] and not data.sizes["tensor"] and not views:
         raise ValueError(_nothing(title, other_title, matching, skipped, deadline))
     same = title == other_title
+    if same and isinstance(a, str | os.PathLike) and isinstance(b, str | os.PathLike):
+        title, other_title = os.fspath(a), os.fspath(b)
     about = {
         "title": f"two networks of class {title}"
         if same and isinstance(a, nn.Module)

@@ -19,7 +19,7 @@ from bnrank.training.watching import quantities
 from bnrank.training.watching.parts import matrices_of
 from bnrank.training.watching.records import Measured, Record, dataset
 
-SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
+SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".pth.tar")
 _WRITTEN = re.compile(r"step-(\d+)\.safetensors")
 _SHARD = re.compile(r"-\d+-of-\d+(\.\w+)?$")
 STATES = ("optimizer", "scheduler", "scaler", "rng_state", "training_args")
@@ -95,10 +95,10 @@ class Checkpoints:
 def read_checkpoints(folder: str | os.PathLike[str], *, top: int = 0) -> Record:
     """Return the ranks and subnormal weights of the checkpoints in a folder, over steps and layers.
 
-    Checkpoints are the .safetensors, .pt, .pth, .bin and .ckpt files in the folder and in its folders, in the order of
-    their steps: the number after "step" or "checkpoint" in the path inside the folder, else the number after "epoch",
-    else the last number that is no decimal. Files of one checkpoint that is split (``-00001-of-00003``) are read
-    together. Files without a number, such as last.ckpt, and files that cannot be read are left out and listed in
+    Checkpoints are the .safetensors, .pt, .pth, .bin, .ckpt and .pth.tar files in the folder and in its folders, in the
+    order of their steps: the number after "step" or "checkpoint" in the path inside the folder, else the number after
+    "epoch", else the last number that is no decimal. Files of one checkpoint that is split (``-00001-of-00003``) are
+    read together. Files without a number, such as last.ckpt, and files that cannot be read are left out and listed in
     ``.notes``. No code in them is run. Kernels of convolutions are read as (out, in, taps) of one group, since tensors
     do not tell more.
 
@@ -193,15 +193,18 @@ def _why(path: Path, error: Exception, root: Path, name: str) -> str:
 
 def _is_checkpoint(path: Path) -> bool:
     """Return whether a file can hold weights: not the states that trainers store beside them."""
-    return path.suffix in SUFFIXES and path.stem not in STATES and path.is_file()
+    return path.name.endswith(SUFFIXES) and path.name.split(".")[0] not in STATES and path.is_file()
 
 
 def _numbered(files: Sequence[Path], root: Path, name: str) -> tuple[list[tuple[int, list[Path]]], list[Path]]:
-    """Return the files of every step, ascending, and those without a number; a single file without one has step 0."""
+    """Return the files of every step, ascending, and those without a number.
+
+    A single checkpoint without one, in one file or split, has step 0.
+    """
     found: dict[int, list[Path]] = {}
     left_out = []
     for path in files:
-        step = _step(str(path.relative_to(root).with_suffix("")))
+        step = _step(str(path.relative_to(root).with_suffix("")).removesuffix(".pth"))
         if step is None:
             left_out.append(path)
             continue
@@ -210,7 +213,8 @@ def _numbered(files: Sequence[Path], root: Path, name: str) -> tuple[list[tuple[
             raise ValueError(f"{name}: got {first[0].name} and {path.name}, both of step {step}, expected one each")
         first.append(path)
     if not found:
-        validation.expect(len(files) == 1, name, f"{files[0].name} without a number", "the step in every name")
+        single = len({_SHARD.sub("", str(path)) for path in files}) == 1
+        validation.expect(single, name, f"{files[0].name} without a number of its step", "the step in every name")
         return [(0, list(files))], []
     return sorted(found.items()), left_out
 
