@@ -191,6 +191,8 @@ def test_lightning_logs_and_stops(stand_ins, collapses):
     assert logged[-1]["stable_rank/2"] == found.history["stable_rank"].sel(layer="2").values[-1]
     assert trainer.should_stop is collapses
     callback.on_train_end(trainer, module)
+    with pytest.warns(RuntimeWarning, match="later steps are not measured"):
+        callback.on_train_start(trainer, module)  # another training with this callback
     assert found.step() is False
 
 
@@ -210,6 +212,8 @@ def test_hugging_face_logs_and_stops(stand_ins, collapses):
     assert "dimension_95/output" in state.log_history[0]
     assert control.should_training_stop is collapses
     callback.on_train_end(None, state, control)
+    with pytest.warns(RuntimeWarning, match="later steps are not measured"):
+        callback.on_train_begin(None, state, control)  # another training with this callback
     assert found.step() is False
 
 

@@ -80,7 +80,7 @@ class Watch(Record):
         self._measured: list[Measured] = []
         self._capture = Capture(self.net, self.parts, max_rows)
         self._notes: list[str] = []
-        self._closed = False
+        self._closed, self._told = False, False
         self._missing: list[str] = []
         if collapse is not None and collapse.layers is not None:
             unknown = [name for name in collapse.layers if name not in self.layers]
@@ -151,6 +151,7 @@ class Watch(Record):
         due = self._is_due(number)
         self._stride, self.steps = (number - self.steps if self.steps else 1), number
         if self._closed:
+            self.warn_if_closed()
             return False, ""
         if not due:
             self._arm()
@@ -163,6 +164,7 @@ class Watch(Record):
             text = f"measuring stopped at step {number}: {type(error).__name__}: {error}"
             self._remark(text)
             self.close()
+            self._told = True
             warnings.warn(f"bnrank.watch: {text}; training continues", RuntimeWarning, stacklevel=3)
             return False, ""
         self._measured.append(found)
@@ -208,6 +210,19 @@ class Watch(Record):
             for writer in self.writers:
                 writer.close()
 
+    def warn_if_closed(self) -> None:
+        """Warn once, where the watch is closed, that a training which goes on is not measured."""
+        if self._closed and not self._told:
+            self._told = True
+            last = (
+                f"after the measurement of step {self._measured[-1].step}"
+                if self._measured
+                else "before the first step"
+            )
+            text = f"closed {last}: later steps are not measured, make a new watch for them"
+            self._remark(text)
+            warnings.warn(f"bnrank.watch: {text}", RuntimeWarning, stacklevel=4)
+
     def __enter__(self) -> Watch:
         return self
 
@@ -221,8 +236,12 @@ class Watch(Record):
         return not self.steps or number // self.every > self.steps // self.every
 
     def _arm(self) -> None:
-        """Have hooks in the next forward pass if and only if the next step is measured, without ``x``."""
-        if self.x is None and "activations" in self.what and self._is_due(self.steps + self._stride):
+        """Have hooks in the next forward pass if and only if the next step is measured, without ``x``.
+
+        Modules that are compiled in place have none: they would be compiled, too, in other pieces.
+        """
+        wanted = self.x is None and "activations" in self.what and self._is_due(self.steps + self._stride)
+        if wanted and not any(getattr(part, "_compiled_call_impl", None) for part in self.net.modules()):
             if not self._capture.armed:
                 with contextlib.suppress(Exception):  # said at the measurement
                     self._follow()

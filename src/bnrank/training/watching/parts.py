@@ -147,7 +147,10 @@ def without_activations(parts: Sequence[Part], seen: Sequence[Collection[str]]) 
     seen = [names for names in seen if names]
     for part in parts:
         if without := sum(part.name not in names for names in seen):
-            reason = part.unseen or "no input of floating-point numbers was seen: the layer may not have been called"
+            reason = part.unseen or (
+                "no input of floating-point numbers was seen: the layer may not have been called, or in torch.compile, "
+                "where x= helps"
+            )
             found.setdefault((without, reason), []).append(part.name)
     return [
         f"activations not measured at {shortened(names)}"
