@@ -10,6 +10,8 @@ import torch
 from torch import nn
 
 import bnrank
+from bnrank._core import identity
+from bnrank.networks import functional
 
 
 def plain():
@@ -141,3 +143,16 @@ def test_a_watch_that_is_closed_says_so_once():
         warnings.simplefilter("error")
         assert found.step() is False
     assert "later steps are not measured" in str(found)
+
+
+def test_a_network_that_is_being_watched_is_measured_and_reduced_like_any_other():
+    torch.manual_seed(0)
+    net, x = bnrank.MLP([6, 12, 3], seed=0), torch.randn(60, 6)
+    expected = bnrank.discovery.compress(net, x, tol=0.2)
+    with bnrank.watch(net, every=1):
+        for some in (net, copy.deepcopy(net)):
+            assert functional.is_plain_mlp(some)
+            assert identity.describe(some, "net") == identity.describe(bnrank.MLP([6, 12, 3], seed=0), "net")
+        found = bnrank.discovery.compress(net, x, tol=0.2)
+    assert found.reason == expected.reason
+    assert found.skipped == expected.skipped == ()

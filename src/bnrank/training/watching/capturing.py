@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bnrank._core.onlooker import Onlooker
 from bnrank.networks.functional import unchanged
 from bnrank.networks.inputs import columns, main_output
 from bnrank.training.watching import quantities
@@ -51,30 +51,6 @@ class Seen:
         found["dead_units"] = float(self.dead) if many else math.nan
         found["constant_units"] = float(self.constant) if many else math.nan
         return found | {"nonfinite_units": bad, "units": float(self.units), "rows": float(len(self.rows))}
-
-
-_NOTHING = contextlib.nullcontext().__exit__
-"""A function of the standard library that takes any arguments and does nothing, also in a file."""
-
-
-class _Hook:
-    """A hook of which copies of the network, in memory and in files, have one that does nothing.
-
-    It also does nothing where the network is compiled, exported or traced, so that nothing of it is in the result.
-    """
-
-    def __init__(self, see: Callable[..., None]) -> None:
-        self._see = see
-
-    def __call__(self, *call: Any) -> None:
-        if not (torch.compiler.is_compiling() or torch.jit.is_tracing()):
-            self._see(*call)
-
-    def __deepcopy__(self, memo: Any) -> Callable[..., None]:
-        return _NOTHING
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return getattr, (contextlib.nullcontext(), "__exit__")
 
 
 class Capture:
@@ -120,9 +96,9 @@ class Capture:
         self.disarm()
         self.seen, self.failures = {}, []
         for module, parts in self._parts.items():
-            self._handles.append(module.register_forward_pre_hook(_Hook(self._entered(parts)), with_kwargs=True))
+            self._handles.append(module.register_forward_pre_hook(Onlooker(self._entered(parts)), with_kwargs=True))
         if not isinstance(self.net, torch.jit.ScriptModule):
-            self._handles.append(self.net.register_forward_hook(_Hook(self._left), with_kwargs=True))
+            self._handles.append(self.net.register_forward_hook(Onlooker(self._left), with_kwargs=True))
 
     def disarm(self) -> None:
         """Remove the hooks."""
@@ -207,7 +183,7 @@ class Capture:
 def probing(net: nn.Module) -> Iterator[None]:
     """Run uncompiled, in eval mode, without gradients; restore modes, buffers, attributes and random generators."""
     devices = sorted({p.device.index or 0 for p in net.parameters() if p.device.type == "cuda"})
-    with torch.no_grad(), torch.random.fork_rng(devices), unchanged(net), _uncompiled():
+    with torch.no_grad(), torch.random.fork_rng(devices), unchanged(net):
         yield
 
 
@@ -224,12 +200,6 @@ def shapes(x: Any) -> str:
         return f"shape {tuple(x.shape)} ({str(x.dtype).removeprefix('torch.')})"
     named = x.items() if isinstance(x, Mapping) else enumerate(x)
     return ", ".join(f"{name}: {shapes(v) if isinstance(v, Tensor) else type(v).__name__}" for name, v in named)
-
-
-def _uncompiled() -> Any:
-    """Run what is in torch.compile as it is written: compiled code calls no hooks."""
-    loaded = "torch._dynamo" in sys.modules  # else nothing was compiled, and loading it takes seconds
-    return torch.compiler.set_stance("force_eager") if loaded else contextlib.nullcontext()
 
 
 def _unnested(tensor: Tensor) -> Tensor:
