@@ -12,6 +12,7 @@ from torch import nn
 import bnrank
 from bnrank._core import identity
 from bnrank.networks import functional
+from bnrank.training.watching import Writer
 
 
 def plain():
@@ -156,3 +157,54 @@ def test_a_network_that_is_being_watched_is_measured_and_reduced_like_any_other(
         found = bnrank.discovery.compress(net, x, tol=0.2)
     assert found.reason == expected.reason
     assert found.skipped == expected.skipped == ()
+
+
+def test_a_writer_that_fails_is_left_out_and_the_others_go_on(tmp_path):
+    class Failing(Writer):
+        def write(self, measured):
+            if measured.step == 2:
+                raise OSError("no connection")
+
+        def close(self):
+            raise OSError("no connection to close")
+
+    class Closing(Failing):
+        def write(self, measured):
+            pass
+
+    net, x = plain()
+    found = bnrank.watch(net, every=1, x=x, writers=[Failing(), tmp_path / "ranks.csv", Closing()])
+    assert found.step()
+    with pytest.warns(RuntimeWarning, match="Failing left out since step 2: OSError: no connection; measuring"):
+        assert found.step()
+    assert found.step()
+    with pytest.warns(RuntimeWarning, match="Closing left out since step 3: OSError: no connection to close"):
+        found.close()
+    assert found.history.step.values.tolist() == [1, 2, 3]
+    assert bnrank.training.read_csv(tmp_path / "ranks.csv").history.step.values.tolist() == [1, 2, 3]
+    assert "Failing left out since step 2" in str(found)
+
+
+def test_an_output_that_is_not_seen_is_remarked_on():
+    net, x = plain()
+    module = nn.ModuleDict({"body": net})  # as one of Lightning, in which training_step calls the layers
+    with bnrank.watch(module, every=1) as found:
+        for _ in range(2):
+            module.body(x)
+            found.step()
+    assert len(found.notes) == 1
+    assert found.notes[0].startswith("activations not measured at output: the network itself may not have been called")
+
+    class Loss(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = net
+
+        def forward(self, x):
+            return self.body(x).square().mean()
+
+    module = Loss()
+    with bnrank.watch(module, every=1) as found:
+        module(x)
+        found.step()
+    assert found.notes == ["activations not measured, output: ValueError: got shape (), expected (N, units)"]

@@ -153,7 +153,7 @@ class Capture:
 
     def _copied(self, tensor: Tensor, dim: int, training: bool) -> Seen:
         if tensor.ndim == 0 or tensor.numel() == 0 or (dim < 0 and -dim > tensor.ndim):
-            raise ValueError(f"shape {tuple(tensor.shape)}")
+            raise ValueError(f"got shape {tuple(tensor.shape)}, expected (N, units)")
         by_unit = tensor.movedim(dim, -1)
         units, shape = by_unit.shape[-1], by_unit.shape[:-1]
         count = math.prod(shape)

@@ -104,7 +104,8 @@ class Watch(Record):
     def history(self) -> xr.Dataset:
         """The measurements so far over (step, layer)."""
         seen = [{name for name, row in m.rows.items() if "units" in row} for m in self._measured]
-        notes = self._notes + without_activations(self.parts, seen)
+        said = any(note.startswith(f"activations not measured, {OUTPUT}: ") for note in self._notes)
+        notes = self._notes + without_activations(self.parts, seen, output=not said)
         notes += without_dimensions(m.rows for m in self._measured)
         notes += [f"collapsed since step {step}: {name}" for name, step in self.collapsed.items()]
         attrs = {"title": f"watch of {type(self.net).__name__}", "every": self.every, "notes": "\n".join(notes)}
@@ -119,7 +120,7 @@ class Watch(Record):
         """Note that the optimizer has taken a step, measure if it is time, and return whether it was measured.
 
         The first step is measured, and every multiple of ``every``. An error in a measurement does not end the
-        training: measuring stops, with a warning.
+        training: measuring stops, with a warning. A writer that fails is left out, also with a warning.
 
         Parameters
         ----------
@@ -158,8 +159,6 @@ class Watch(Record):
             return False, ""
         try:
             found = self._measure()
-            for writer in self.writers:
-                writer.write(found)
         except Exception as error:
             text = f"measuring stopped at step {number}: {type(error).__name__}: {error}"
             self._remark(text)
@@ -168,8 +167,24 @@ class Watch(Record):
             warnings.warn(f"bnrank.watch: {text}; training continues", RuntimeWarning, stacklevel=3)
             return False, ""
         self._measured.append(found)
+        for writer in list(self.writers):
+            with self._dropping(writer):
+                writer.write(found)
         self._arm()
         return True, self._judge(found)
+
+    @contextlib.contextmanager
+    def _dropping(self, writer: Writer) -> Iterator[None]:
+        """Go on without a writer that fails, with a warning."""
+        try:
+            yield
+        except Exception as error:
+            self.writers.remove(writer)
+            text = f"{type(writer).__name__} left out since step {self.steps}: {type(error).__name__}: {error}"
+            self._remark(text)
+            warnings.warn(f"bnrank.watch: {text}; measuring continues", RuntimeWarning, stacklevel=5)
+            with contextlib.suppress(Exception):
+                writer.close()
 
     def _judge(self, found: Measured) -> str:
         """Return why the training should stop, or an empty text; warn of a collapse that does not stop it."""
@@ -207,19 +222,16 @@ class Watch(Record):
         if not self._closed:
             self._closed = True
             self._capture.disarm()
-            for writer in self.writers:
-                writer.close()
+            for writer in list(self.writers):
+                with self._dropping(writer):
+                    writer.close()
 
     def warn_if_closed(self) -> None:
         """Warn once, where the watch is closed, that a training which goes on is not measured."""
         if self._closed and not self._told:
             self._told = True
-            last = (
-                f"after the measurement of step {self._measured[-1].step}"
-                if self._measured
-                else "before the first step"
-            )
-            text = f"closed {last}: later steps are not measured, make a new watch for them"
+            when = f"after the measurement of step {self._measured[-1].step}" if self._measured else "without any"
+            text = f"closed {when}: later steps are not measured, make a new watch for them"
             self._remark(text)
             warnings.warn(f"bnrank.watch: {text}", RuntimeWarning, stacklevel=4)
 
