@@ -816,6 +816,18 @@ def test_results_print_themselves_and_become_frames_and_plots():
         bnrank.watch(plain()[0]).plot()
 
 
+def test_layers_with_long_names_are_told_apart_in_the_charts():
+    body = nn.Sequential(*(nn.Sequential(nn.Linear(6, 6), nn.ReLU()) for _ in range(3)))
+    net = nn.ModuleDict({"a_body_with_a_long_name": nn.ModuleDict({"and_layers": body})})
+    with bnrank.watch(net, every=1) as found:
+        for _ in range(2):
+            body(torch.randn(40, 6))
+            found.step()
+    (group,) = watched_view(found).groups
+    labels = [label for _, label in group.charts[0].key]
+    assert labels == [f"….and_layers.{i}.0" for i in range(3)]
+
+
 @pytest.mark.parametrize(
     ("options", "error", "text"),
     [
