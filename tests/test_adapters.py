@@ -1,7 +1,10 @@
 """Ranks of low-rank adapters: planted updates, what is skipped, and bad input."""
 
 import copy
+import dataclasses
+import json
 import math
+import pickle
 import re
 import statistics
 import sys
@@ -144,6 +147,19 @@ def test_several_inputs_are_passed_on():
     torch.manual_seed(0)
     assert bnrank.lora_ranks(Two(), tuple(x.values()), y, budget=20, steps=12).ranks == named.ranks
     assert set(named.ranks) == {"a", "b"}
+
+
+def test_a_configuration_that_holds_a_pattern_is_saved_and_copied():
+    @dataclasses.dataclass
+    class Config:  # as that of peft, which saves asdict(config) with every adapter
+        rank_pattern: dict
+
+    pattern = bnrank.lora_ranks(nn.Sequential(nn.Linear(4, 3)), normal(20, 4), normal(20, 3), budget=14, steps=2)
+    assert dict(pattern) == {"^0": 2}
+    config = Config(pattern)
+    assert json.loads(json.dumps(dataclasses.asdict(config))) == {"rank_pattern": dict(pattern)}
+    for again in (copy.deepcopy(config).rank_pattern, pickle.loads(pickle.dumps(pattern))):
+        assert (again, again.parameters, again.ranks) == (pattern, 14, pattern.ranks)
 
 
 def test_the_budget_is_kept_and_the_network_unchanged():

@@ -184,6 +184,15 @@ def test_tensors_are_matched_by_name_prefix_and_order():
     assert float(bnrank.compare(turned, state).data.change.max()) == 0
 
 
+def test_layers_whose_weights_are_matched_have_their_representations_compared():
+    net = mlp(6, 12, 9, 3)
+    wrapped = nn.ModuleDict({"module": nn.Sequential(*copy.deepcopy(net), nn.Linear(3, 3))})
+    wrapped.forward = wrapped["module"].forward
+    rows = bnrank.compare(net, wrapped, normal(60, 6)).representations()
+    assert [row["layer of b"] for row in rows] == ["1: module.0", "2: module.2", "3: module.4"]
+    assert [row["CKA"] for row in rows] == pytest.approx([1, 1, 1])
+
+
 def test_a_new_head_is_matched_by_its_place_and_the_rest_is_listed():
     a = {"body.weight": normal(5, 4), "body.bias": normal(5), "head.weight": normal(2, 5)}
     b = {"body.weight": normal(5, 4), "body.bias": normal(5), "extra": normal(3, 3), "classifier.weight": normal(2, 5)}

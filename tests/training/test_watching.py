@@ -697,7 +697,8 @@ def test_layers_that_are_replaced_are_followed_and_new_ones_named(fixed):
             found.step()
     unknown = [
         "activations not measured at 2, 4 in 1 of 3 measurements: "
-        "no input of floating-point numbers was seen: the layer may not have been called"
+        "no input of floating-point numbers was seen: the layer may not have been called, or in torch.compile, "
+        "where x= helps"
     ]
     assert found.notes == [
         "replaced by another layer by step 2: 2, 4",
@@ -813,6 +814,18 @@ def test_results_print_themselves_and_become_frames_and_plots():
     assert "nothing measured yet" in str(bnrank.watch(plain()[0]))
     with pytest.raises(ValueError, match="no measurements"):
         bnrank.watch(plain()[0]).plot()
+
+
+def test_layers_with_long_names_are_told_apart_in_the_charts():
+    body = nn.Sequential(*(nn.Sequential(nn.Linear(6, 6), nn.ReLU()) for _ in range(3)))
+    net = nn.ModuleDict({"a_body_with_a_long_name": nn.ModuleDict({"and_layers": body})})
+    with bnrank.watch(net, every=1) as found:
+        for _ in range(2):
+            body(torch.randn(40, 6))
+            found.step()
+    (group,) = watched_view(found).groups
+    labels = [label for _, label in group.charts[0].key]
+    assert labels == [f"….and_layers.{i}.0" for i in range(3)]
 
 
 @pytest.mark.parametrize(

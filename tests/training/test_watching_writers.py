@@ -191,6 +191,8 @@ def test_lightning_logs_and_stops(stand_ins, collapses):
     assert logged[-1]["stable_rank/2"] == found.history["stable_rank"].sel(layer="2").values[-1]
     assert trainer.should_stop is collapses
     callback.on_train_end(trainer, module)
+    with pytest.warns(RuntimeWarning, match="later steps are not measured"):
+        callback.on_train_start(trainer, module)  # another training with this callback
     assert found.step() is False
 
 
@@ -210,6 +212,8 @@ def test_hugging_face_logs_and_stops(stand_ins, collapses):
     assert "dimension_95/output" in state.log_history[0]
     assert control.should_training_stop is collapses
     callback.on_train_end(None, state, control)
+    with pytest.warns(RuntimeWarning, match="later steps are not measured"):
+        callback.on_train_begin(None, state, control)  # another training with this callback
     assert found.step() is False
 
 
@@ -242,7 +246,7 @@ def test_lightning_itself(tmp_path):
 
     module = Module()
     found = bnrank.watch(module, every=3, collapse=Collapse(below=1e6, times=2, layers=["body.2"]))
-    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(64, 6)), batch_size=4)
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(512, 6)), batch_size=32)
     options = {"enable_progress_bar": False, "enable_checkpointing": False, "logger": False, "accelerator": "cpu"}
     trainer = lightning.Trainer(max_epochs=2, callbacks=[found.callback()], default_root_dir=tmp_path, **options)
     with pytest.warns(RuntimeWarning, match="the trainer stops"):
@@ -266,10 +270,10 @@ def test_hugging_face_itself(tmp_path):
 
     net = Net()
     found = bnrank.watch(net, every=2, collapse=Collapse(below=1e6, times=2, layers=["body.2"]))
-    data = [{"x": row, "labels": 0} for row in torch.randn(64, 6)]
+    data = [{"x": row, "labels": 0} for row in torch.randn(512, 6)]
     options = transformers.TrainingArguments(
         output_dir=str(tmp_path),
-        per_device_train_batch_size=4,
+        per_device_train_batch_size=32,
         max_steps=10,
         report_to=[],
         use_cpu=True,

@@ -45,6 +45,7 @@ from bnrank._core.functions import (
     state_of,
     used_globals,
 )
+from bnrank._core.onlooker import only_looks_on
 
 FORMAT = 2  # of stored results; a new number when the same call gives another result, or files another layout
 UNKNOWN = "unidentified"  # first word of the text of a part that cannot be described
@@ -339,7 +340,8 @@ class _Walk:
                     self.add(value, f"{name}.{key}")
             self.code_of(kind)
         for key in _HOOKS:
-            for i, hook in enumerate(getattr(net, key, {}).values()):
+            acting = [hook for hook in getattr(net, key, {}).values() if not only_looks_on(hook)]
+            for i, hook in enumerate(acting):
                 self.add(hook, f"{name}.{key}[{i}]")
 
     def held(self, value: Tensor | None, name: str, kind: str) -> None:

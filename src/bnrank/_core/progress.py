@@ -17,11 +17,11 @@ def bar(progress: bool, text: str, total: float, *, counted: bool = True) -> Ite
     if not progress or not _shown.acquire(blocking=False):
         yield lambda done, text: None
         return
-    from rich import progress as rich
+    from bnrank._core import terminal as shows
 
-    columns = [rich.MofNCompleteColumn(), rich.TimeRemainingColumn()] if counted else [rich.TimeElapsedColumn()]
+    columns = [shows.MofNCompleteColumn(), shows.TimeRemainingColumn()] if counted else [shows.TimeElapsedColumn()]
     try:
-        with rich.Progress(rich.TextColumn("{task.description}"), rich.BarColumn(), *columns) as shown:
+        with shows.Progress(shows.TextColumn("{task.description}"), shows.BarColumn(), *columns) as shown:
             number = shown.add_task(text, total=total)
             yield lambda done, text: shown.update(number, completed=done, description=text)
     finally:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from bnrank._core.terminal import Table
 
 Row = Mapping[str, object]
 
@@ -56,9 +56,7 @@ def table(rows: Sequence[Row], *, title: str | None = None, narrow: bool = True)
     >>> table([{"layer": 1, "rank": 5}], title="ranks").row_count
     1
     """
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-    from rich.text import Text
+    from bnrank._core.terminal import SIMPLE_HEAD, Table, Text
 
     headings, cells = grid(rows)
     result = Table(title=Text(title) if title else None, box=SIMPLE_HEAD)
@@ -81,7 +79,7 @@ def render(rows: Sequence[Row], *, title: str | None = None) -> str:
         1     5
         2    12
     """
-    from rich.console import Console
+    from bnrank._core.terminal import Console
 
     result = table(rows, title=title, narrow=False)
     result.box, result.pad_edge, result.padding = None, False, (0, 2, 0, 0)

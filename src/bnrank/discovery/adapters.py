@@ -47,22 +47,38 @@ class RankPattern(dict[str, int]):
         Why a layer has no adapter, by name.
     """
 
-    def __init__(
-        self,
+    ranks: dict[str, int]
+    gains: dict[str, np.ndarray]
+    skipped: dict[str, str]
+    budget: int
+    parameters: int
+    is_uniform: bool
+    alpha_pattern: dict[str, int]
+    target_modules: str
+
+    @classmethod
+    def of(
+        cls,
         ranks: dict[str, int],
         gains: dict[str, np.ndarray],
         sizes: dict[str, int],
         budget: int,
         skipped: dict[str, str],
         is_uniform: bool = False,
-    ) -> None:
+    ) -> RankPattern:
+        """Return the pattern of ranks by plain name; ``sizes`` are the parameters of a unit of rank.
+
+        Entries alone give a pattern, too, without attributes: with these ``dataclasses.asdict`` copies a dictionary,
+        as peft does when it saves an adapter.
+        """
         chosen = {name: rank for name, rank in ranks.items() if rank}
-        super().__init__({"^" + re.escape(name): rank for name, rank in chosen.items()})
+        self = cls({"^" + re.escape(name): rank for name, rank in chosen.items()})
         self.ranks, self.gains, self.skipped, self.budget = ranks, gains, skipped, budget
         self.is_uniform = is_uniform
         self.alpha_pattern = dict(self)
         self.target_modules = "|".join(re.escape(name) for name in chosen)
         self.parameters = sum(rank * sizes[name] for name, rank in chosen.items())
+        return self
 
 
 def lora_ranks(
@@ -183,7 +199,7 @@ def _chosen(
     least = min(sizes.values())
     validation.expect(budget >= least, "budget", budget, f"at least {least}, one unit of rank of the smallest layer")
     ranks, gains, is_uniform = _proposed(found, sizes, budget, steps, seed)
-    return RankPattern(ranks, gains, sizes, budget, skipped, is_uniform)
+    return RankPattern.of(ranks, gains, sizes, budget, skipped, is_uniform)
 
 
 def _proposed(

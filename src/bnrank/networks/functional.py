@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import itertools
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any, Literal, TypeGuard, TypeVar, overload
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from bnrank._core import devices, validation
+from bnrank._core.onlooker import only_looks_on
 from bnrank._core.shared import Shared
 from bnrank.networks.casting import cast_when_run, converted, large_weights, same
 from bnrank.networks.inputs import OUTPUTS, Inputs, Samples, columns, main_output, several
@@ -351,7 +353,8 @@ def is_plain_mlp(net: nn.Module) -> TypeGuard[MLP]:
 
 def hooked(net: nn.Module) -> bool:
     """Return whether a module's call does something other than its class's forward."""
-    return bool(net._forward_hooks or net._forward_pre_hooks or "forward" in vars(net))
+    hooks = [*net._forward_hooks.values(), *net._forward_pre_hooks.values()]
+    return not all(map(only_looks_on, hooks)) or "forward" in vars(net)
 
 
 def check_finite(net: nn.Module) -> None:
@@ -455,12 +458,16 @@ def copied(value: Copied) -> Copied:
 
 @contextmanager
 def eval_mode(net: nn.Module) -> Iterator[None]:
-    """Run in eval mode, and restore modes and what hooks or forwards set: attributes, hooks, tensors and submodules."""
+    """Run in eval mode, without compiled code, and restore modes and what hooks or forwards set.
+
+    This is attributes, hooks, tensors and submodules.
+    """
     before = [(sub, sub.training, dict(vars(sub)), _registered(sub)) for sub in net.modules()]
     try:
         for sub, *_ in before:
             sub.training = False
-        yield
+        with UNCOMPILED:
+            yield
     finally:
         for sub, mode, attributes, registered in before:
             sub.training = mode  # of a scripted module no entry of its dictionary
@@ -550,3 +557,12 @@ def _plain_attention() -> Iterator[None]:
 
 
 PLAIN_ATTENTION = Shared(_plain_attention)
+
+
+def _uncompiled() -> AbstractContextManager[object]:
+    """Run what is in torch.compile as it is written: compiled code calls no hooks and cannot be followed."""
+    loaded = "torch._dynamo" in sys.modules  # else nothing was compiled, and loading it takes seconds
+    return torch.compiler.set_stance("force_eager") if loaded else nullcontext()
+
+
+UNCOMPILED = Shared(_uncompiled)

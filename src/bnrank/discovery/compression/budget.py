@@ -6,10 +6,8 @@ import time
 from collections.abc import Iterator
 from contextvars import ContextVar
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
 from bnrank._core import validation
+from bnrank._core.terminal import BarColumn, Console, Progress, TextColumn, TimeElapsedColumn
 
 
 class Budget:

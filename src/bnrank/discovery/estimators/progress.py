@@ -5,10 +5,8 @@ import sys
 from collections.abc import Iterator
 from contextvars import ContextVar
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-
 from bnrank._core import validation
+from bnrank._core.terminal import BarColumn, Console, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 
 class Voice:

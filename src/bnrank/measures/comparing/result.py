@@ -268,9 +268,16 @@ class Comparison(Printed):
         return ", ".join(f"{value:.2f}" for value in sides)
 
     def _partners(self) -> dict[int, int]:
-        """Return the layer of b for each layer of a: of the same name, else of the same place if there are as many."""
+        """Return the layer of b for each layer of a: of the same name, else with the weight matched to its own.
+
+        If there are none, the layer of the same place where there are as many.
+        """
         a, b = (self.data[f"layer_{letter}"].values.tolist() for letter in "ab")
-        by_name = {i: b.index(name) for i, name in enumerate(a) if name in b}
+        names = [f"layer_name{end}" for end in ("", "_b") if "layer_name_b" in self.data]
+        owners = [[name.removesuffix(".weight") for name in self.data[some].values.tolist()] for some in names]
+        matched = dict(zip(*owners, strict=True)) if owners else {}
+        found = {i: name if name in b else matched.get(name) for i, name in enumerate(a)}
+        by_name = {i: b.index(name) for i, name in found.items() if name in b}
         return by_name if by_name or len(a) != len(b) else {i: i for i in range(len(a))}
 
 

@@ -70,6 +70,29 @@ def cut(name: str, most: int = 24) -> str:
     return name if len(name) <= most else name[: most - 1] + "…"
 
 
+def told_apart(names: Sequence[str], most: int = 24) -> list[str]:
+    """Return dotted names, truncated at their beginning to fit in a plot; those that would be equal are longer.
+
+    Examples
+    --------
+    >>> told_apart(["model.encoder.layers.0.attention.query", "model.encoder.layers.1.attention.query", "head"])
+    ['….0.attention.query', '….1.attention.query', 'head']
+    >>> told_apart(["body.0", "body.2"])
+    ['body.0', 'body.2']
+    """
+    found = list(names)
+    for i, name in enumerate(names):
+        parts = name.split(".")
+        for k in range(len(parts) - 1, 0, -1):
+            end = "." + ".".join(parts[k:])
+            alone = sum(other.endswith(end) for other in names) == 1
+            longer = len(parts[k - 1]) + len(end) + 2
+            if len(name) > most and alone and longer > most:
+                found[i] = f"…{end}"
+                break
+    return found
+
+
 def escaped(text: object) -> str:
     """Return text with plotly's markup escaped."""
     return html.escape(str(text), quote=False)

@@ -37,14 +37,16 @@ def watched_view(record: Record) -> View:
         if (np.isfinite(values).any(1)).sum() < 2 or (name in COUNTS and not np.nansum(values)):
             continue
         lines, key = [], []
-        for place, k in enumerate(evenly_spaced(len(known), SHOWN).tolist()):
+        chosen = evenly_spaced(len(known), SHOWN).tolist()
+        labels = parts.told_apart([str(layer) for layer in history["layer"].values[known[chosen]]])
+        for place, k in enumerate(chosen):
             layer, color = str(history["layer"].values[known[k]]), parts.member_color(place)
             hover = f"{parts.escaped(layer)}<br>step %{{x}}<br>%{{y:.4g}}"
             dash = parts.DASHES[place // 7 % 4]
             row = parts.numbers(values[:, known[k]])
             size = 5 if len(steps) <= 60 else 0
             lines.append(parts.line(steps, row, color, hover, size=size, name=layer, line_dash=dash))
-            key.append((color, parts.cut(layer) + (" (dashed)" if dash != "solid" else "")))
+            key.append((color, labels[place] + (" (dashed)" if dash != "solid" else "")))
         axis = {"title": "", "range": [0, parts.numbers(1.06 * parts.largest(values))]}
         chart = Chart(title, parts.figure(lines, parts.step_axis(steps), axis), key=key)
         more = f"{len(lines)} of {len(known)} layers are shown." if len(lines) < len(known) else ""

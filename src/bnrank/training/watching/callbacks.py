@@ -27,6 +27,10 @@ class Stepped(Protocol):
         """Remove the hooks."""
         ...
 
+    def warn_if_closed(self) -> None:
+        """Warn, where the watch is closed, that the training is not measured."""
+        ...
+
 
 def make(watch: Stepped, framework: str) -> Any:
     """Return the callback of a framework that steps a watch.
@@ -58,6 +62,10 @@ def _lightning(watch: Stepped) -> Any:
     class WatchCallback(base):  # type: ignore[misc]
         """Steps a watch after every step of the optimizers, logs measurements, and stops at a collapse."""
 
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            """Warn where an earlier training has closed the watch."""
+            watch.warn_if_closed()
+
         def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
             """Count the steps taken, and log a measurement."""
             if trainer.global_step <= watch.steps:  # gradients are accumulated
@@ -85,6 +93,10 @@ def _transformers(watch: Stepped) -> Any:
 
     class WatchCallback(base):  # type: ignore[misc]
         """Steps a watch after every step of the optimizer, logs measurements, and stops at a collapse."""
+
+        def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+            """Warn where an earlier training has closed the watch."""
+            watch.warn_if_closed()
 
         def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> Any:
             """Count the steps taken, and add a measurement to the log."""

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bnrank._core.onlooker import Onlooker
 from bnrank.networks.functional import unchanged
 from bnrank.networks.inputs import columns, main_output
 from bnrank.training.watching import quantities
@@ -93,11 +94,11 @@ class Capture:
     def arm(self) -> None:
         """Forget what was seen, and add the hooks."""
         self.disarm()
-        self.seen = {}
+        self.seen, self.failures = {}, []
         for module, parts in self._parts.items():
-            self._handles.append(module.register_forward_pre_hook(self._entered(parts), with_kwargs=True))
+            self._handles.append(module.register_forward_pre_hook(Onlooker(self._entered(parts)), with_kwargs=True))
         if not isinstance(self.net, torch.jit.ScriptModule):
-            self._handles.append(self.net.register_forward_hook(self._left, with_kwargs=True))
+            self._handles.append(self.net.register_forward_hook(Onlooker(self._left), with_kwargs=True))
 
     def disarm(self) -> None:
         """Remove the hooks."""
@@ -106,40 +107,53 @@ class Capture:
         self._handles = []
 
     def _entered(self, parts: Sequence[Part]) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        def enter(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
             for part in parts:
-                if self._wanted(part.name, module):
-                    self._keep(part.name, _first_tensor((*args, *kwargs.values())), part.unit_dim, module.training)
+                with self._noting(part.name):
+                    if self._wanted(part.name, module):
+                        self._keep(part.name, _first_tensor((*args, *kwargs.values())), part.unit_dim, module.training)
 
-        return hook
+        return enter
 
     def _left(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
-        if self._wanted(OUTPUT, module):
-            found = _first_tensor(output)
-            if found is not None and found.ndim == 1 and not _is_one_sample((*args, *kwargs.values()), len(found)):
-                found = columns(found)
-            lines = found is not None and found.ndim == 3 and found.shape[1] == self._line_channels
-            images = found is not None and (found.ndim in (4, 5) or lines) and not isinstance(output, Mapping)
-            self._keep(OUTPUT, found, 1 if images else -1, module.training)
+        with self._noting(OUTPUT):
+            if self._wanted(OUTPUT, module):
+                found = _first_tensor(output)
+                if found is not None and found.is_nested:
+                    found = _unnested(found.detach())
+                if found is not None and found.ndim == 1 and not _is_one_sample((*args, *kwargs.values()), len(found)):
+                    found = columns(found)
+                lines = found is not None and found.ndim == 3 and found.shape[1] == self._line_channels
+                images = found is not None and (found.ndim in (4, 5) or lines) and not isinstance(output, Mapping)
+                self._keep(OUTPUT, found, 1 if images else -1, module.training)
 
     def _wanted(self, name: str, module: nn.Module) -> bool:
         seen = self.seen.get(name)
         return seen is None or (module.training and not seen.training)
 
     def _keep(self, name: str, tensor: Tensor | None, dim: int, training: bool) -> None:
-        if tensor is None or not tensor.is_floating_point() or tensor.layout is not torch.strided:
+        if tensor is None or not tensor.is_floating_point():
             return
+        if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+            return
+        with torch.no_grad(), _plain_precision(tensor):
+            tensor = _unnested(tensor.detach())
+            if tensor.layout is torch.strided:
+                self.seen[name] = self._copied(tensor, dim, training)
+
+    @contextlib.contextmanager
+    def _noting(self, name: str) -> Iterator[None]:
+        """Note an error in a hook, since the pass must go on."""
         try:
-            if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-                return
-            with torch.no_grad(), _plain_precision(tensor):
-                self.seen[name] = self._copied(tensor.detach(), dim, training)
-        except Exception as error:  # the pass must go on
-            self.failures.append(f"{name}: {type(error).__name__}: {error}")
+            yield
+        except Exception as error:
+            text = f"{name}: {type(error).__name__}: {error}"
+            if text not in self.failures:
+                self.failures.append(text)
 
     def _copied(self, tensor: Tensor, dim: int, training: bool) -> Seen:
         if tensor.ndim == 0 or tensor.numel() == 0 or (dim < 0 and -dim > tensor.ndim):
-            raise ValueError(f"shape {tuple(tensor.shape)}")
+            raise ValueError(f"got shape {tuple(tensor.shape)}, expected (N, units)")
         by_unit = tensor.movedim(dim, -1)
         units, shape = by_unit.shape[-1], by_unit.shape[:-1]
         count = math.prod(shape)
@@ -167,7 +181,7 @@ class Capture:
 
 @contextlib.contextmanager
 def probing(net: nn.Module) -> Iterator[None]:
-    """Run in eval mode, without gradients; restore modes, buffers, attributes and random generators."""
+    """Run uncompiled, in eval mode, without gradients; restore modes, buffers, attributes and random generators."""
     devices = sorted({p.device.index or 0 for p in net.parameters() if p.device.type == "cuda"})
     with torch.no_grad(), torch.random.fork_rng(devices), unchanged(net):
         yield
@@ -186,6 +200,11 @@ def shapes(x: Any) -> str:
         return f"shape {tuple(x.shape)} ({str(x.dtype).removeprefix('torch.')})"
     named = x.items() if isinstance(x, Mapping) else enumerate(x)
     return ", ".join(f"{name}: {shapes(v) if isinstance(v, Tensor) else type(v).__name__}" for name, v in named)
+
+
+def _unnested(tensor: Tensor) -> Tensor:
+    """Return the rows of a nested tensor, one below the other; another tensor as it is."""
+    return torch.cat([one.flatten(0, -2) for one in tensor.unbind()]) if tensor.is_nested else tensor
 
 
 def _plain_precision(tensor: Tensor) -> Any:

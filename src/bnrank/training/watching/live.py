@@ -80,7 +80,7 @@ class Watch(Record):
         self._measured: list[Measured] = []
         self._capture = Capture(self.net, self.parts, max_rows)
         self._notes: list[str] = []
-        self._closed = False
+        self._closed, self._told = False, False
         self._missing: list[str] = []
         if collapse is not None and collapse.layers is not None:
             unknown = [name for name in collapse.layers if name not in self.layers]
@@ -104,7 +104,8 @@ class Watch(Record):
     def history(self) -> xr.Dataset:
         """The measurements so far over (step, layer)."""
         seen = [{name for name, row in m.rows.items() if "units" in row} for m in self._measured]
-        notes = self._notes + without_activations(self.parts, seen)
+        said = any(note.startswith(f"activations not measured, {OUTPUT}: ") for note in self._notes)
+        notes = self._notes + without_activations(self.parts, seen, output=not said)
         notes += without_dimensions(m.rows for m in self._measured)
         notes += [f"collapsed since step {step}: {name}" for name, step in self.collapsed.items()]
         attrs = {"title": f"watch of {type(self.net).__name__}", "every": self.every, "notes": "\n".join(notes)}
@@ -119,7 +120,7 @@ class Watch(Record):
         """Note that the optimizer has taken a step, measure if it is time, and return whether it was measured.
 
         The first step is measured, and every multiple of ``every``. An error in a measurement does not end the
-        training: measuring stops, with a warning.
+        training: measuring stops, with a warning. A writer that fails is left out, also with a warning.
 
         Parameters
         ----------
@@ -151,23 +152,39 @@ class Watch(Record):
         due = self._is_due(number)
         self._stride, self.steps = (number - self.steps if self.steps else 1), number
         if self._closed:
+            self.warn_if_closed()
             return False, ""
         if not due:
             self._arm()
             return False, ""
         try:
             found = self._measure()
-            for writer in self.writers:
-                writer.write(found)
         except Exception as error:
             text = f"measuring stopped at step {number}: {type(error).__name__}: {error}"
             self._remark(text)
             self.close()
+            self._told = True
             warnings.warn(f"bnrank.watch: {text}; training continues", RuntimeWarning, stacklevel=3)
             return False, ""
         self._measured.append(found)
+        for writer in list(self.writers):
+            with self._dropping(writer):
+                writer.write(found)
         self._arm()
         return True, self._judge(found)
+
+    @contextlib.contextmanager
+    def _dropping(self, writer: Writer) -> Iterator[None]:
+        """Go on without a writer that fails, with a warning."""
+        try:
+            yield
+        except Exception as error:
+            self.writers.remove(writer)
+            text = f"{type(writer).__name__} left out since step {self.steps}: {type(error).__name__}: {error}"
+            self._remark(text)
+            warnings.warn(f"bnrank.watch: {text}; measuring continues", RuntimeWarning, stacklevel=5)
+            with contextlib.suppress(Exception):
+                writer.close()
 
     def _judge(self, found: Measured) -> str:
         """Return why the training should stop, or an empty text; warn of a collapse that does not stop it."""
@@ -205,8 +222,18 @@ class Watch(Record):
         if not self._closed:
             self._closed = True
             self._capture.disarm()
-            for writer in self.writers:
-                writer.close()
+            for writer in list(self.writers):
+                with self._dropping(writer):
+                    writer.close()
+
+    def warn_if_closed(self) -> None:
+        """Warn once, where the watch is closed, that a training which goes on is not measured."""
+        if self._closed and not self._told:
+            self._told = True
+            when = f"after the measurement of step {self._measured[-1].step}" if self._measured else "without any"
+            text = f"closed {when}: later steps are not measured, make a new watch for them"
+            self._remark(text)
+            warnings.warn(f"bnrank.watch: {text}", RuntimeWarning, stacklevel=4)
 
     def __enter__(self) -> Watch:
         return self
@@ -221,8 +248,12 @@ class Watch(Record):
         return not self.steps or number // self.every > self.steps // self.every
 
     def _arm(self) -> None:
-        """Have hooks in the next forward pass if and only if the next step is measured, without ``x``."""
-        if self.x is None and "activations" in self.what and self._is_due(self.steps + self._stride):
+        """Have hooks in the next forward pass if and only if the next step is measured, without ``x``.
+
+        Modules that are compiled in place have none: they would be compiled, too, in other pieces.
+        """
+        wanted = self.x is None and "activations" in self.what and self._is_due(self.steps + self._stride)
+        if wanted and not any(getattr(part, "_compiled_call_impl", None) for part in self.net.modules()):
             if not self._capture.armed:
                 with contextlib.suppress(Exception):  # said at the measurement
                     self._follow()

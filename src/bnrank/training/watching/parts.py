@@ -135,20 +135,36 @@ def _unseen(own: str, module: nn.Module, parent: nn.Module | None) -> str:
     return "the weight does not act on the first input of its module"
 
 
-def without_activations(parts: Sequence[Part], seen: Sequence[Collection[str]]) -> list[str]:
-    """Return a remark per reason on the weights without activations in measurements that have seen those of others.
+NOT_CALLED = (
+    "no input of floating-point numbers was seen: the layer may not have been called, or in torch.compile, "
+    "where x= helps"
+)
+NO_OUTPUT = "the network itself may not have been called, but only its layers, or returned no floating-point numbers"
+
+
+def without_activations(parts: Sequence[Part], seen: Sequence[Collection[str]], output: bool = True) -> list[str]:
+    """Return a remark per reason on what has no activations in measurements that have seen those of others.
+
+    Parameters
+    ----------
+    parts : sequence of Part
+        The weights.
+    seen : sequence of collections of str
+        For each measurement, the layers with activations.
+    output : bool
+        Whether to remark on the output of the network, too.
 
     Examples
     --------
-    >>> without_activations(parts_of(nn.LSTM(3, 4))[0], [["weight_ih_l0"]])
+    >>> without_activations(parts_of(nn.LSTM(3, 4))[0], [["weight_ih_l0", "output"]])
     ['activations not measured at weight_hh_l0: the recurrent layer computes the input inside']
     """
     found: dict[tuple[int, str], list[str]] = {}
     seen = [names for names in seen if names]
-    for part in parts:
-        if without := sum(part.name not in names for names in seen):
-            reason = part.unseen or "no input of floating-point numbers was seen: the layer may not have been called"
-            found.setdefault((without, reason), []).append(part.name)
+    reasons = [(part.name, part.unseen or NOT_CALLED) for part in parts]
+    for name, reason in [*reasons, (OUTPUT, NO_OUTPUT)] if output else reasons:
+        if without := sum(name not in names for names in seen):
+            found.setdefault((without, reason), []).append(name)
     return [
         f"activations not measured at {shortened(names)}"
         f"{f' in {without} of {len(seen)} measurements' if without < len(seen) else ''}: {reason}"
