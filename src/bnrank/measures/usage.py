@@ -127,9 +127,9 @@ def variance_dimension(
     of Statistics 36 (2008). Use at least 50 samples, and d / 2. With fewer, small eigenvalues are known by little more
     than their sum, and the estimate can be several times too large. For Gaussian samples with four spectra (isotropic,
     1 / i, 1 / i^2, geometric) in 5, 20, 50 and 200 dimensions, it is 0.35 to 13 times the dimension at 95 or 99 percent
-    with 10 samples, 0.5 to 5.4 times with 20, 0.6 to 2.6 times with 30, and 0.7 to 1.6 times with 50 (the extremes of
+    with 10 samples, 0.5 to 5.4 times with 20, 0.6 to 2.6 times with 30, and 0.6 to 1.6 times with 50 (the extremes of
     60 draws each; ``python -m benchmarks.few_samples``). Where the share is passed in the flat tail after a gap, the
-    dimension is ill-conditioned, and 0.1 to 2.6 times the right one.
+    dimension is ill-conditioned, and 0.07 to 2.6 times the right one.
 
     Examples
     --------

@@ -147,8 +147,8 @@ class Detector:
         if self.unseen != max(self.rule.times, 2):
             return ""
         return (
-            f"no collapse can be seen: in {self.unseen} measurements up to step {step} no watched layer had a dimension; "
-            "it takes activations of at least 10 samples (see notes; x= gives a fixed batch)"
+            f"no collapse can be seen: in {self.unseen} measurements up to step {step} no watched layer had a "
+            "dimension; it takes activations of at least 10 samples (see notes; x= gives a fixed batch)"
         )
 
     def _state(self, name: str, row: Mapping[str, float]) -> str | None:
