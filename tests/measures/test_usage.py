@@ -114,6 +114,17 @@ def test_few_samples_do_not_tell_how_many_dimensions_they_miss():
     assert max(usage.centered_dimension(x[:, :2] @ torch.ones(2, 50))) == 1  # samples that vary in fewer
 
 
+@pytest.mark.parametrize(("k", "n"), [(1, 10), (1, 20), (1, 50), (2, 20), (2, 50), (5, 50)])
+def test_planted_dimensions_under_little_noise_are_not_rounded_up(k, n):
+    generator = torch.Generator().manual_seed(0)
+    sizes = torch.full((30,), 1e-3, dtype=torch.float64)
+    sizes[:k] = 1.0
+    found = [usage.centered_dimension(torch.randn(n, 30, generator=generator).double() * sizes) for _ in range(40)]
+    assert np.median(found, 0).tolist() == [k, k]
+    if k == 1:
+        assert np.max(found) == 1
+
+
 @pytest.mark.parametrize("n", [2, 3, 100])
 def test_rows_without_variance_have_dimension_0(n):
     assert usage.centered_dimension(torch.full((n, 5), 0.1)) == (0, 0)

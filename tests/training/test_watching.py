@@ -1,6 +1,7 @@
 """Watching a training: what is measured, that nothing changes, and what stops it."""
 
 import copy
+import warnings
 
 import numpy as np
 import pytest
@@ -514,6 +515,32 @@ def test_the_table_of_a_collapsed_layer_is_that_of_the_last_measurement():
     assert row["stable rank of W"].endswith(" to –")
     assert (row["effective rank"], row["tail"]) == (0, None)
     assert [len(row) for row in bnrank.watch(net).summary()] == [1] * 4  # nothing measured yet
+
+
+def test_a_collapse_to_one_dimension_and_little_noise_is_seen_in_small_batches():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(30, 30), nn.ReLU(), nn.Linear(30, 30))
+    found = bnrank.watch(net, every=1, collapse=Collapse(below=2, times=3, layers=["0"]))
+    for number in range(3):
+        net(torch.randn(20, 1) @ torch.randn(1, 30) + 1e-3 * torch.randn(20, 30))
+        if number < 2:
+            found.step()
+    with pytest.raises(CollapseError, match="step 3: the activations at 0"):
+        found.step()
+
+
+def test_a_collapse_that_cannot_be_seen_is_said():
+    net, _ = plain()
+    found = bnrank.watch(net, every=1, collapse=Collapse(below=2, times=3, layers=["2", "4"]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for size in (4, 4, 40, 4, 4):
+            net(torch.randn(size, 6))
+            found.step()
+    net(torch.randn(4, 6))
+    with pytest.warns(RuntimeWarning, match="no collapse can be seen: in 3 measurements up to step 6"):
+        found.step()
+    assert not found.collapsed
 
 
 def test_one_output_is_no_collapse():

@@ -27,7 +27,9 @@ class Collapse:
     """When the inputs of a layer, or the outputs of the network, count as collapsed.
 
     A layer has collapsed if the dimension of its centered inputs at 95 percent of their variance was below ``below`` in
-    ``times`` consecutive measurements. Measurements without a dimension, those of a single row, are passed over.
+    ``times`` consecutive measurements. Measurements without a dimension, as of fewer than 10 samples that vary in all
+    dimensions in which so few can, are passed over; a warning says if all layers are without one for ``times``
+    measurements, or two where ``times`` is 1.
 
     A layer whose weights or inputs are NaN or infinite in ``times`` consecutive measurements also stops the training,
     with a message that says so. Where the output is infinite by design, as for masked logits, name the other
@@ -82,11 +84,14 @@ class Detector:
         The threshold, the layers, and how many consecutive measurements count.
     collapsed, nonfinite : dict of str to int
         Layers that were so in ``rule.times`` measurements in a row, with the step since which they are.
+    unseen : int
+        Number of measurements in a row in which no watched layer had a dimension or values that are not finite.
     """
 
     rule: Collapse
     collapsed: dict[str, int] = field(default_factory=dict)
     nonfinite: dict[str, int] = field(default_factory=dict)
+    unseen: int = 0
     _runs: dict[str, tuple[str, int, int]] = field(default_factory=dict)  # state, step since which, measurements
 
     @property
@@ -105,8 +110,10 @@ class Detector:
         ({}, {'0': 10}, {})
         """
         new = {}
-        for name, row in rows.items():
-            state = self._state(name, row)
+        states = {name: self._state(name, row) for name, row in rows.items()}
+        named = [state for name, state in states.items() if self.rule.layers is None or name in self.rule.layers]
+        self.unseen = self.unseen + 1 if all(state in (None, "finite") for state in named) else 0
+        for name, state in states.items():
             if state is None:
                 continue
             before, since, count = self._runs.get(name, ("", step, 0))
@@ -134,6 +141,15 @@ class Detector:
             fewer = f"fewer than {rule.below:g} dimensions at 95 percent of variance"
             parts.append(f"collapsed at step {step}: the activations at {names} vary in {fewer} {during}")
         return "; ".join(parts)
+
+    def blindness(self, step: int) -> str:
+        """Return in words that a collapse cannot be seen, at the measurement at which this is certain; else nothing."""
+        if self.unseen != max(self.rule.times, 2):
+            return ""
+        return (
+            f"no collapse can be seen: in {self.unseen} measurements up to step {step} no watched layer had a "
+            "dimension; it takes activations of at least 10 samples (see notes; x= gives a fixed batch)"
+        )
 
     def _state(self, name: str, row: Mapping[str, float]) -> str | None:
         """Return "collapsed", "not finite" or, of a layer that is neither or not watched, "".

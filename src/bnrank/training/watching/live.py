@@ -188,7 +188,12 @@ class Watch(Record):
 
     def _judge(self, found: Measured) -> str:
         """Return why the training should stop, or an empty text; warn of a collapse that does not stop it."""
-        if self._detector is None or not (new := self._detector.update(found.step, found.rows)):
+        if self._detector is None:
+            return ""
+        new = self._detector.update(found.step, found.rows)
+        if text := self._detector.blindness(found.step):
+            warnings.warn(f"bnrank.watch: {text}", RuntimeWarning, stacklevel=4)
+        if not new:
             return ""
         text = self._detector.reason(found.step, new)
         if self._detector.rule.stop:
