@@ -76,7 +76,7 @@ def told_apart(names: Sequence[str], most: int = 24) -> list[str]:
     Examples
     --------
     >>> told_apart(["model.encoder.layers.0.attention.query", "model.encoder.layers.1.attention.query", "head"])
-    ['….0.attention.query', '….1.attention.query', 'head']
+    ['…0.attention.query', '…1.attention.query', 'head']
     >>> told_apart(["body.0", "body.2"])
     ['body.0', 'body.2']
     """
@@ -86,9 +86,9 @@ def told_apart(names: Sequence[str], most: int = 24) -> list[str]:
         for k in range(len(parts) - 1, 0, -1):
             end = "." + ".".join(parts[k:])
             alone = sum(other.endswith(end) for other in names) == 1
-            longer = len(parts[k - 1]) + len(end) + 2
+            longer = len(parts[k - 1]) + len(end) + 1
             if len(name) > most and alone and longer > most:
-                found[i] = f"…{end}"
+                found[i] = f"…{end[1:]}"
                 break
     return found
 
