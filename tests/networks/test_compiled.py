@@ -10,6 +10,7 @@ from torch import nn
 
 import bnrank
 from bnrank._core import terminal
+from bnrank.networks import functional
 
 
 class Inner(nn.Module):
@@ -50,6 +51,15 @@ def test_a_compiled_module_gives_what_it_gives_as_it_is_written(part):
     found, expected = (str(bnrank.graph.trace(f, x)) for f in (net, plain))
     assert found == expected
     assert len(passes) == compiled == 1
+
+
+def test_a_function_that_is_compiled_can_measure_a_network():
+    net, x = Net(), torch.randn(60, 6)
+    function, stance = functional.Functional(net), torch._dynamo.eval_frame._stance
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: function(2 * x), backend=lambda graph, inputs: graph.forward)
+    assert torch.equal(compiled(x), function(2 * x))
+    assert torch._dynamo.eval_frame._stance == stance
 
 
 def test_tables_draw_no_numbers_from_the_generator_of_random():

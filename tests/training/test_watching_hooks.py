@@ -82,6 +82,23 @@ def test_compiled_code_is_whole_and_has_no_hooks(in_place):
     assert np.isfinite(fixed.history["dimension_95"].values).all()
 
 
+def test_a_step_inside_compiled_code_measures_as_outside():
+    net, x = plain()
+    torch._dynamo.reset()
+    with bnrank.watch(net, every=1, x=x) as found, bnrank.watch(net, every=1, x=x) as expected:
+
+        @torch.compile(backend=lambda graph, inputs: graph.forward)
+        def training(x):
+            loss = net(x).sum()
+            found.step()
+            return loss
+
+        training(x)
+        expected.step()
+    assert found.notes == []
+    assert found.history.drop_attrs().identical(expected.history.drop_attrs())
+
+
 def test_traced_code_has_no_hooks():
     net, x = plain()
 
