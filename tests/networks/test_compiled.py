@@ -19,7 +19,11 @@ class Inner(nn.Module):
         self.layer = nn.Linear(6, 12)
 
     def forward(self, x):
-        return self.layer(x).relu()
+        return self.activation(self.layer(x))
+
+    @staticmethod
+    def activation(x):
+        return x.relu()
 
 
 class Net(nn.Module):
@@ -31,8 +35,8 @@ class Net(nn.Module):
         return self.head(self.body(x))
 
 
-@pytest.mark.parametrize("part", ["", "body"])
-def test_a_compiled_module_gives_what_it_gives_as_it_is_written(part):
+@pytest.mark.parametrize("kind", ["in place", "a part", "a function"])
+def test_a_compiled_module_gives_what_it_gives_as_it_is_written(kind):
     torch.manual_seed(0)
     net, x = Net(), torch.randn(60, 6)
     plain, passes = copy.deepcopy(net), []
@@ -42,7 +46,10 @@ def test_a_compiled_module_gives_what_it_gives_as_it_is_written(part):
         return graph.forward
 
     torch._dynamo.reset()
-    net.get_submodule(part).compile(backend=backend, fullgraph=True)
+    if kind == "a function":
+        net.body.activation = torch.compile(Inner.activation, backend=backend, fullgraph=True)
+    else:
+        net.get_submodule("body" if kind == "a part" else "").compile(backend=backend, fullgraph=True)
     net(x)
     compiled = len(passes)
     assert str(bnrank.compare(net, net, x)) == str(bnrank.compare(plain, plain, x))

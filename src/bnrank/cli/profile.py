@@ -103,7 +103,7 @@ def profile_command(
 def is_weight_file(model: str, files: ModelFiles) -> bool:
     """Return whether a model is a file of weights, without code, rather than a folder or a function.
 
-    Files with other names count, except for code and safetensors: the error says which names a file of weights can have.
+    Files with other names count, except for code and safetensors: the error says which names are possible.
     """
     path = Path(model)
     folder, file = os.path.isdir(model), os.path.isfile(model)  # noqa: PTH112, PTH113 - no error for long names
