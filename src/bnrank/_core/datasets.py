@@ -62,7 +62,8 @@ def not_plain(dataset: xr.Dataset) -> list[str]:
         texts = variable.dtype.kind == "U" or all(isinstance(value, str) for value in variable.values.flat)
         if not texts and (variable.dtype.kind not in "biuf" or variable.dtype.itemsize > 8):
             found.append(f"{name} ({variable.dtype})")
-    attributes = [item for some in (dataset, *dataset.variables.values()) for item in some.attrs.items()]
+    holders: list[Any] = [dataset, *dataset.variables.values()]
+    attributes = [item for some in holders for item in some.attrs.items()]
     return found + [f"attribute {key} ({type(value).__name__})" for key, value in attributes if not _is_plain(value)]
 
 
