@@ -562,7 +562,7 @@ PLAIN_ATTENTION = Shared(_plain_attention)
 
 def uncompiled(function: Callable[[], Returned]) -> Callable[[], Returned]:
     """Return a function that runs uncompiled, also where it is called inside a compiled one."""
-    return torch.compiler.disable(function) if "torch._dynamo" in sys.modules else function
+    return torch.compiler.disable(function) if torch.compiler.is_compiling() else function
 
 
 def _uncompiled() -> AbstractContextManager[object]:
