@@ -203,6 +203,8 @@ def test_profile_of_a_file_of_weights_needs_neither_code_nor_data(own, command):
     (own / "net.h5").write_bytes(b"any")
     done = command("profile", "net.h5")
     assert (done.code, "MODEL: got 'net.h5', expected a file of weights, one ending in" in done.error) == (2, True)
+    bnrank.save(bnrank.MLP([3, 4, 2], seed=0), own / "net.safetensors").rename(own / "net")
+    assert "2 of 4 tensors measured" in command("profile", "net").out
 
 
 def test_watch_shows_a_sweep_and_writes_its_page(tmp_path, command):

@@ -39,7 +39,8 @@ def test_scales_and_shifts_of_many_dimensions_are_no_kernels():
     assert list(values_of(ds)) == ["1.weight", "positions.bias"]
     for layer in "02":
         for key, what in (("weight", "scale"), ("bias", "shift")):
-            assert listed(ds)[f"{layer}.{key}"] == f"{what} of a normalization, applied entry by entry"
+            reason = f"{what} of a normalization, applied entry by entry, since weight and bias have one shape"
+            assert listed(ds)[f"{layer}.{key}"] == reason
     assert listed(ds)["attention.bias"] == "bias"
     assert values_of(profile(net)).keys() == {"1.weight"}
 
@@ -151,10 +152,14 @@ def test_split_weights_are_read_as_one_by_their_index(tmp_path):
     (tmp_path / files[2]).unlink()
     with pytest.raises(ValueError, match=r"^net: got .* without model-00003-of-00003\.safetensors, expected all files"):
         profile(path)
+    (tmp_path / "parts").mkdir()
+    inside = split(tmp_path, state, {key: f"parts/{i % 2}.safetensors" for i, key in enumerate(state)})
+    assert listed(profile(inside)) == listed(whole)
     binary = split(tmp_path, state, {key: f"pytorch_model-{1 + i % 2}.bin" for i, key in enumerate(state)})
     assert "1.weight" in values_of(profile(binary))
     for text, message in (
-        ('{"weight_map": {"a": "../other.safetensors"}}', "expected an index of files of weights beside it"),
+        ('{"weight_map": {"a": "../other.safetensors"}}', "expected an index of files of weights in its folder"),
+        ('{"weight_map": {"a": "/other.safetensors"}}', "expected an index of files of weights in its folder"),
         ('{"weight_map": {}}', "expected an index"),
         ('{"weight_map": {"a": "model.safetensors.index.json"}}', "expected an index of files of weights"),
         ('{"weight_map": {"a": 3}}', "no index of weights"),
@@ -164,6 +169,16 @@ def test_split_weights_are_read_as_one_by_their_index(tmp_path):
         path.write_text(text)
         with pytest.raises(ValueError, match=f"^net: .*{message}"):
             profile(path)
+
+
+def test_checkpoints_that_hold_themselves_are_refused_by_name(tmp_path):
+    state, layers = {"w": normal(3, 4)}, [normal(3, 4)]
+    state["again"] = state
+    layers.append(layers)
+    for value in (state, {"w": normal(3, 4), "optimizer": {"x": layers}}):
+        torch.save(value, tmp_path / "c.pt")
+        with pytest.raises(ValueError, match=r"^net: got mappings or lists nested too deep"):
+            profile(tmp_path / "c.pt")
 
 
 def test_checkpoints_with_the_name_of_an_archive_and_lists_of_tensors(tmp_path):

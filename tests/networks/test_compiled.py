@@ -10,6 +10,7 @@ from torch import nn
 
 import bnrank
 from bnrank._core import terminal
+from bnrank.networks import functional
 
 
 class Inner(nn.Module):
@@ -18,7 +19,11 @@ class Inner(nn.Module):
         self.layer = nn.Linear(6, 12)
 
     def forward(self, x):
-        return self.layer(x).relu()
+        return self.activation(self.layer(x))
+
+    @staticmethod
+    def activation(x):
+        return x.relu()
 
 
 class Net(nn.Module):
@@ -30,8 +35,8 @@ class Net(nn.Module):
         return self.head(self.body(x))
 
 
-@pytest.mark.parametrize("part", ["", "body"])
-def test_a_compiled_module_gives_what_it_gives_as_it_is_written(part):
+@pytest.mark.parametrize("kind", ["in place", "a part", "a function"])
+def test_a_compiled_module_gives_what_it_gives_as_it_is_written(kind):
     torch.manual_seed(0)
     net, x = Net(), torch.randn(60, 6)
     plain, passes = copy.deepcopy(net), []
@@ -41,7 +46,10 @@ def test_a_compiled_module_gives_what_it_gives_as_it_is_written(part):
         return graph.forward
 
     torch._dynamo.reset()
-    net.get_submodule(part).compile(backend=backend, fullgraph=True)
+    if kind == "a function":
+        net.body.activation = torch.compile(Inner.activation, backend=backend, fullgraph=True)
+    else:
+        net.get_submodule("body" if kind == "a part" else "").compile(backend=backend, fullgraph=True)
     net(x)
     compiled = len(passes)
     assert str(bnrank.compare(net, net, x)) == str(bnrank.compare(plain, plain, x))
@@ -50,6 +58,15 @@ def test_a_compiled_module_gives_what_it_gives_as_it_is_written(part):
     found, expected = (str(bnrank.graph.trace(f, x)) for f in (net, plain))
     assert found == expected
     assert len(passes) == compiled == 1
+
+
+def test_a_function_that_is_compiled_can_measure_a_network():
+    net, x = Net(), torch.randn(60, 6)
+    function, stance = functional.Functional(net), torch._dynamo.eval_frame._stance
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: function(2 * x), backend=lambda graph, inputs: graph.forward)
+    assert torch.equal(compiled(x), function(2 * x))
+    assert torch._dynamo.eval_frame._stance == stance
 
 
 def test_tables_draw_no_numbers_from_the_generator_of_random():

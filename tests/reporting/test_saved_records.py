@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 from torch import nn
 
 import bnrank
@@ -85,3 +86,18 @@ def test_a_profile_comes_back_bit_by_bit(tmp_path):
         bnrank.profile(tmp_path / "profile.safetensors")
     with pytest.raises(TypeError, match=r"result: got a dataset with z \(complex128\), expected numbers and texts"):
         bnrank.save(result.assign(z=("layer", np.ones(2) * 1j)), tmp_path / "profile.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("part", "text"),
+    [
+        ({"z": ("layer", np.array(["a", None], dtype=object))}, r"z \(object\)"),
+        ({"of": np.ones(2)}, r"attribute of \(ndarray\)"),
+    ],
+)
+def test_datasets_that_would_not_come_back_are_refused(part, text, tmp_path):
+    made = xr.Dataset({"a": ("layer", np.array([1.0, 2.0], dtype=">f8"))}, {"layer": ["x", "y"]}, {"sizes": [1, 2]})
+    assert bnrank.load(bnrank.save(made, tmp_path / "made.safetensors")).identical(made)
+    changed = made.assign_attrs(part) if "of" in part else made.assign(part)
+    with pytest.raises(TypeError, match=f"^result: got a dataset with {text}, expected numbers and texts"):
+        bnrank.save(changed, tmp_path / "changed.safetensors")

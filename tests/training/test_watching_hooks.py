@@ -72,14 +72,32 @@ def test_compiled_code_is_whole_and_has_no_hooks(in_place):
     if in_place:
         net.compile(**options)
     compiled = net if in_place else torch.compile(net, **options)
-    with bnrank.watch(net, every=1) as found, bnrank.watch(net, every=1, x=x) as fixed:
-        for _ in range(2):
+    with bnrank.watch(net, every=2) as found, bnrank.watch(net, every=2, x=x) as fixed:
+        for _ in range(3):
             compiled(x)
             found.step()
             fixed.step()
-    assert all(len(piece) == 6 for piece in pieces)  # three layers, two ReLUs and the sum
+    sizes = [len(piece) for piece in pieces]  # three layers, two ReLUs and the sum
+    assert sizes == ([6] if in_place else [6, 6])  # the second for a module with hooks
     assert "no forward pass was seen: pass x" in str(found)
     assert np.isfinite(fixed.history["dimension_95"].values).all()
+
+
+def test_a_step_inside_compiled_code_measures_as_outside():
+    net, x = plain()
+    torch._dynamo.reset()
+    with bnrank.watch(net, every=1, x=x) as found, bnrank.watch(net, every=1, x=x) as expected:
+
+        @torch.compile(backend=lambda graph, inputs: graph.forward)
+        def training(x):
+            loss = net(x).sum()
+            found.step()
+            return loss
+
+        training(x)
+        expected.step()
+    assert found.notes == []
+    assert found.history.drop_attrs().identical(expected.history.drop_attrs())
 
 
 def test_traced_code_has_no_hooks():
@@ -178,6 +196,7 @@ def test_a_writer_that_fails_is_left_out_and_the_others_go_on(tmp_path):
     with pytest.warns(RuntimeWarning, match="Failing left out since step 2: OSError: no connection; measuring"):
         assert found.step()
     assert found.step()
+    assert [type(writer).__name__ for writer in found.writers] == ["CSVWriter", "Closing"]
     with pytest.warns(RuntimeWarning, match="Closing left out since step 3: OSError: no connection to close"):
         found.close()
     assert found.history.step.values.tolist() == [1, 2, 3]

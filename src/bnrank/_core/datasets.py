@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -33,7 +34,7 @@ def save(path: str | os.PathLike[str], dataset: xr.Dataset, kind: str) -> Path:
     for name, variable in dataset.variables.items():
         values = variable.values
         if values.dtype.kind in "biuf":
-            numbers[str(name)] = values.copy()
+            numbers[str(name)] = values.astype(values.dtype.newbyteorder("="))
         else:
             texts[str(name)] = values.astype(str).tolist()
     about = {
@@ -45,6 +46,33 @@ def save(path: str | os.PathLike[str], dataset: xr.Dataset, kind: str) -> Path:
         "variables": {str(name): _plain(variable.attrs) for name, variable in dataset.variables.items()},
     }
     return store.save(path, numbers, about, kind)
+
+
+def not_plain(dataset: xr.Dataset) -> list[str]:
+    """Return the names, with the types, of variables and attributes of a dataset that :func:`save` cannot keep.
+
+    Examples
+    --------
+    >>> import xarray as xr
+    >>> not_plain(xr.Dataset({"x": ("layer", [1.0]), "y": ("layer", [1j])}, attrs={"n": 2, "of": np.ones(2)}))
+    ['y (complex128)', 'attribute of (ndarray)']
+    """
+    found = []
+    for name, variable in dataset.variables.items():
+        texts = variable.dtype.kind == "U" or all(isinstance(value, str) for value in variable.values.flat)
+        if not texts and (variable.dtype.kind not in "biuf" or variable.dtype.itemsize > 8):
+            found.append(f"{name} ({variable.dtype})")
+    holders: list[Any] = [dataset, *dataset.variables.values()]
+    attributes = [item for some in holders for item in some.attrs.items()]
+    return found + [f"attribute {key} ({type(value).__name__})" for key, value in attributes if not _is_plain(value)]
+
+
+def _is_plain(value: object) -> bool:
+    try:
+        json.dumps(_plain({"value": value}))
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def dataset_of(stored: store.Stored) -> xr.Dataset:

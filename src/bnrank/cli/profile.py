@@ -103,7 +103,7 @@ def profile_command(
 def is_weight_file(model: str, files: ModelFiles) -> bool:
     """Return whether a model is a file of weights, without code, rather than a folder or a function.
 
-    Files with other names count, except for code: the error says which names a file of weights can have.
+    Files with other names count, except for code and safetensors: the error says which names are possible.
     """
     path = Path(model)
     folder, file = os.path.isdir(model), os.path.isfile(model)  # noqa: PTH112, PTH113 - no error for long names
@@ -111,7 +111,12 @@ def is_weight_file(model: str, files: ModelFiles) -> bool:
         inside = sorted(filter(is_named_so, path.iterdir()), key=lambda one: (one.suffix != ".json", one.name))
         expected = f"the folder of a run, or a file of weights: {inside[0] if inside else ''}"
         validation.expect(not inside, "net", f"{model!r}, a folder without a run", expected)
-    found = not folder and (is_named_so(path) or (file and path.suffix != ".py"))
+    found = not folder and (is_named_so(path) or (file and path.suffix != ".py" and not _is_safetensors(path)))
     given = "--weights with a file of weights"
     validation.expect(not (found and files.weights), "weights", given, "it only with file.py:function")
     return found
+
+
+def _is_safetensors(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(9)[8:] == b"{"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any, Literal, TypeGuard, TypeVar, overload
 
@@ -22,6 +22,7 @@ from bnrank.networks.inputs import OUTPUTS, Inputs, Samples, columns, main_outpu
 from bnrank.networks.mlp import MLP, LinearNetwork
 
 MAX_WHOLE = 2**22  # numbers in x for which an error tells whether the module runs on all samples
+Returned = TypeVar("Returned")
 Copied = TypeVar("Copied", nn.Module, "tuple[nn.Module, ...]", Any)
 
 
@@ -559,10 +560,21 @@ def _plain_attention() -> Iterator[None]:
 PLAIN_ATTENTION = Shared(_plain_attention)
 
 
+def uncompiled(function: Callable[[], Returned]) -> Callable[[], Returned]:
+    """Return a function that runs uncompiled, also where it is called inside a compiled one."""
+    return torch.compiler.disable(function) if torch.compiler.is_compiling() else function
+
+
 def _uncompiled() -> AbstractContextManager[object]:
-    """Run what is in torch.compile as it is written: compiled code calls no hooks and cannot be followed."""
+    """Run what is in torch.compile as it is written: compiled code calls no hooks and cannot be followed.
+
+    Inside a compiled function this cannot be changed.
+    """
     loaded = "torch._dynamo" in sys.modules  # else nothing was compiled, and loading it takes seconds
-    return torch.compiler.set_stance("force_eager") if loaded else nullcontext()
+    if loaded and not torch.compiler.is_compiling():
+        with suppress(RuntimeError):  # of a compiled function that runs uncompiled pieces
+            return torch.compiler.set_stance("force_eager")
+    return nullcontext()
 
 
 UNCOMPILED = Shared(_uncompiled)

@@ -109,10 +109,10 @@ def _shards(path: Path, name: str, stack: contextlib.ExitStack) -> list[Entry]:
     try:
         places = sources.parse_json(sources.read(path, name, sources.MAX_JSON))["weight_map"]
         files = sorted(set(places.values()))
-        fits = bool(files) and all(Path(file).name == file and is_named_so(Path(file)) for file in files)
+        fits = bool(files) and all(_is_inside(Path(file)) and is_named_so(Path(file)) for file in files)
     except (ValueError, KeyError, TypeError, AttributeError, UnicodeError) as error:
         raise sources.DamagedError(f"{name}: {path} is damaged or no index of weights: {error}") from error
-    validation.expect(fits, name, f"{path} of {files[:3]}", "an index of files of weights beside it")
+    validation.expect(fits, name, f"{path} of {files[:3]}", "an index of files of weights in its folder")
     found: list[Entry] = []
     for file in files:
         shard = path.parent / file
@@ -127,6 +127,11 @@ def _shards(path: Path, name: str, stack: contextlib.ExitStack) -> list[Entry]:
             )
         found += [one for one in part if places.get(one.name, file) == file]
     return found
+
+
+def _is_inside(path: Path) -> bool:
+    """Return whether a relative path stays in its folder."""
+    return not path.is_absolute() and ".." not in path.parts
 
 
 def _lazy(file: Any, key: str) -> Entry:

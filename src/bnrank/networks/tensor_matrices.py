@@ -128,7 +128,8 @@ def _reason(found: Entry, shapes: Mapping[str, tuple[int, ...]]) -> str:
     if len(shape) > 1 and not found.role and last in ("weight", "bias"):
         other = f"{name.removesuffix(last)}{'bias' if last == 'weight' else 'weight'}"
         if shapes.get(other) == shape:  # of a linear map or a convolution, the bias is a vector
-            return f"{'scale' if last == 'weight' else 'shift'} of a normalization, applied entry by entry"
+            what = "scale" if last == "weight" else "shift"
+            return f"{what} of a normalization, applied entry by entry, since weight and bias have one shape"
         if last == "bias" and len(shape) > 2:
             return "bias"
     if not shape:

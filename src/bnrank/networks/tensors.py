@@ -161,7 +161,12 @@ def of_mapping(state: Mapping[Any, object], name: str = "net") -> list[Entry]:
     if not any(isinstance(value, Tensor | Mapping) for value in state.values()):
         got = ", ".join(f"{key!r}: {type(value).__name__}" for key, value in list(state.items())[:3])
         raise TypeError(f"{name}: got a mapping without tensors ({got}), expected names and tensors")
-    return normalized(list(_walk(state, "")))
+    try:
+        found = list(_walk(state, ""))
+    except RecursionError as error:
+        got = "mappings or lists nested too deep, or inside themselves"
+        raise ValueError(f"{name}: got {got}, expected names and tensors") from error
+    return normalized(found)
 
 
 def _walk(state: Mapping[Any, object], prefix: str) -> Iterator[Entry]:

@@ -143,7 +143,7 @@ def save(result: object, path: str | os.PathLike[str], *, tag: str | None = None
     if isinstance(result, Comparison):
         return datasets.save(path, result.data, "comparison")
     if isinstance(result, xr.Dataset):
-        other = [f"{name} ({v.dtype})" for name, v in result.variables.items() if v.dtype.kind not in "biufUO"]
+        other = datasets.not_plain(result)
         validation.expect(not other, "result", f"a dataset with {', '.join(other)}", "numbers and texts", TypeError)
         return datasets.save(path, result, "dataset")
     expected = (

@@ -204,7 +204,7 @@ def _numbered(files: Sequence[Path], root: Path, name: str) -> tuple[list[tuple[
     found: dict[int, list[Path]] = {}
     left_out = []
     for path in files:
-        step = _step(str(path.relative_to(root).with_suffix("")).removesuffix(".pth"))
+        step = _step(str(path.relative_to(root).with_suffix("")))
         if step is None:
             left_out.append(path)
             continue

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from bnrank._core import validation
-from bnrank.networks.functional import unwrap
+from bnrank.networks.functional import uncompiled, unwrap
 from bnrank.training.watching import callbacks, quantities
 from bnrank.training.watching.capturing import Capture, call, probing, shapes
 from bnrank.training.watching.collapse import Collapse, CollapseError, Detector
@@ -158,7 +158,7 @@ class Watch(Record):
             self._arm()
             return False, ""
         try:
-            found = self._measure()
+            found = uncompiled(self._measure)()
         except Exception as error:
             text = f"measuring stopped at step {number}: {type(error).__name__}: {error}"
             self._remark(text)
