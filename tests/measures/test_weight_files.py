@@ -28,6 +28,9 @@ def test_the_state_of_an_optimizer_is_known_by_its_keys(name, tmp_path):
     ds = profile(tmp_path / "c.pt")
     assert list(values_of(ds)) == ["net.0.weight", "net.1.weight"]
     assert listed(ds)[name] == "state of the training, 12 tensors, not of the network"
+    torch.save(optimizer.state_dict(), tmp_path / "optimizer.pt")
+    with pytest.raises(ValueError, match="net: got the state of an optimizer, expected the weights of a network"):
+        profile(tmp_path / "optimizer.pt")
     layers = {"state": {"weight": torch.eye(3)}, "param": torch.eye(2)}  # other things of this name
     assert list(values_of(profile(layers))) == ["state.weight", "param"]
 

@@ -852,7 +852,7 @@ def test_layers_with_long_names_are_told_apart_in_the_charts():
             found.step()
     (group,) = watched_view(found).groups
     labels = [label for _, label in group.charts[0].key]
-    assert labels == [f"….and_layers.{i}.0" for i in range(3)]
+    assert labels == [f"…and_layers.{i}.0" for i in range(3)]
 
 
 @pytest.mark.parametrize(
