@@ -162,7 +162,7 @@ def of_mapping(state: Mapping[Any, object], name: str = "net") -> list[Entry]:
     if not any(isinstance(value, Tensor | Mapping) for value in state.values()):
         got = ", ".join(f"{key!r}: {type(value).__name__}" for key, value in list(state.items())[:3])
         raise TypeError(f"{name}: got a mapping without tensors ({got}), expected names and tensors")
-    validation.expect(not _OPTIMIZER <= state.keys(), name, "the state of an optimizer", "the weights of a network")
+    validation.expect(not state.keys() >= _OPTIMIZER, name, "the state of an optimizer", "the weights of a network")
     try:
         found = list(_walk(state, ""))
     except RecursionError as error:
@@ -178,7 +178,7 @@ def _walk(state: Mapping[Any, object], prefix: str) -> Iterator[Entry]:
         if isinstance(value, list | tuple) and any(isinstance(item, Tensor | Mapping) for item in value):
             inside = dict(enumerate(value))
         if isinstance(inside, Mapping):
-            if _TRAINING.search(str(key)) or _OPTIMIZER <= inside.keys():
+            if _TRAINING.search(str(key)) or inside.keys() >= _OPTIMIZER:
                 found = sum(1 for _ in _tensors(inside))
                 reason = f"state of the training, {found} tensors, not of the network"
                 yield Entry(name, (), "mapping", lambda: torch.zeros(0), reason=reason, is_tensor=False)
