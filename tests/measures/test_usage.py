@@ -125,6 +125,15 @@ def test_planted_dimensions_under_little_noise_are_not_rounded_up(k, n):
         assert np.max(found) == 1
 
 
+def test_the_corrected_dimension_grows_with_the_share():
+    generator = torch.Generator().manual_seed(0)
+    sizes = 1 / torch.arange(1.0, 6)
+    shares = (0.99, 0.95, 0.98, 0.96, 0.97)  # in any order
+    for _ in range(30):
+        found = usage.centered_dimension(torch.randn(10, 5, generator=generator) * sizes, shares)
+        assert [dimension for _, dimension in sorted(zip(shares, found, strict=True))] == sorted(found)
+
+
 @pytest.mark.parametrize("n", [2, 3, 100])
 def test_rows_without_variance_have_dimension_0(n):
     assert usage.centered_dimension(torch.full((n, 5), 0.1)) == (0, 0)

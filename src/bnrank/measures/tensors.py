@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -34,7 +33,7 @@ BLOCK = 2**22  # entries that are looked at together
 ROWS = 4096  # rows of a tall matrix that are decomposed at a time, at least
 
 NOT_FINITE = "entries are NaN or infinite"
-_TIED = re.compile(r"tied: the same tensor as (.+), counted once")
+_TIED = ("tied: the same tensor as ", ", counted once")  # around the name
 LONG_NAMES = {
     "weight_relative_rank": "number of singular values of W_l above weight_rtol times the largest",
     "full_rank": "number of singular values of W_l",
@@ -150,9 +149,11 @@ def summary(profile: xr.Dataset) -> list[str]:
     lines = ["{:,} of {:,} tensors measured, with {:,} of {:,} entries".format(*counts)]
     groups: dict[str, list[str]] = {}
     for row in remarks.rows(profile, "skipped"):
-        tied = _TIED.fullmatch(row["reason"])
-        reason = row["reason"] if tied is None else _TIED.pattern.replace("(.+)", "another")
-        groups.setdefault(reason, []).append(row["name"] + ("" if tied is None else f" = {tied[1]}"))
+        reason, name = row["reason"], row["name"]
+        if reason.startswith(_TIED[0]):
+            name += f" = {reason.removeprefix(_TIED[0]).removesuffix(_TIED[1])}"
+            reason = "another".join(_TIED)
+        groups.setdefault(reason, []).append(name)
     for reason, names in groups.items():
         lines.append(f"not measured: {_times(len(names))}{reason} ({_some(names)})")
     groups = {}
@@ -184,7 +185,7 @@ def _measure(
         if not parts:
             reasons[i] = text
         elif first != found.name:
-            reasons[i] = _TIED.pattern.replace("(.+)", first)
+            reasons[i] = first.join(_TIED)
         else:
             plans[i], notes[i] = parts, text
     work = {i: sum(map(_work, parts)) for i, parts in plans.items()}

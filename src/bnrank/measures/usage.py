@@ -91,10 +91,10 @@ def variance_dimension(
         1 + z v(z) = (d / n) mean_t[t v(z) / (1 + t v(z))]  for n, d -> infinity.
 
     Non-negative weights on a grid of t are fitted by least squares to this equation, for z on the negative axis and
-    near the eigenvalues, with the total variance given. The result is rounded up; where it is at most half a dimension
-    above the uncorrected one, which its own error can reach, the uncorrected one is returned.
-    Where the samples span fewer than min(N - 1, d) dimensions, so does the distribution, and d is replaced by their
-    number.
+    near the eigenvalues, with the total variance given. The estimate is rounded up; where it is at most half a
+    dimension above the uncorrected one, which its own error can reach, the uncorrected one is returned. The result at
+    a share is at least that at a smaller one of ``shares``. Where the samples span fewer than min(N - 1, d) dimensions,
+    so does the distribution, and d is replaced by their number.
 
     Parameters
     ----------
@@ -166,7 +166,10 @@ def variance_dimension(
     counts = np.concatenate([[0.0], np.cumsum(masses)]) * features
     estimates = np.interp(np.array(shares) * sums[-1], sums, counts)
     both = zip(estimates, plain, strict=True)
-    return tuple(k if e <= k + WITHIN else min(int(np.ceil(e - 1e-6)), features) for e, k in both)
+    rounded = np.array([k if e <= k + WITHIN else min(int(np.ceil(e - 1e-6)), features) for e, k in both])
+    order = np.argsort(shares)
+    rounded[order] = np.maximum.accumulate(rounded[order])
+    return tuple(map(int, rounded))
 
 
 def _least(values: Array, shares: Sequence[float]) -> tuple[float, ...]:
