@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy.linalg import subspace_angles
-from sklearn.metrics import pairwise_distances_argmin_min
 from torch import Tensor
 
 from bnrank._core import linalg, validation
@@ -221,6 +220,8 @@ def completely_positive(
     >>> completely_positive(torch.tensor([[1.0], [-1.0]])).pair
     (0, 1)
     """
+    from sklearn.metrics import pairwise_distances_argmin_min  # here, as it takes a second to import
+
     given = validation.samples(x, "x")
     atol, rtol = validation.number(atol, "atol", 0.0, strict=True), validation.rtol(rtol)
     rng = np.random.default_rng(validation.seed(seed, bits=128))

@@ -1,21 +1,24 @@
 """Kernel ridge regression: selection by cross-validation, and its Jacobians, which overestimate the rank (T16)."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.spatial.distance import cdist, pdist
-from sklearn.gaussian_process.kernels import RBF, Kernel, Matern, RationalQuadratic
-from sklearn.kernel_ridge import KernelRidge
-from sklearn.model_selection import GridSearchCV, KFold
 from torch import Tensor
 
 from bnrank._core import linalg, validation
 from bnrank._core.results import Printed
 from bnrank._core.sampling import evenly_spaced
+
+if TYPE_CHECKING:
+    from sklearn.gaussian_process.kernels import Kernel
+    from sklearn.kernel_ridge import KernelRidge
 
 __all__ = ["KERNELS", "KernelJacobians", "Selected", "jacobian_ranks", "select"]
 
@@ -23,15 +26,15 @@ Array = NDArray[np.float64]
 
 ROOT3, ROOT5 = math.sqrt(3), math.sqrt(5)
 
-# K(h) of scikit-learn for a length scale h, and k'(r) / r, r the distance over the length scale
-RADIAL: dict[str, tuple[Callable[[float], Kernel], Callable[[Array], Array]]] = {
-    "rbf": (RBF, lambda r: -np.exp(-(r**2) / 2)),
-    "laplace": (lambda h: Matern(h, nu=0.5), lambda r: -np.exp(-r) * np.divide(1, r, out=0 * r, where=r > 0)),
-    "matern32": (lambda h: Matern(h, nu=1.5), lambda r: -3 * np.exp(-ROOT3 * r)),
-    "matern52": (lambda h: Matern(h, nu=2.5), lambda r: -5 / 3 * (1 + ROOT5 * r) * np.exp(-ROOT5 * r)),
-    "rational": (lambda h: RationalQuadratic(h / math.sqrt(2), alpha=1.0), lambda r: -2 / (1 + r**2) ** 2),
+# k'(r) / r, where r is the distance over the length scale
+SLOPES: dict[str, Callable[[Array], Array]] = {
+    "rbf": lambda r: -np.exp(-(r**2) / 2),
+    "laplace": lambda r: -np.exp(-r) * np.divide(1, r, out=0 * r, where=r > 0),
+    "matern32": lambda r: -3 * np.exp(-ROOT3 * r),
+    "matern52": lambda r: -5 / 3 * (1 + ROOT5 * r) * np.exp(-ROOT5 * r),
+    "rational": lambda r: -2 / (1 + r**2) ** 2,
 }
-KERNELS = tuple(RADIAL)
+KERNELS = tuple(SLOPES)
 RIDGES = (1e-8, 1e-6, 1e-4, 1e-2, 0.1, 1.0)
 EPS = 1e-15  # rounding error, relative
 SCALES = (0.25, 0.5, 1.0, 2.0, 4.0)
@@ -139,7 +142,10 @@ def jacobian_ranks(
     >>> int(jacobian_ranks(x, y).ranks.min())                     # the true function has rank 1
     2
     """
-    covariance, slope = RADIAL[validation.choice(kernel, "kernel", KERNELS)]
+    from scipy.spatial.distance import cdist
+    from sklearn.kernel_ridge import KernelRidge  # here, as it takes a second to import
+
+    kernel = validation.choice(kernel, "kernel", KERNELS)
     inputs, outputs = _pair(x, y)
     ridge = validation.number(ridge, "ridge", 0.0, strict=True)
     rtol, data_rtol = validation.rtol(rtol), validation.rtol(data_rtol, "data_rtol")
@@ -151,8 +157,9 @@ def jacobian_ranks(
     else:
         places = validation.samples(points, "points", features=inputs.shape[1]).detach().double().cpu().numpy()
 
-    regression = KernelRidge(alpha=ridge, kernel="precomputed").fit(covariance(length_scale)(inputs), outputs)
-    factors = slope(cdist(places, inputs) / length_scale) / length_scale**2  # (P, N)
+    between = _covariance(kernel, length_scale)(inputs)
+    regression = KernelRidge(alpha=ridge, kernel="precomputed").fit(between, outputs)
+    factors = SLOPES[kernel](cdist(places, inputs) / length_scale) / length_scale**2  # (P, N)
     jacobians = np.stack(
         [regression.dual_coef_.T @ (f[:, None] * (p - inputs)) for f, p in zip(factors, places, strict=True)]
     )
@@ -257,6 +264,9 @@ def select(
     >>> bool(abs(best.predict(torch.tensor([[0.5]]))[0, 0] - torch.sin(torch.tensor(0.5))) < 1e-3)
     True
     """
+    from sklearn.kernel_ridge import KernelRidge
+    from sklearn.model_selection import GridSearchCV, KFold
+
     inputs, outputs = _pair(x, y)
     lists = {"kernels": kernels, "ridges": ridges, "scales": scales}
     for name, values in lists.items():
@@ -268,7 +278,7 @@ def select(
     folds, count = validation.integer(folds, "folds", 2), len(inputs)
     validation.expect(folds <= count, "folds", f"{folds}", f"at most the number of samples, {count}")
     lengths = [factor * _typical_distance(inputs) for factor in factors]
-    tried = [(RADIAL[name][0](length), name, length) for name in names for length in lengths]
+    tried = [(_covariance(name, length), name, length) for name in names for length in lengths]
     mean = outputs.mean(0) * validation.flag(center, "center")
     search = GridSearchCV(
         KernelRidge(),
@@ -284,6 +294,17 @@ def select(
     )
     error = -float(search.best_score_) * outputs.shape[1]
     return Selected(name, length, ridge, error, at_edge, search.best_estimator_, mean)
+
+
+def _covariance(kernel: str, length_scale: float) -> Kernel:
+    """Return scikit-learn's kernel of a name and a length scale."""
+    from sklearn.gaussian_process.kernels import RBF, Matern, RationalQuadratic
+
+    if kernel == "rbf":
+        return RBF(length_scale)
+    if kernel == "rational":
+        return RationalQuadratic(length_scale / math.sqrt(2), alpha=1.0)
+    return Matern(length_scale, nu={"laplace": 0.5, "matern32": 1.5, "matern52": 2.5}[kernel])
 
 
 def _pair(x: Tensor | np.ndarray, y: Tensor | np.ndarray) -> tuple[Array, Array]:
@@ -307,5 +328,7 @@ def _affine_rank(inputs: Array, places: Array, rtol: float) -> tuple[int, Tensor
 
 def _typical_distance(inputs: Array) -> float:
     """Return the median distance between inputs, the largest one if it is 0, or 1 if all inputs are equal."""
+    from scipy.spatial.distance import pdist
+
     between = pdist(inputs)
     return float(np.median(between)) or float(between.max()) or 1.0

@@ -8,11 +8,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy import stats
 
 from bnrank._core import validation
 from bnrank._core.results import Printed
-from bnrank.theory.cost.expansion import ALPHA, LEVEL, Array, Expansion, expand, least_squares, numbers, with_term
+from bnrank.theory.cost.expansion import ALPHA, Array, Expansion, expand, half_widths, least_squares, numbers, with_term
 from bnrank.theory.verdicts import HOLDS, INCONCLUSIVE, NOT_APPLICABLE, VIOLATED, Sides, Statement, Verdict, Verdicts
 
 RULES = ("composition", "addition")
@@ -248,12 +247,7 @@ class Terms:
         columns = np.stack([L**-p for p in (0.0, 1.0, 2.0)], 1)
         estimate, gaps, inverse = least_squares(columns, rest)
         freedom = len(L) - 3
-        if sigma is not None:
-            widths = stats.norm.ppf((1 + LEVEL) / 2) * sigma * np.sqrt(np.diag(inverse))
-        elif freedom:
-            widths = stats.t.ppf((1 + LEVEL) / 2, freedom) * np.sqrt(float(gaps @ gaps) / freedom * np.diag(inverse))
-        else:
-            widths = np.full(3, math.inf)
+        widths = half_widths(inverse, float(gaps @ gaps), freedom, sigma)
         further, p = with_term(columns, rest, L**-3.0)
         if sigma is None and p < ALPHA:
             widths = widths + 1.5 * np.abs(further[:3] - estimate)

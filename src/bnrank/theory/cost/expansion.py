@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import stats
 
 from bnrank._core import validation
 from bnrank._core.content import Part, Table
@@ -156,12 +155,7 @@ def expand(
     estimate, gaps, inverse = least_squares(columns, y)
     freedom = len(y) - 3
     squares = float(gaps @ gaps)
-    if known is not None:
-        widths = stats.norm.ppf((1 + LEVEL) / 2) * known * np.sqrt(np.diag(inverse))
-    elif freedom:
-        widths = stats.t.ppf((1 + LEVEL) / 2, freedom) * np.sqrt(squares / freedom * np.diag(inverse))
-    else:
-        widths = np.full(3, math.inf)
+    widths = half_widths(inverse, squares, freedom, known)
     further, p_further = with_term(columns, y, 1 / L**2)
     if known is None and p_further < ALPHA:
         widths = widths + 1.5 * np.abs(further[:3] - estimate)
@@ -176,6 +170,8 @@ def expand(
 
 def _verdict(L: Array, y: Array, columns: Array, gaps: Array, sigma: float | None) -> tuple[bool | None, float, str]:
     """Return fits, p-value and reason."""
+    from scipy import stats
+
     different, group = np.unique(L, return_inverse=True)
     m, freedom = len(different), len(y) - 3
     if m < 4:
@@ -229,8 +225,20 @@ def least_squares(columns: Array, y: Array) -> tuple[Array, Array, Array]:
     return back @ (q.T @ y), y - q @ (q.T @ y), back @ back.T
 
 
+def half_widths(inverse: Array, squares: float, freedom: int, sigma: float | None) -> Array:
+    """Return half the widths of the intervals of coefficients, inf without a sigma or degrees of freedom."""
+    from scipy import stats  # here, as it takes a second to import
+
+    if sigma is None and not freedom:
+        return np.full(len(inverse), math.inf)
+    quantile = stats.norm.ppf((1 + LEVEL) / 2) if sigma is not None else stats.t.ppf((1 + LEVEL) / 2, freedom)
+    return quantile * np.sqrt(np.diag(inverse) * (sigma**2 if sigma is not None else squares / freedom))
+
+
 def with_term(columns: Array, y: Array, term: Array) -> tuple[Array, float]:
     """Return the coefficients with one more term, and the p-value of that term (NaN if unknown)."""
+    from scipy import stats
+
     if len(np.unique(columns[:, 0])) < 4:
         return np.full(4, math.nan), math.nan
     estimate, gaps, inverse = least_squares(np.c_[columns, term], y)

@@ -1,12 +1,12 @@
 """Output of a monitor: a dataset of the recorded rows, a table, verdicts and a plot."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import xarray as xr
-from matplotlib.axes import Axes
 
 from bnrank._core.axes import OKABE_ITO, axes_for, dress
 from bnrank._core.content import Part, Table
@@ -16,6 +16,10 @@ from bnrank.theory.invariants.squares import Array
 from bnrank.theory.invariants.steps import Remarks
 from bnrank.theory.invariants.track import Ledger, Track
 from bnrank.theory.verdicts import HOLDS, INCONCLUSIVE, NOT_APPLICABLE, VIOLATED, Sides, Verdict, triviality
+
+if TYPE_CHECKING:
+    import xarray as xr
+    from matplotlib.axes import Axes
 
 VARIABLES = {  # name -> dimension, units, long name
     "value": ("quantity", "theta^2", "||Q||"),
@@ -55,6 +59,8 @@ def dataset(
     tracks: Mapping[int, Track], quantities: Sequence[Conserved], tail: Tail, attrs: dict[str, Any]
 ) -> xr.Dataset:
     """Return all rows over (member, row, ...)."""
+    import xarray as xr
+
     columns = [track.columns() for track in tracks.values()]
     rows = max(len(found["step"]) for found in columns)
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-import xarray as xr
 from torch import Tensor, nn
 
 from bnrank._core import validation
@@ -25,6 +24,9 @@ from bnrank.theory.invariants.squares import Forms
 from bnrank.theory.invariants.steps import Attachment, Remarks, lightning_callback, predicted
 from bnrank.theory.invariants.track import Ledger, Track
 from bnrank.theory.verdicts import Verdicts
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 OFTEN, SELDOM = 100, 1000  # steps between rows with matrices, for small and for large matrices
 LARGE = 128  # matrices with more channels are large
