@@ -30,10 +30,13 @@ def test_nothing_heavy_is_imported_before_it_is_needed(code, expected):
     assert loaded_after(code) == expected
 
 
-def test_training_needs_neither_plots_nor_estimators():
-    used = loaded_after("import bnrank\nbnrank.train, bnrank.MLP, bnrank.profile, bnrank.Task")
+@pytest.mark.parametrize(
+    "names", ["bnrank.train, bnrank.MLP, bnrank.profile, bnrank.Task", "bnrank.check, bnrank.rank"]
+)
+def test_training_and_checking_need_neither_plots_nor_tables_nor_estimators(names):
+    used = loaded_after(f"import bnrank\n{names}")
     assert "torch" in used
-    assert not [name for name in ("sklearn", "plotly", "networkx", "jinja2") if name in used]
+    assert not [name for name in HEAVY if name in used and name not in ("torch", "scipy")]
 
 
 def test_every_name_is_there_and_another_one_is_not():
