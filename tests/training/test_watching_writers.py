@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import bnrank
-from bnrank.training import Collapse, CSVWriter, MLflowWriter, TensorBoardWriter, WandbWriter, read_csv
+from bnrank.training import Collapse, CSVWriter, MLflowWriter, TensorBoardWriter, WandbWriter, Writer, read_csv
 
 
 def plain():
@@ -122,7 +122,17 @@ class Logger:
         self.seen += [(name, value, step) for name, value in values.items()]
 
 
-@pytest.mark.parametrize("kind", [TensorBoardWriter, WandbWriter, MLflowWriter])
+class OwnWriter(Writer):
+    """What a user writes for another logger."""
+
+    def __init__(self, logger):
+        self.logger = logger
+
+    def write(self, measured):
+        self.logger.log_metrics(measured.flat(), measured.step)
+
+
+@pytest.mark.parametrize("kind", [TensorBoardWriter, WandbWriter, MLflowWriter, OwnWriter])
 def test_loggers_receive_every_number(kind):
     net, x = plain()
     logger = Logger()

@@ -3,6 +3,7 @@
 from bnrank.training.watching.checkpoints import Checkpoints, read_checkpoints
 from bnrank.training.watching.collapse import Collapse, CollapseError
 from bnrank.training.watching.live import Watch, watch
+from bnrank.training.watching.records import Measured
 from bnrank.training.watching.records import Record as WatchRecord
 from bnrank.training.watching.writers import CSVWriter, MLflowWriter, TensorBoardWriter, WandbWriter, Writer, read_csv
 
@@ -12,6 +13,7 @@ __all__ = [
     "Collapse",
     "CollapseError",
     "MLflowWriter",
+    "Measured",
     "TensorBoardWriter",
     "WandbWriter",
     "Watch",

@@ -35,7 +35,19 @@ PANELS = (
 
 @dataclass(frozen=True)
 class Measured:
-    """One measurement: quantities by layer, the largest singular values by layer, and drifts by conserved quantity."""
+    """One measurement of a watch.
+
+    Attributes
+    ----------
+    step : int
+        Steps that the optimizer has taken.
+    rows : mapping
+        Quantities by layer, ``rows[layer][quantity]``; NaN where one is unknown.
+    values : mapping
+        The largest singular values of each layer's weight, descending.
+    drift : mapping
+        Drift of each conserved quantity, where the watch has a monitor.
+    """
 
     step: int
     rows: Mapping[str, Mapping[str, float]]
@@ -47,7 +59,8 @@ class Measured:
 
         Examples
         --------
-        >>> Measured(1, {"0": {"stable_rank": 2.0}}).flat()
+        >>> import bnrank
+        >>> bnrank.training.Measured(1, {"0": {"stable_rank": 2.0}}).flat()
         {'stable_rank/0': 2.0}
         """
         found = {f"{name}/{layer}": v for layer, row in self.rows.items() for name, v in row.items()}

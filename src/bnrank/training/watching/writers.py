@@ -24,13 +24,42 @@ KEYS = ("step", "layer")
 
 
 class Writer:
-    """Receives every measurement of a watch; the base class of all writers."""
+    """Receives every measurement of a watch; the base class of all writers, and of your own for any other logger.
+
+    Only :meth:`write` has to be defined. A writer that raises is left out with a warning; training goes on.
+
+    Examples
+    --------
+    >>> import bnrank, torch
+    >>> class Printer(bnrank.training.Writer):
+    ...     def write(self, measured):
+    ...         print(measured.step, f"{measured.flat()['operator_norm/weight']:.3f}")
+    >>> net = torch.nn.Linear(2, 2)
+    >>> _ = torch.nn.init.eye_(net.weight)
+    >>> with bnrank.watch(net, writers=Printer()) as watch:
+    ...     measured = watch.step()
+    1 1.000
+    """
 
     def begin(self, layers: Sequence[str], columns: Sequence[str]) -> None:
-        """Prepare for measurements of these layers and quantities."""
+        """Prepare for measurements, before the first one.
+
+        Parameters
+        ----------
+        layers : sequence of str
+            Names of the layers.
+        columns : sequence of str
+            Names of the quantities of each layer.
+        """
 
     def write(self, measured: Measured) -> None:
-        """Write one measurement."""
+        """Write one measurement.
+
+        Parameters
+        ----------
+        measured : Measured
+            The step and its quantities; ``measured.flat()`` is the dictionary that loggers take.
+        """
         raise NotImplementedError
 
     def close(self) -> None:
