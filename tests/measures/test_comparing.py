@@ -202,6 +202,18 @@ def test_a_new_head_is_matched_by_its_place_and_the_rest_is_listed():
     assert "only in b: extra" in str(found)
 
 
+def test_adapters_beside_equal_weights_are_named_with_advice():
+    weight = normal(6, 6)
+    adapted = {"q.base_layer.weight": weight, "q.lora_A.one.weight": normal(2, 6), "q.lora_B.one.weight": normal(6, 2)}
+    found = bnrank.compare({"q.weight": weight}, adapted)
+    assert found.headline == "The only tensor that was compared is equal. 2 tensors are only in b."
+    assert "adapters in b: q.lora_A.one.weight and others" in str(found)
+    assert "merge_and_unload" in str(found)
+    apart = bnrank.compare({"w": weight, "u": weight[:1]}, {"w": weight, "v": weight[:2]})
+    assert "1 tensor is only in a. 1 tensor is only in b." in apart.headline
+    assert "adapters" not in str(bnrank.compare({"w": weight}, {"w": weight, "flora_A.weight": weight[:1]}))
+
+
 def test_networks_of_other_shapes_have_ranks_and_no_change():
     found = bnrank.compare(mlp(4, 6, 2), mlp(4, 9, 2), normal(20, 4))
     data = found.data

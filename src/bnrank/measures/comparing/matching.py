@@ -9,6 +9,7 @@ from difflib import SequenceMatcher
 from bnrank.networks.tensors import Entry
 
 NAME, PREFIX, ORDER = "name", "name without prefix", "order and shape"
+MERGE = "to compare what is used, merge them first (in peft: merge_and_unload())"
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Matching:
 
     @property
     def notes(self) -> list[dict[str, str]]:
-        """What pairs tensors of different names."""
+        """What pairs tensors of different names, and where adapters are left out that change weights."""
         by = {how: [pair for pair in self.pairs if pair.by == how] for how in (PREFIX, ORDER)}
         found = []
         for how, pairs in by.items():
@@ -38,6 +39,11 @@ class Matching:
                 first = f"{pairs[0].a.name} with {pairs[0].b.name}"
                 more = f" and {len(pairs) - 1} more" if len(pairs) > 1 else ""
                 found.append({"name": f"matched by {how}", "note": f"{first}{more}; check that they belong together"})
+        for letter, entries in (("a", self.only_a), ("b", self.only_b)):
+            adapters = [e.name for e in entries if any(word.startswith("lora_") for word in e.name.split("."))]
+            if adapters:
+                advice = f"{adapters[0]} and others change weights that are compared without them; {MERGE}"
+                found.append({"name": f"adapters in {letter}", "note": advice})
         return found
 
 

@@ -39,7 +39,7 @@ class Comparison(Printed):
     @property
     def headline(self) -> str:
         """The comparison in a sentence or two."""
-        return " ".join(filter(None, [self._lost(), self._weights(), self._outputs()]))
+        return " ".join(filter(None, [self._lost(), self._weights(), self._alone(), self._outputs()]))
 
     @property
     def notes(self) -> list[str]:
@@ -229,6 +229,12 @@ class Comparison(Printed):
             share = 100 * float(np.median(data["update_share"].values[large]))
             said += f", and {share:.3g} percent of it (median) is in its {self.top} largest singular values"
         return f"{said}.{apart}"
+
+    def _alone(self) -> str:
+        """Return how many tensors only one of the networks has, and nothing where each has a partner."""
+        networks = [row["network"] for row in remarks.rows(self.data, "unmatched")]
+        counts = [(networks.count(letter), letter) for letter in "ab" if letter in networks]
+        return " ".join(f"{_counted(n, 'tensor is', 'tensors are')} only in {letter}." for n, letter in counts)
 
     def _rounding(self, which: np.ndarray) -> str:
         """Return by how much matrices changed that did by no more than storing their entries in fewer bits can give."""
