@@ -15,7 +15,7 @@ import bnrank
 from bnrank import cli
 from helpers import normal
 
-HEAVY = ("torch", "sklearn", "pandas", "plotly", "matplotlib", "networkx", "scipy", "xarray", "jinja2")
+HEAVY = ("torch", "sklearn", "pandas", "plotly", "matplotlib", "networkx", "scipy", "scipy.stats", "xarray", "jinja2")
 
 
 def loaded_after(code):

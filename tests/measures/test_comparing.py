@@ -207,11 +207,26 @@ def test_adapters_beside_equal_weights_are_named_with_advice():
     adapted = {"q.base_layer.weight": weight, "q.lora_A.one.weight": normal(2, 6), "q.lora_B.one.weight": normal(6, 2)}
     found = bnrank.compare({"q.weight": weight}, adapted)
     assert found.headline == "The only tensor that was compared is equal. 2 tensors are only in b."
-    assert "adapters in b: q.lora_A.one.weight and others" in str(found)
+    assert "adapters in b: q.lora_A.one.weight and 1 more" in str(found)
     assert "merge_and_unload" in str(found)
     apart = bnrank.compare({"w": weight, "u": weight[:1]}, {"w": weight, "v": weight[:2]})
     assert "1 tensor is only in a. 1 tensor is only in b." in apart.headline
+    with pytest.raises(ValueError, match=r"adapters in b: q\.lora_A\.one\.weight and 1 more.*merge_and_unload"):
+        bnrank.compare({"q.weight": weight}, dict(list(adapted.items())[1:]))
     assert "adapters" not in str(bnrank.compare({"w": weight}, {"w": weight, "flora_A.weight": weight[:1]}))
+
+
+def test_tied_and_reparametrized_weights_are_not_said_to_be_only_in_one():
+    net = mlp(6, 6, 6)
+    tied = {"0.weight": net[0].weight, "0.bias": net[0].bias, "2.weight": net[0].weight, "2.bias": net[2].bias}
+    once = {name: value for name, value in tied.items() if name != "2.weight"}
+    found = bnrank.compare(tied, once)
+    assert found.headline == "All 3 tensors that were compared are equal."
+    assert found.data.unmatched_reason.values.tolist() == ["in the memory of a tensor that is compared"]
+    normed = nn.utils.parametrizations.weight_norm(nn.Linear(6, 6))
+    found = bnrank.compare(normed, {"weight": normed.weight.detach(), "bias": normed.bias.detach()})
+    assert "only in" not in found.headline
+    assert "only in a" in str(found)
 
 
 def test_networks_of_other_shapes_have_ranks_and_no_change():

@@ -119,3 +119,10 @@ def test_what_the_networks_of_the_parts_prove_is_vacuous():
     assert not any(v.vacuous for v in subadditivity(DEPTHS, *parts, costs(1, 1.0, 3.0), atol=0.01))
     above = subadditivity(DEPTHS, *parts, costs(1, 3.0, 1.0), from_parts=True)
     assert [above[i].label for i in (0, 2)] == ["violated"] * 2  # the search of the whole lost what it was given
+
+
+@pytest.mark.parametrize("kind", [np.int8, np.float16, np.float32])
+def test_sigma_may_be_of_any_type_of_numpy(kind):
+    parts = [costs(*terms) for terms in ((1, 2, 3), (1, 1, 1), (1, 2.5, 3))]
+    expected, found = (subadditivity(DEPTHS, *parts, sigma=sigma) for sigma in (20.0, kind(20)))
+    assert [str(v) for v in found] == [str(v) for v in expected]

@@ -29,7 +29,9 @@ def compared_blocks(found: Comparison, key: str) -> list[Block]:
     rows = [{"tensor": name, "change": None if math.isnan(change) else change} for name, change in others]
     blocks: list[Block] = [Text(found.headline, "headline"), Text(_sides(found))]
     blocks += [
-        Text(f"{line[0].upper()}{line[1:]}.") for line in found.notes if "matched by" in line or "shapes" in line
+        Text(f"{line[0].upper()}{line[1:]}.")
+        for line in found.notes
+        if "matched by" in line or "shapes" in line or line.startswith("adapters in")
     ]
     blocks += [Plot(key, view)] if view.groups[0].charts else []
     matrices = table(layers, f"Weights ({len(layers)})", whole=True)

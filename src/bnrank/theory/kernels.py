@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.spatial.distance import cdist, pdist
 from torch import Tensor
 
 from bnrank._core import linalg, validation
@@ -142,7 +143,6 @@ def jacobian_ranks(
     >>> int(jacobian_ranks(x, y).ranks.min())                     # the true function has rank 1
     2
     """
-    from scipy.spatial.distance import cdist
     from sklearn.kernel_ridge import KernelRidge  # here, as it takes a second to import
 
     kernel = validation.choice(kernel, "kernel", KERNELS)
@@ -328,7 +328,5 @@ def _affine_rank(inputs: Array, places: Array, rtol: float) -> tuple[int, Tensor
 
 def _typical_distance(inputs: Array) -> float:
     """Return the median distance between inputs, the largest one if it is 0, or 1 if all inputs are equal."""
-    from scipy.spatial.distance import pdist
-
     between = pdist(inputs)
     return float(np.median(between)) or float(between.max()) or 1.0

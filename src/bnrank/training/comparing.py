@@ -43,6 +43,7 @@ def compare(
 
     Tensors are matched by name; if no names are equal, by name without a prefix of modules ("module."). Tensors without
     a partner are then matched in order where their shapes are equal. The result says so, and lists what remains.
+    Low-rank adapters (LoRA) are not added to the weights beside them: merge them first.
 
     Parameters
     ----------

@@ -9,7 +9,8 @@ from difflib import SequenceMatcher
 from bnrank.networks.tensors import Entry
 
 NAME, PREFIX, ORDER = "name", "name without prefix", "order and shape"
-MERGE = "to compare what is used, merge them first (in peft: merge_and_unload())"
+UNKNOWN = "has its name, or in its order its shape"
+MERGE = "to compare the weights that are used, merge them first (in peft: merge_and_unload())"
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Matching:
 
     @property
     def notes(self) -> list[dict[str, str]]:
-        """What pairs tensors of different names, and where adapters are left out that change weights."""
+        """What pairs tensors of different names, and adapters that are left out."""
         by = {how: [pair for pair in self.pairs if pair.by == how] for how in (PREFIX, ORDER)}
         found = []
         for how, pairs in by.items():
@@ -39,11 +40,34 @@ class Matching:
                 first = f"{pairs[0].a.name} with {pairs[0].b.name}"
                 more = f" and {len(pairs) - 1} more" if len(pairs) > 1 else ""
                 found.append({"name": f"matched by {how}", "note": f"{first}{more}; check that they belong together"})
+        return found + self.adapters
+
+    @property
+    def alone(self) -> list[dict[str, str]]:
+        """Tensors without a partner, with the reason."""
+        rows = []
+        for letter, other, entries in (("a", "b", self.only_a), ("b", "a", self.only_b)):
+            known = {(pair.a if letter == "a" else pair.b).storage for pair in self.pairs} - {None}
+            for e in entries:
+                reason = f"no tensor of {other} {UNKNOWN}"
+                if e.into:
+                    reason = e.reason
+                elif e.storage in known:
+                    reason = "in the memory of a tensor that is compared"
+                shape = " x ".join(map(str, e.shape))
+                rows.append({"name": e.name, "shape": shape, "network": letter, "reason": reason})
+        return rows
+
+    @property
+    def adapters(self) -> list[dict[str, str]]:
+        """Low-rank adapters without a partner, with what to do."""
+        found = []
         for letter, entries in (("a", self.only_a), ("b", self.only_b)):
-            adapters = [e.name for e in entries if any(word.startswith("lora_") for word in e.name.split("."))]
-            if adapters:
-                advice = f"{adapters[0]} and others change weights that are compared without them; {MERGE}"
-                found.append({"name": f"adapters in {letter}", "note": advice})
+            names = [e.name for e in entries if any(word.startswith("lora_") for word in e.name.split("."))]
+            if names:
+                more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+                note = f"{names[0]}{more}, not added to the weights beside them; {MERGE}"
+                found.append({"name": f"adapters in {letter}", "note": note})
         return found
 
 

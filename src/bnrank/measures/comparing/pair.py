@@ -88,17 +88,7 @@ def compared(
     }
     data = remarks.attach(data.assign_attrs(about), "note", notes)
     data = remarks.attach(data, "skipped", skipped)
-    left = [("a", e) for e in matching.only_a] + [("b", e) for e in matching.only_b]
-    rows = [
-        {
-            "name": e.name,
-            "shape": " x ".join(map(str, e.shape)),
-            "network": letter,
-            "reason": f"no tensor of {'ab'[letter == 'a']} has its name, or in its order its shape",
-        }
-        for letter, e in left
-    ]
-    data = remarks.attach(data, "unmatched", rows)
+    data = remarks.attach(data, "unmatched", matching.alone)
     for key, long_name in (weights.LONG_NAMES | representations.LONG_NAMES | tensors.LONG_NAMES).items():
         if key in data:
             data[key].attrs |= {"long_name": long_name, "units": "1"}
@@ -118,4 +108,6 @@ def _nothing(title: str, other: str, matching: Matching, skipped: list[dict[str,
             f"{name} has {', '.join(f'{e.name} {tuple(e.shape)}' for e in entries[:3])}{', ...' * (len(entries) > 3)}"
             for name, entries in sides
         ]
-    return f"a, b: got no tensors that can be compared ({'; '.join(reasons)}), expected equal names, or shapes in order"
+    advice = "".join(f"; {row['name']}: {row['note']}" for row in matching.adapters)
+    expected = f"expected equal names, or shapes in order{advice}"
+    return f"a, b: got no tensors that can be compared ({'; '.join(reasons)}), {expected}"

@@ -13,6 +13,7 @@ from bnrank._core.axes import OKABE_ITO, axes_for, dress
 from bnrank._core.content import Part, Table
 from bnrank._core.results import Printed
 from bnrank._core.sampling import evenly_spaced
+from bnrank.measures.comparing.matching import UNKNOWN
 from bnrank.measures.comparing.weights import eps
 from bnrank.measures.tensors import NOT_FINITE
 
@@ -231,8 +232,8 @@ class Comparison(Printed):
         return f"{said}.{apart}"
 
     def _alone(self) -> str:
-        """Return how many tensors only one of the networks has, and nothing where each has a partner."""
-        networks = [row["network"] for row in remarks.rows(self.data, "unmatched")]
+        """Return how many tensors only one network has; nothing where each is compared, as itself or in another."""
+        networks = [row["network"] for row in remarks.rows(self.data, "unmatched") if UNKNOWN in row["reason"]]
         counts = [(networks.count(letter), letter) for letter in "ab" if letter in networks]
         return " ".join(f"{_counted(n, 'tensor is', 'tensors are')} only in {letter}." for n, letter in counts)
 

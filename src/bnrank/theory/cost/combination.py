@@ -101,6 +101,7 @@ def subadditivity(
     for values, name in zip([L, *norms], ("depths", "first", "second", "whole"), strict=True):
         validation.expect(values.ndim == 1, name, values, "a sequence of numbers", TypeError)
         validation.expect(len(values) == len(L), name, f"{len(values)} numbers", f"as many as depths, {len(L)}")
+    sigma = None if sigma is None else validation.number(sigma, "sigma", 0.0, strict=True)
     fits = [expand(L, values, sigma=sigma) for values in norms]
     verdicts = [_costs(L, norms, rule), _ranks(fits, rule)]
     blocked = verdicts[1]

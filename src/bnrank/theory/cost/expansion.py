@@ -226,13 +226,14 @@ def least_squares(columns: Array, y: Array) -> tuple[Array, Array, Array]:
 
 
 def half_widths(inverse: Array, squares: float, freedom: int, sigma: float | None) -> Array:
-    """Return half the widths of the intervals of coefficients, inf without a sigma or degrees of freedom."""
+    """Return half the widths of the intervals of coefficients; inf with neither sigma nor degrees of freedom."""
     from scipy import stats  # here, as it takes a second to import
 
     if sigma is None and not freedom:
         return np.full(len(inverse), math.inf)
-    quantile = stats.norm.ppf((1 + LEVEL) / 2) if sigma is not None else stats.t.ppf((1 + LEVEL) / 2, freedom)
-    return quantile * np.sqrt(np.diag(inverse) * (sigma**2 if sigma is not None else squares / freedom))
+    if sigma is not None:
+        return stats.norm.ppf((1 + LEVEL) / 2) * sigma * np.sqrt(np.diag(inverse))
+    return stats.t.ppf((1 + LEVEL) / 2, freedom) * np.sqrt(squares / freedom * np.diag(inverse))
 
 
 def with_term(columns: Array, y: Array, term: Array) -> tuple[Array, float]:

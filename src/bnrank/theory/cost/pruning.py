@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.spatial.distance import cdist
 from torch import Tensor, nn
 
 from bnrank._core import validation
@@ -183,8 +184,6 @@ class _Work:
 
     def _merge(self, l: int, vectors: Array, *, signed: bool) -> None:  # noqa: E741
         """Merge the neurons whose vectors are parallel."""
-        from scipy.spatial.distance import cdist
-
         lengths, costs = np.linalg.norm(vectors, axis=1), np.linalg.norm(self._rows(l), axis=1)
         some = lengths > 0
         units = vectors / np.where(some, lengths, 1.0)[:, None]

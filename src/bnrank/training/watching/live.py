@@ -387,7 +387,7 @@ def watch(
         A `bnrank.invariants.Monitor` that is attached to the optimizer: the drift of conserved quantities is recorded.
     writers : Writer, path or sequence of these
         Where measurements are written at once: `CSVWriter`, `TensorBoardWriter`, `WandbWriter`, `MLflowWriter` of
-        :mod:`bnrank.training`, or a path, for a CSV file.
+        :mod:`bnrank.training`, one of your own (`Writer`), or a path, for a CSV file.
     collapse : Collapse, optional
         When representations count as collapsed, and whether this, or values that are NaN or infinite, stops the
         training. Default: neither is checked.

@@ -42,9 +42,9 @@ class Measured:
     step : int
         Steps that the optimizer has taken.
     rows : mapping
-        Quantities by layer, ``rows[layer][quantity]``; NaN where one is unknown.
+        Quantities by layer, ``rows[layer][quantity]``; NaN or missing where one is unknown.
     values : mapping
-        The largest singular values of each layer's weight, descending.
+        The largest singular values of each layer's weight, descending; empty where they were not kept.
     drift : mapping
         Drift of each conserved quantity, where the watch has a monitor.
     """

@@ -26,7 +26,7 @@ KEYS = ("step", "layer")
 class Writer:
     """Receives every measurement of a watch; the base class of all writers, and of your own for any other logger.
 
-    Only :meth:`write` has to be defined. A writer that raises is left out with a warning; training goes on.
+    Only :meth:`write` has to be defined. Where it raises, the writer is left out with a warning, and training goes on.
 
     Examples
     --------
