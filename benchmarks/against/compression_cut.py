@@ -21,10 +21,10 @@ SEEDS, QUICK_SEEDS = range(2, 12), range(2, 3)
 
 
 def cells(quick: bool) -> list[dict[str, Any]]:
-    """Return seed by seed the kinds of networks, and one seed of the largest; quick: one seed of the others."""
+    """Return seed by seed the kinds of networks, then the seeds of the largest; quick: one seed of the others."""
     chosen = [(seed, name) for seed in (QUICK_SEEDS if quick else SEEDS) for name in KINDS]
     if not quick:
-        chosen.append((SEEDS[0], LARGEST))
+        chosen += [(seed, LARGEST) for seed in SEEDS]
     return [{"seed": seed, "tuned": CASES[name].tuned, "case": name} for seed, name in chosen]
 
 
