@@ -251,6 +251,27 @@ def test_a_cell_is_measured_from_end_to_end(measured):
     assert list(by_name["bnrank, tune=200"]["best"]) == ["0.02"]
 
 
+def test_of_a_finished_method_only_the_best_networks_are_kept(measured):
+    """So that a large network fits the memory: every strength of every method is a copy of it."""
+    contest = compression.Contest(measured[1], tuning=False)
+    result = contest.attempt("plain", lambda: contest.peer("truncated SVD on data"))
+    best = [both["cut"] for both in result["best"].values() if both["cut"]]
+    assert best
+    assert len(result["points"]) == 32
+    assert set(contest.networks) == {point["number"] for point in best} < {p["number"] for p in result["points"]}
+    for point in best:
+        size, _ = compression_peers.costs(contest.networks[point["number"]], contest.x, False)
+        assert size == point["parameters"]
+    before = dict(contest.networks)
+
+    def fails():
+        contest.noted(contest.net, 0.0, False)
+        raise ValueError
+
+    assert contest.attempt("fails", fails)["failed"] == "ValueError: "
+    assert contest.networks == before
+
+
 def test_a_target_that_is_missed_is_tried_once_more(measured, monkeypatch):
     """Networks whose change is the tolerance but at 2.2 percent, where it is 2.4: that is tried again."""
     contest = compression.Contest(measured[1], tuning=False)

@@ -13,8 +13,9 @@ changes the outputs by more than half of their spread, and latency has fewer rou
 from __future__ import annotations
 
 import copy
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -84,33 +85,33 @@ class Contest:
         self.dense = self.point(self.net, 0.0, False)
         self.heavy = self.dense["multiply_adds"] > HEAVY
         self.rounds = (HEAVY_BATCH, HEAVY_REPEATS) if self.heavy else (BATCH, REPEATS)
-        self.networks: list[nn.Module] = []  # of the points by their number
+        self.numbers = itertools.count()
+        self.networks: dict[int, nn.Module] = {}  # of the points by their number; of finished methods, the best ones
 
     def results(self, own_tuning: bool, completions: bool = False) -> list[dict[str, Any]]:
         """Return what all methods give, the latencies measured together."""
         name = "bnrank, completions=True" if completions else "bnrank"
-        found = [trials.attempt(name, lambda: self.own(completions))]
+        found = [self.attempt(name, lambda: self.own(completions))]
         if own_tuning:
-            found.append(trials.attempt("bnrank, tune=200", self.own_tuned))
+            found.append(self.attempt("bnrank, tune=200", self.own_tuned))
         found += self.others()
         self.time([result for result in found if "points" in result])
         return found
 
     def results_with_zeros(self) -> list[dict[str, Any]]:
         """Return what bnrank with entries set to zero and the other methods give, without latencies."""
-        found = [trials.attempt("bnrank, zeros=True", lambda: self.own_near_targets(zeros=True))]
+        found = [self.attempt("bnrank, zeros=True", lambda: self.own_near_targets(zeros=True))]
         found += self.others(known=True)
         batch, repeats = self.rounds
         milliseconds = 1e3 * latency([self.net], self.x, batch_size=batch, repeats=repeats)[0].minimum
         for result in found:
             if "points" in result:
                 result |= {"data": self.trained.data, "dense": self.dense | {"milliseconds": milliseconds}}
-                result |= {"best": self.best(result)}
         return found
 
     def results_fine_tuned(self, option: str) -> list[dict[str, Any]]:
         """Return what bnrank with an option and the other methods give, fine-tuned, with latencies."""
-        found = [trials.attempt(f"bnrank, {option}=True", lambda: self.own_adapted(option)), *self.others()]
+        found = [self.attempt(f"bnrank, {option}=True", lambda: self.own_adapted(option)), *self.others()]
         self.time([result for result in found if "points" in result])
         return found
 
@@ -118,10 +119,20 @@ class Contest:
         """Return what the other methods give; if ``known``, without their networks where that was measured before."""
         if known and self.name in SHRUNK:
             return copy.deepcopy(SHRUNK[self.name])
-        found = [trials.attempt(name, lambda name=name: self.peer(name)) for name in PEERS]  # type: ignore[misc]
+        found = [self.attempt(name, lambda name=name: self.peer(name)) for name in PEERS]  # type: ignore[misc]
         if self.heavy and self.name:
             SHRUNK[self.name] = copy.deepcopy(found)
         return found
+
+    def attempt(self, method: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Return what a method gives with the best outcome for every target, and forget its other networks."""
+        known = set(self.networks)
+        result = trials.attempt(method, measure)
+        if "points" in result:
+            result["best"] = self.best(result)
+        kept = known | _numbers(result)
+        self.networks = {number: network for number, network in self.networks.items() if number in kept}
+        return result
 
     def own(self, completions: bool) -> dict[str, Any]:
         """Compress by bnrank at several tolerances, and say which were kept on held-out samples."""
@@ -184,11 +195,9 @@ class Contest:
     def peer(self, name: str) -> dict[str, Any]:
         """Shrink by a peer at all its strengths, and fine-tune where bisection for each target leads."""
         peer = PEERS[name]
-        first = len(self.networks)
         try:
             shrunk, points = self.tried(peer, copy.deepcopy(self.split))  # a method that fails may leave hooks
         except Exception:  # it cannot have the layers of attention and LSTM apart
-            del self.networks[first:]
             shrunk, points = self.tried(peer, copy.deepcopy(self.net))
         chosen = list(range(0, len(shrunk), EVERY)) if self.tuning else []
         tuned: dict[int, Point] = {}
@@ -226,8 +235,9 @@ class Contest:
 
     def noted(self, network: nn.Module, strength: float, tuned: bool, sparse: bool = False) -> Point:
         """Measure a network and keep it for its latency."""
-        self.networks.append(network)
-        return self.point(network, strength, tuned, sparse) | {"number": len(self.networks) - 1}
+        number = next(self.numbers)
+        self.networks[number] = network
+        return self.point(network, strength, tuned, sparse) | {"number": number}
 
     def point(self, network: nn.Module, strength: float, tuned: bool, sparse: bool = False) -> Point:
         """Return what a network costs, and its change and accuracy on held-out samples."""
@@ -244,17 +254,15 @@ class Contest:
         }
 
     def time(self, found: Sequence[dict[str, Any]]) -> None:
-        """Choose for each target, and time all that were chosen in turns with the network itself."""
-        for result in found:
-            result |= {"data": self.trained.data, "dense": self.dense, "best": self.best(result)}
-        chosen = sorted({p["number"] for r in found for one in r["best"].values() for p in one.values() if p})
+        """Time the best outcomes of all methods in turns with the network itself."""
+        chosen = sorted(set().union(*map(_numbers, found)))
         batch, repeats = self.rounds
         timed = latency([self.net, *(self.networks[i] for i in chosen)], self.x, batch_size=batch, repeats=repeats)
         speed = dict(zip(chosen, (timed[0].minimum / one.minimum for one in timed[1:]), strict=True))
         for result in found:
             for point in result["points"]:
                 point["speed"] = speed.get(point.pop("number"))
-            result["dense"] = self.dense | {"milliseconds": 1e3 * timed[0].minimum}
+            result |= {"data": self.trained.data, "dense": self.dense | {"milliseconds": 1e3 * timed[0].minimum}}
 
     def best(self, result: dict[str, Any]) -> dict[str, dict[str, Point | None]]:
         """Return for every target the outcome of fewest parameters, as cut and with fine-tuning allowed.
@@ -271,6 +279,11 @@ class Contest:
                 del allowed["cut"]
             found[target] = {how: min(some, key=_size) if some else None for how, some in allowed.items()}
         return found
+
+
+def _numbers(result: dict[str, Any]) -> set[int]:
+    """Return the numbers of the networks that are best for a target."""
+    return {point["number"] for how in result.get("best", {}).values() for point in how.values() if point}
 
 
 def _size(point: Point) -> tuple[int, int, float]:
