@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import nn
 
 from bnrank._core import validation
 from bnrank._core.deadline import Deadline
@@ -15,11 +14,10 @@ from bnrank.measures import similarity, tensors
 from bnrank.measures.comparing import Comparison, representations
 from bnrank.measures.comparing.pair import compared
 from bnrank.networks.inputs import Example
-from bnrank.networks.tensors import of_module
 from bnrank.training.watching import quantities
-from bnrank.training.watching.checkpoints import record_of
-from bnrank.training.watching.parts import matrices_of
-from bnrank.training.watching.records import Measured, Record, dataset
+from bnrank.training.watching._interim import listing
+from bnrank.training.watching.checkpoints import Series, record_of
+from bnrank.training.watching.records import Record
 
 __all__ = ["compare"]
 
@@ -150,40 +148,27 @@ def compare(
     return _sequence(list(a), x, top, some, deadline)
 
 
-def _sequence(sources: list[Any], x: Any, top: int, some: dict[str, Any], deadline: Deadline) -> Record:
+def _sequence(sources: list[Any], x: Any, top: int, passes: dict[str, Any], deadline: Deadline) -> Record:
     """Return the record of networks in order, each compared with the first."""
-    measured: list[Measured] = []
-    layers: dict[str, None] = {}
-    changes = quantities.Changes(top)
-    views: list[representations.Seen] = []
-    notes: list[str] = []
-    module = next((source for source in sources if isinstance(source, nn.Module)), None)
-    known = {} if module is None else {e.name: e for e in of_module(module)}
+    series, notes = Series(top), []
+    first: representations.Seen | None = None
     for step, source in enumerate(sources):
-        if measured and deadline.over():
+        if step and deadline.over():
             notes.append(f"networks {step} to {len(sources) - 1}: {deadline.missed}")
             break
-        rows: dict[str, dict[str, float]] = {}
-        values: dict[str, list[float]] = {}
-        with tensors.opened(source, f"a[{step}]") as (_, entries):
-            matrices = {name: matrix.clone() for name, matrix in matrices_of(entries, known).items()}
-        for name, matrix in matrices.items():
-            found, values[name] = quantities.of_weight(matrix)
-            rows[name] = found | changes.of(name, step, matrix) | quantities.of_entries(matrix)
-            layers[name] = None
+        similar: dict[str, dict[str, float]] = {}
         if x is not None:
-            view = representations.View(source, x, f"a[{step}]", some["max_samples"], some["dtype"])
-            views = [*views[:1], view.seen(some["chunk_size"], deadline)]
-            notes += [text for text in views[-1].left_out if text not in notes]
-            for name, row in _similar(views[0], views[-1]).items():
-                rows.setdefault(name, {}).update(row)
-                layers[name] = None
-        measured.append(Measured(step, rows, values))
-    validation.expect(layers, "a", "networks without matrices", "some")
-    what = ["weights", "changes", *(["similarity"] if x is not None else []), "subnormals"]
-    cut = f"{len(measured)} of " if len(measured) < len(sources) else ""
-    about = {"title": f"{cut}{len(sources)} networks", "notes": "\n".join(notes + changes.notes), "top": top}
-    return Record(dataset(measured, list(layers), what, about))
+            view = representations.View(source, x, f"a[{step}]", passes["max_samples"], passes["dtype"])
+            seen = view.seen(passes["chunk_size"], deadline)
+            first = first or seen
+            notes += [text for text in seen.left_out if text not in notes]
+            similar = _similar(first, seen)
+        with listing(source, f"a[{step}]") as weights:
+            series.add(step, weights.matrices, similar)
+    validation.expect(any(m.rows for m in series.measured), "a", "networks without matrices", "some")
+    done = len(series.measured)
+    title = f"{f'{done} of ' if done < len(sources) else ''}{len(sources)} networks"
+    return series.record(title, notes, ["similarity"] if x is not None else [])
 
 
 def _similar(first: representations.Seen, seen: representations.Seen) -> dict[str, dict[str, float]]:

@@ -14,7 +14,7 @@ from bnrank.networks.functional import unwrap
 from bnrank.networks.reasons import Skipped
 from bnrank.networks.tensor_matrices import KERNELS, blocks, told_by
 from bnrank.networks.tensors import Entry, computed_tensor, reparametrized
-from bnrank.training.watching.divergence import shortened
+from bnrank.training.watching.records import shortened
 
 OUTPUT = "output"
 """Name of the row of the network's output."""

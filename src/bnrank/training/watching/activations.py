@@ -1,0 +1,139 @@
+"""What enters the layers of a network in a forward pass, and leaves the network, measured by hooks."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+from bnrank._core.onlooker import Onlooker
+from bnrank.networks.inputs import main_output
+from bnrank.training.watching._interim import Matrix
+from bnrank.training.watching.quantities import of_rows
+
+OUTPUT = "output"
+"""Name of the row of the network's output."""
+FIRST = ("weight", "weight_ih", "weight_ih_l0", "weight_ih_l0_reverse")
+"""Attributes that act on the first argument of their module."""
+ATTENTION = {"q": 0, "k": 1, "v": 2}
+"""Arguments of attention by the projections that act on them."""
+
+
+class Capture:
+    """Hooks on the layers of a network that measure what enters them, until they are removed; they change nothing.
+
+    The first pass in training mode counts; one in eval mode only as long as there is none in training mode.
+
+    Parameters
+    ----------
+    net : nn.Module
+        The network, of which the main output is measured, too.
+    matrices : sequence of Matrix
+        Its weights.
+    max_rows : int
+        Largest number of rows (samples, and places of images or times) for the dimensions, drawn from a fixed seed.
+
+    Attributes
+    ----------
+    rows : dict
+        The quantities of the activations by layer.
+    failures : dict
+        Errors by layer.
+    """
+
+    def __init__(self, net: nn.Module, matrices: Sequence[Matrix], max_rows: int) -> None:
+        self.max_rows = max_rows
+        self.rows: dict[str, dict[str, float]] = {}
+        self.failures: dict[str, str] = {}
+        self._training: dict[str, bool] = {}
+        last = matrices[-1] if matrices else None  # where it is a Conv1d, outputs are (N, channels, places)
+        self._channels = last.module.out_channels if last is not None and last.kind.endswith("conv1d") else 0
+        groups: dict[tuple[nn.Module, int, int], list[str]] = {}
+        for matrix in matrices:
+            if (argument := _argument(matrix)) is not None:
+                dim = -1 - int(matrix.kind[-2]) if "conv" in matrix.kind else -1
+                groups.setdefault((matrix.module, argument, dim), []).append(matrix.name)
+        self._handles: list[Any] = []
+        for (module, argument, dim), names in groups.items():
+            hook = Onlooker(partial(self._enter, names, argument, dim))
+            self._handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
+        if not isinstance(net, torch.jit.ScriptModule):
+            self._handles.append(net.register_forward_hook(Onlooker(self._leave), with_kwargs=True))
+
+    def remove(self) -> None:
+        """Remove the hooks."""
+        for handle in self._handles:
+            handle.remove()
+
+    def _enter(self, names: list[str], argument: int, dim: int, module: nn.Module, args: Any, kwargs: Any) -> None:
+        with self._noting(names):
+            values = [value.data if isinstance(value, PackedSequence) else value for value in (*args, *kwargs.values())]
+            self._measure(names, main_output(values[argument:]), dim, module.training)
+
+    def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        with self._noting([OUTPUT]):
+            tensor = main_output(output)
+            shape = tensor.shape if isinstance(tensor, Tensor) and not tensor.is_nested else ()
+            if len(shape) == 1:
+                given = [value.shape for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+                alone = given and all(len(size) < 2 and size != shape for size in given)  # one sample
+                tensor = tensor if alone else tensor[:, None]
+            images = len(shape) in (4, 5) or (len(shape) == 3 and shape[1] == self._channels)
+            self._measure([OUTPUT], tensor, 1 if images else -1, module.training)
+
+    @contextlib.contextmanager
+    def _noting(self, names: list[str]) -> Iterator[None]:
+        """Note an error in a hook, since the pass must go on."""
+        try:
+            yield
+        except Exception as error:
+            self.failures |= dict.fromkeys(names, f"{type(error).__name__}: {error}")
+
+    def _measure(self, names: list[str], tensor: Any, dim: int, training: bool) -> None:
+        """Measure a tensor with units along ``dim``: dimensions on some of the rows, counts of units on all of them."""
+        if names[0] in self.rows and (self._training[names[0]] or not training):
+            return
+        if not isinstance(tensor, Tensor) or not tensor.is_floating_point() or tensor.is_sparse:
+            return
+        if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+            return
+        tensor = tensor.detach()
+        if tensor.is_nested:
+            tensor = torch.cat([rows.flatten(0, -2) for rows in tensor.unbind()])
+        if tensor.ndim == 0 or tensor.numel() == 0 or -dim > tensor.ndim:
+            raise ValueError(f"got shape {tuple(tensor.shape)}, expected (N, units)")
+        tensor = tensor.movedim(dim, -1)
+        others, shape = list(range(tensor.ndim - 1)), tensor.shape[:-1]
+        low, high = (tensor.amin(others), tensor.amax(others)) if others else (tensor, tensor)
+        nonfinite = int((~(torch.isfinite(low) & torch.isfinite(high))).sum())
+        count = math.prod(shape)
+        row = {"units": len(low), "rows": min(count, self.max_rows), "nonfinite_units": nonfinite}
+        if count > 1:  # of a single row, every unit has one value
+            constant = low == high
+            row |= {"dead_units": int((constant & (low == 0)).sum()), "constant_units": int(constant.sum())}
+        if count > 1 and not nonfinite:
+            generator = torch.Generator().manual_seed(0)  # the same rows at every measurement
+            chosen = torch.randperm(count, generator=generator)[: self.max_rows].sort().values.to(tensor.device)
+            row |= of_rows(tensor[torch.unravel_index(chosen, shape)])
+        self._training[names[0]] = training
+        row = {name: float(value) for name, value in row.items()}
+        self.rows |= {name: row for name in names}
+
+
+def _argument(matrix: Matrix) -> int | None:
+    """Return which argument of its module a weight acts on; None where it acts on no argument, or no hook sees it."""
+    if (
+        matrix.module is None
+        or matrix.kind in ("embedding", "bilinear")
+        or isinstance(matrix.module, torch.jit.ScriptModule)
+    ):
+        return None
+    if isinstance(matrix.module, nn.MultiheadAttention):
+        return ATTENTION.get(matrix.name.rpartition(".")[2])
+    return 0 if matrix.key in FIRST else None
