@@ -14,7 +14,7 @@ from bnrank._core import deadline
 from bnrank.measures import spectra
 from bnrank.measures.comparing import representations
 from bnrank.measures.comparing.matching import matched
-from bnrank.networks import capturing
+from bnrank.networks.reading import capturing
 from bnrank.networks.tensors import of_mapping
 
 
