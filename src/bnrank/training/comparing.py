@@ -10,12 +10,12 @@ import torch
 
 from bnrank._core import validation
 from bnrank._core.deadline import Deadline
-from bnrank.measures import similarity, tensors
+from bnrank.measures import similarity
 from bnrank.measures.comparing import Comparison, representations
 from bnrank.measures.comparing.pair import compared
 from bnrank.networks.inputs import Example
+from bnrank.networks.reading.matrices import Source, listing
 from bnrank.training.watching import quantities
-from bnrank.training.watching._interim import listing
 from bnrank.training.watching.checkpoints import Series, record_of
 from bnrank.training.watching.records import Record
 
@@ -23,8 +23,8 @@ __all__ = ["compare"]
 
 
 def compare(
-    a: tensors.Source | Sequence[tensors.Source],
-    b: tensors.Source | None = None,
+    a: Source | Sequence[Source],
+    b: Source | None = None,
     x: Example | None = None,
     *,
     top: int = 8,

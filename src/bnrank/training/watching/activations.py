@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from bnrank._core.onlooker import Onlooker
 from bnrank.networks.inputs import main_output
-from bnrank.training.watching._interim import Matrix
+from bnrank.networks.reading import Matrix
 from bnrank.training.watching.quantities import of_rows
 
 OUTPUT = "output"
@@ -52,13 +52,13 @@ class Capture:
         self.rows: dict[str, dict[str, float]] = {}
         self.failures: dict[str, str] = {}
         self._training: dict[str, bool] = {}
-        last = matrices[-1] if matrices else None  # where it is a Conv1d, outputs are (N, channels, places)
-        self._channels = last.module.out_channels if last is not None and last.kind.endswith("conv1d") else 0
-        groups: dict[tuple[nn.Module, int, int], list[str]] = {}
+        last: Any = matrices[-1].stored.module if matrices else None
+        self._channels = last.out_channels if isinstance(last, nn.Conv1d | nn.ConvTranspose1d) else -1  # of its outputs
+        groups: dict[tuple[Any, int, int], list[str]] = {}  # matrices that act on one argument of a module
         for matrix in matrices:
             if (argument := _argument(matrix)) is not None:
                 dim = -1 - int(matrix.kind[-2]) if "conv" in matrix.kind else -1
-                groups.setdefault((matrix.module, argument, dim), []).append(matrix.name)
+                groups.setdefault((matrix.stored.module, argument, dim), []).append(matrix.name)
         self._handles: list[Any] = []
         for (module, argument, dim), names in groups.items():
             hook = Onlooker(partial(self._enter, names, argument, dim))
@@ -128,12 +128,9 @@ class Capture:
 
 def _argument(matrix: Matrix) -> int | None:
     """Return which argument of its module a weight acts on; None where it acts on no argument, or no hook sees it."""
-    if (
-        matrix.module is None
-        or matrix.kind in ("embedding", "bilinear")
-        or isinstance(matrix.module, torch.jit.ScriptModule)
-    ):
+    module = matrix.stored.module
+    if matrix.kind in ("embedding", "bilinear") or isinstance(module, torch.jit.ScriptModule | None):
         return None
-    if isinstance(matrix.module, nn.MultiheadAttention):
+    if isinstance(module, nn.MultiheadAttention):
         return ATTENTION.get(matrix.name.rpartition(".")[2])
-    return 0 if matrix.key in FIRST else None
+    return 0 if matrix.stored.key in FIRST else None

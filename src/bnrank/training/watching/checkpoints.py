@@ -15,9 +15,8 @@ from bnrank._core import validation
 from bnrank._core.deadline import Deadline
 from bnrank._core.files import prepare_folder, write_atomically, writing
 from bnrank._core.sources import as_path
-from bnrank.measures.usage import subnormals
+from bnrank.networks.reading import Matrix, listing
 from bnrank.training.watching import quantities
-from bnrank.training.watching._interim import Matrix, listing
 from bnrank.training.watching.records import Measured, Record, dataset, shortened
 
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".pth.tar")
@@ -190,16 +189,14 @@ class Series:
         """Measure the next network; ``similar`` has the similarity of its activations to those of the first."""
         rows: dict[str, dict[str, float]] = {}
         values: dict[str, list[float]] = {}
-        for matrix in matrices:
-            blocks, name = matrix.blocks(), matrix.name
-            row, values[name] = quantities.of_weight(blocks)
-            rows[name] = row | {"subnormals": float(subnormals(blocks))}
+        for name, blocks, row, values[name] in quantities.of_matrices(matrices, ("weights", "subnormals")):
+            rows[name] = row
             if self.top:
-                blocks = blocks.clone()
-                first = self._first.setdefault(name, blocks)
-                rows[name] |= quantities.of_change(blocks, first, self._before.get(name, first), self.top)
-                self._before[name] = blocks
-                self._apart |= {} if blocks.shape == first.shape else {name: None}
+                weight = blocks.clone()
+                first = self._first.setdefault(name, weight)
+                row |= quantities.of_change(weight, first, self._before.get(name, first), self.top)
+                self._before[name] = weight
+                self._apart |= {} if weight.shape == first.shape else {name: None}
         for name, more in (similar or {}).items():
             rows.setdefault(name, {}).update(more)
         self.measured.append(Measured(step, rows, values))

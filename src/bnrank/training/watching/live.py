@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from bnrank._core import validation
-from bnrank.measures.usage import LEAST, subnormals
-from bnrank.networks.functional import unwrap
+from bnrank.measures.usage import LEAST
+from bnrank.networks.functional import replica, sandbox, unwrap
 from bnrank.networks.inputs import Inputs
+from bnrank.networks.reading import listing
 from bnrank.training.watching import callbacks, quantities
-from bnrank.training.watching._interim import listing, replica, sandbox
 from bnrank.training.watching.activations import OUTPUT, Capture
 from bnrank.training.watching.collapse import Collapse, CollapseError, Detector
 from bnrank.training.watching.records import Measured, Record, dataset, shortened
@@ -77,7 +77,7 @@ class Watch(Record):
         with listing(net) as weights:
             self.layers = [matrix.name for matrix in weights.matrices]
             self.skipped = list(weights.others)
-        others = "; ".join(map(str, self.skipped[:3]))
+        others = "; ".join(f"{other.name}: {other.reason}" for other in self.skipped[:3])
         validation.expect(self.layers, "net", f"{type(net).__name__} without a matrix ({others})", "one with a matrix")
         self.layers += [OUTPUT] if "activations" in what else []
         self.steps, self._stride = 0, 1
@@ -249,13 +249,9 @@ class Watch(Record):
         values: dict[str, list[float]] = {}
         device = next(self.net.parameters()).device.type
         with torch.autocast(device, enabled=False), listing(self.net) as weights:
-            for matrix in weights.matrices if set(self.what) != {"activations"} else ():
-                blocks, row = matrix.blocks(), rows.setdefault(matrix.name, {})
-                if "weights" in self.what:
-                    measured, values[matrix.name] = quantities.of_weight(blocks)
-                    row |= measured
-                if "subnormals" in self.what:
-                    row["subnormals"] = float(subnormals(blocks))
+            matrices = weights.matrices if set(self.what) != {"activations"} else ()
+            for name, _, row, values[name] in quantities.of_matrices(matrices, self.what):
+                rows.setdefault(name, {}).update(row)
             if gone := set(self.layers) - {matrix.name for matrix in weights.matrices} - {OUTPUT}:
                 self._note(f"no longer in the network: {shortened(sorted(gone))}")
             for name, row in (self._activations() if "activations" in self.what else {}).items():

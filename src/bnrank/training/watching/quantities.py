@@ -1,12 +1,16 @@
 """What a watch measures of a weight and of the activations that enter a layer."""
 
 import math
+from collections.abc import Collection, Iterable, Iterator
 
 import torch
 from torch import Tensor
 
 from bnrank._core import linalg
-from bnrank.measures.usage import SHARES, variance_dimension
+from bnrank.measures.usage import SHARES, subnormals, variance_dimension
+from bnrank.networks.reading import Matrix
+
+Row = dict[str, float]
 
 LARGEST = 10  # singular values kept
 TAIL = 0.1  # fraction of singular values outside of the tail
@@ -53,6 +57,26 @@ NONFINITE = {"nonfinite": "weights of", "nonfinite_units": "activations at"}
 """Numbers of values that are NaN or infinite, and what they are of."""
 
 
+def of_matrices(matrices: Iterable[Matrix], what: Collection[str]) -> Iterator[tuple[str, Tensor, Row, list[float]]]:
+    """Iterate over names, blocks, quantities and largest singular values of matrices.
+
+    Parameters
+    ----------
+    matrices : iterable of Matrix
+        Weights; a tensor that holds several is loaded once.
+    what : collection of str
+        "weights", "subnormals" or both.
+    """
+    stored, tensor = None, None
+    for matrix in matrices:
+        if matrix.stored is not stored:
+            stored, tensor = matrix.stored, matrix.stored.load()
+        blocks = matrix.blocks(tensor)
+        row, values = of_weight(blocks) if "weights" in what else ({}, [])
+        row |= {"subnormals": float(subnormals(blocks))} if "subnormals" in what else {}
+        yield matrix.name, blocks, row, values
+
+
 def of_weight(weight: Tensor) -> tuple[dict[str, float], list[float]]:
     """Return the quantities of a matrix, or of the blocks (n, rows, columns) of one, and its largest singular values.
 
@@ -72,12 +96,13 @@ def of_weight(weight: Tensor) -> tuple[dict[str, float], list[float]]:
     if not math.isfinite(size):
         return {"nonfinite": float((~torch.isfinite(matrix)).sum())}, []
     matrix = matrix / size  # squares of what is large or small overflow or vanish
-    row = {"nonfinite": 0.0, "norm": size * float(matrix.norm())}
+    norm = float(matrix.norm())
+    row = {"nonfinite": 0.0, "norm": size * norm}
     if matrix.shape[1] > MAX_SIDE:
         top = _operator_norm(matrix)
-        row["stable_rank"] = linalg.stable_rank_from(float(matrix.square().sum()), top)
+        row["stable_rank"] = linalg.stable_rank_from(norm**2, top)
         return row | {"operator_norm": size * float(top)}, [size * float(top)]
-    squares = torch.linalg.eigvalsh(matrix @ matrix.mT).clamp(min=0).flatten().sort(descending=True).values.cpu()
+    squares = torch.linalg.eigvalsh(matrix @ matrix.mH).clamp(min=0).flatten().sort(descending=True).values.cpu()
     values, largest = squares.sqrt(), max(1, round(TAIL * len(squares)))
     dimensions = variance_dimension(squares, len(squares) + 1, len(squares), SHARES, corrected=False)
     row |= {
@@ -94,11 +119,11 @@ def of_weight(weight: Tensor) -> tuple[dict[str, float], list[float]]:
 def _operator_norm(matrix: Tensor) -> Tensor:
     """Return the largest singular value of blocks by the power method, a lower bound, (1,)."""
     generator = torch.Generator().manual_seed(0)
-    vector = torch.randn(*matrix.shape[:2], 1, dtype=torch.float64, generator=generator).to(matrix.device)
+    vector = torch.randn(*matrix.shape[:2], 1, dtype=torch.float64, generator=generator).to(matrix)
     for _ in range(ITERATIONS):
-        vector = matrix @ (matrix.mT @ vector)
+        vector = matrix @ (matrix.mH @ vector)
         vector = vector / vector.norm(dim=1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
-    return (matrix.mT @ vector).norm(dim=1).amax(0)
+    return (matrix.mH @ vector).norm(dim=1).amax(0)
 
 
 def of_change(weight: Tensor, first: Tensor, before: Tensor, top: int) -> dict[str, float]:
@@ -149,5 +174,6 @@ def of_rows(rows: Tensor) -> dict[str, float]:
 
 
 def double(values: Tensor) -> Tensor:
-    """Return values in float64, on the CPU where their device has none."""
-    return (values.cpu() if values.device.type == "mps" else values).to(torch.float64)
+    """Return values in double precision, on the CPU where their device has none."""
+    values = values.cpu() if values.device.type == "mps" else values
+    return values.to(torch.complex128 if values.is_complex() else torch.float64)
