@@ -1,4 +1,4 @@
-"""What enters the layers of a network in a forward pass, and leaves the network, measured by hooks."""
+"""What enters the layers of a network in a forward pass, and leaves the network, copied by hooks."""
 
 from __future__ import annotations
 
@@ -26,42 +26,39 @@ ATTENTION = {"q": 0, "k": 1, "v": 2}
 
 
 class Capture:
-    """Hooks on the layers of a network that measure what enters them, until they are removed; they change nothing.
+    """Hooks on the layers of a network that copy what enters them, until they are removed; they change nothing.
 
     The first pass in training mode counts; one in eval mode only as long as there is none in training mode.
 
     Parameters
     ----------
     net : nn.Module
-        The network, of which the main output is measured, too.
+        The network, of which the main output is copied, too.
     matrices : sequence of Matrix
         Its weights.
     max_rows : int
-        Largest number of rows (samples, and places of images or times) for the dimensions, drawn from a fixed seed.
+        Largest number of rows (samples, and places of images or times) that are copied, drawn from a fixed seed.
 
     Attributes
     ----------
-    rows : dict
-        The quantities of the activations by layer.
     failures : dict
         Errors by layer.
     """
 
     def __init__(self, net: nn.Module, matrices: Sequence[Matrix], max_rows: int) -> None:
         self.max_rows = max_rows
-        self.rows: dict[str, dict[str, float]] = {}
         self.failures: dict[str, str] = {}
-        self._training: dict[str, bool] = {}
+        self._kept: dict[str, tuple[bool, list[str], Tensor, Tensor, Tensor, int]] = {}
         last: Any = matrices[-1].stored.module if matrices else None
         self._channels = last.out_channels if isinstance(last, nn.Conv1d | nn.ConvTranspose1d) else -1  # of its outputs
-        groups: dict[tuple[Any, int, int], list[str]] = {}  # matrices that act on one argument of a module
+        groups: dict[tuple[Any, int], list[tuple[int, str]]] = {}
         for matrix in matrices:
             if (argument := _argument(matrix)) is not None:
                 dim = -1 - int(matrix.kind[-2]) if "conv" in matrix.kind else -1
-                groups.setdefault((matrix.stored.module, argument, dim), []).append(matrix.name)
+                groups.setdefault((matrix.stored.module, dim), []).append((argument, matrix.name))
         self._handles: list[Any] = []
-        for (module, argument, dim), names in groups.items():
-            hook = Onlooker(partial(self._enter, names, argument, dim))
+        for (module, dim), uses in groups.items():
+            hook = Onlooker(partial(self._enter, uses, dim))
             self._handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
         if not isinstance(net, torch.jit.ScriptModule):
             self._handles.append(net.register_forward_hook(Onlooker(self._leave), with_kwargs=True))
@@ -71,10 +68,28 @@ class Capture:
         for handle in self._handles:
             handle.remove()
 
-    def _enter(self, names: list[str], argument: int, dim: int, module: nn.Module, args: Any, kwargs: Any) -> None:
-        with self._noting(names):
+    def rows(self) -> dict[str, dict[str, float]]:
+        """Return the quantities of the activations by layer; of a single row, none that takes two."""
+        measured: dict[str, dict[str, float]] = {}
+        for _, names, sample, low, high, count in self._kept.values():
+            constant, nonfinite = low == high, int((~(torch.isfinite(low) & torch.isfinite(high))).sum())
+            row: dict[str, float] = {"units": len(low), "rows": len(sample), "nonfinite_units": nonfinite}
+            if count > 1:
+                row |= {"dead_units": int((constant & (low == 0)).sum()), "constant_units": int(constant.sum())}
+                row |= {} if nonfinite else of_rows(sample)
+            measured |= {name: row for name in names}
+        return measured
+
+    def _enter(self, uses: list[tuple[int, str]], dim: int, module: nn.Module, args: Any, kwargs: Any) -> None:
+        with self._noting([name for _, name in uses]):
             values = [value.data if isinstance(value, PackedSequence) else value for value in (*args, *kwargs.values())]
-            self._measure(names, main_output(values[argument:]), dim, module.training)
+            entering: dict[int, tuple[Tensor, list[str]]] = {}  # self-attention has one tensor for three matrices
+            for argument, name in uses:
+                tensor = main_output(values[argument:])
+                if isinstance(tensor, Tensor):
+                    entering.setdefault(id(tensor), (tensor, []))[1].append(name)
+            for tensor, names in entering.values():
+                self._keep(names, tensor, dim, module.training)
 
     def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         with self._noting([OUTPUT]):
@@ -85,7 +100,7 @@ class Capture:
                 alone = given and all(len(size) < 2 and size != shape for size in given)  # one sample
                 tensor = tensor if alone else tensor[:, None]
             images = len(shape) in (4, 5) or (len(shape) == 3 and shape[1] == self._channels)
-            self._measure([OUTPUT], tensor, 1 if images else -1, module.training)
+            self._keep([OUTPUT], tensor, 1 if images else -1, module.training)
 
     @contextlib.contextmanager
     def _noting(self, names: list[str]) -> Iterator[None]:
@@ -95,9 +110,9 @@ class Capture:
         except Exception as error:
             self.failures |= dict.fromkeys(names, f"{type(error).__name__}: {error}")
 
-    def _measure(self, names: list[str], tensor: Any, dim: int, training: bool) -> None:
-        """Measure a tensor with units along ``dim``: dimensions on some of the rows, counts of units on all of them."""
-        if names[0] in self.rows and (self._training[names[0]] or not training):
+    def _keep(self, names: list[str], tensor: Any, dim: int, training: bool) -> None:
+        """Copy some of the rows of a tensor with units along ``dim``, and the least and largest value of each unit."""
+        if names[0] in self._kept and (self._kept[names[0]][0] or not training):
             return
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point() or tensor.is_sparse:
             return
@@ -108,22 +123,12 @@ class Capture:
             tensor = torch.cat([rows.flatten(0, -2) for rows in tensor.unbind()])
         if tensor.ndim == 0 or tensor.numel() == 0 or -dim > tensor.ndim:
             raise ValueError(f"got shape {tuple(tensor.shape)}, expected (N, units)")
-        tensor = tensor.movedim(dim, -1)
-        others, shape = list(range(tensor.ndim - 1)), tensor.shape[:-1]
-        low, high = (tensor.amin(others), tensor.amax(others)) if others else (tensor, tensor)
-        nonfinite = int((~(torch.isfinite(low) & torch.isfinite(high))).sum())
-        count = math.prod(shape)
-        row = {"units": len(low), "rows": min(count, self.max_rows), "nonfinite_units": nonfinite}
-        if count > 1:  # of a single row, every unit has one value
-            constant = low == high
-            row |= {"dead_units": int((constant & (low == 0)).sum()), "constant_units": int(constant.sum())}
-        if count > 1 and not nonfinite:
-            generator = torch.Generator().manual_seed(0)  # the same rows at every measurement
-            chosen = torch.randperm(count, generator=generator)[: self.max_rows].sort().values.to(tensor.device)
-            row |= of_rows(tensor[torch.unravel_index(chosen, shape)])
-        self._training[names[0]] = training
-        row = {name: float(value) for name, value in row.items()}
-        self.rows |= {name: row for name in names}
+        tensor = tensor[None].movedim(dim + (dim > 0), -1)
+        shape, others = tensor.shape[:-1], list(range(tensor.ndim - 1))
+        count, generator = math.prod(shape), torch.Generator().manual_seed(0)  # the same rows at every measurement
+        chosen = torch.randperm(count, generator=generator)[: self.max_rows].sort().values.to(tensor.device)
+        sample = tensor[torch.unravel_index(chosen, shape)]
+        self._kept[names[0]] = training, names, sample, tensor.amin(others), tensor.amax(others), count
 
 
 def _argument(matrix: Matrix) -> int | None:

@@ -268,11 +268,12 @@ class Watch(Record):
                 self._failure = self._failure or reason  # numbers in the message can change
                 self._note(self._failure, warn=True)
                 return {}
-        if capture is None or not capture.rows:
+        rows = {} if capture is None else capture.rows()
+        if capture is not None:
+            self._failures |= capture.failures
+        if not rows:
             self._note("no forward pass was seen: pass x, or call the network and not a compiled copy of it")
-            return {}
-        self._failures |= capture.failures
-        return capture.rows
+        return rows
 
     def _on_batch(self) -> Capture:
         """Return what enters the layers of a replica of the network on ``x``, in eval mode."""
