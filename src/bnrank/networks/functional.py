@@ -638,7 +638,7 @@ def unwrap(net: nn.Module, values: bool = True) -> nn.Module:
         raise TypeError(f"net: got {validation.describe(net)}, expected a torch.nn.Module")
     while True:
         parallel = isinstance(net, nn.DataParallel | nn.parallel.DistributedDataParallel)
-        inner = net.module if parallel else net._modules.get("_orig_mod")
+        inner = net.module if parallel else getattr(net, "_orig_mod", None)
         if not isinstance(inner, nn.Module):
             break
         net = inner

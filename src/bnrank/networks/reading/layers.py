@@ -234,7 +234,7 @@ def read(
             else:
                 observed.append((0 if trial is None else trial.order(name), layer, name, i))
     scripted = [m for m in held.matrices if m not in [known for some in holders.values() for known in some]]
-    rest += [Layer(0, matrix, reason="scripted layers call no hooks") for matrix in scripted]
+    rest += [Layer(0, matrix, reason=reasons.SCRIPTED) for matrix in scripted]
     observed.sort(key=lambda row: row[0])  # stable: of one call in the order of its matrices
     layers = _connected(observed, trial)
     numbered = [replace(layer, index=i) for i, layer in enumerate(layers + rest, 1)]
@@ -247,8 +247,8 @@ def _connected(rows: Sequence[tuple[float, Layer, str, int]], trial: Trial | Non
     """Return the layers with whether and how the next one reads what they return."""
     if trial is None:
         return [layer for _, layer, _, _ in rows]
-    layers = []
-    for (_, layer, name, number), after in zip(rows, [*rows[1:], None], strict=True):
+    layers: list[Layer] = []
+    for (_, layer, name, number), after in zip(rows, [*rows[1:], None][: len(rows)], strict=True):
         end, _, reader, place = after or (float("inf"), None, None, 0)
         follows = trial.following(name, number, reader, end)
         if reader is not None:  # an index is no activation
@@ -271,7 +271,7 @@ def _sharing(net: nn.Module, held: Listing, trial: Trial | None) -> dict[str, st
             continue
         owner = matrix.stored.owner
         others = [name for name in matrix.tied if modules.get(name.rpartition(".")[0]) is not part]
-        plain = base_of(part) is not None and derived(part, "weight") is None
+        plain = base_of(part) is not None and not any(derived(part, key) is not None for key in ("weight", "bias"))
         if others:
             shown = ", ".join(repr(name.rpartition(".")[0]) for name in others)
             why[matrix.name] = f"its {matrix.stored.key} is shared with {shown}"
@@ -297,7 +297,7 @@ def _reason_without_example(matrix: Matrix) -> str:
 def _skipped(net: nn.Module, held: Listing, unobserved: Sequence[Layer]) -> Iterator[Skipped]:
     """Iterate over the parts that are not read, in order of registration."""
     with_matrices = {matrix.stored.module: matrix for matrix in held.matrices}
-    tied = {other.name for other in held.others if other.reason.startswith(TIED[0])}
+    tied = {other.name: other.reason for other in held.others if other.reason.startswith(TIED[0])}
     alone: dict[nn.Module, list[Layer]] = defaultdict(list)
     for layer in unobserved:
         alone[layer.module].append(layer)
@@ -308,9 +308,8 @@ def _skipped(net: nn.Module, held: Listing, unobserved: Sequence[Layer]) -> Iter
             continue
         known = reasons.of_type(part)
         if part not in with_matrices:
-            whole = {f"{name}.{key}".lstrip(".") for key in own}
-            if not whole <= tied or not whole:
-                yield Skipped.part(name, part, known or _reason_of_parameters(part))
+            shared = [tied[key] for key in (f"{name}.{key}".lstrip(".") for key in own) if key in tied]
+            yield Skipped.part(name, part, known or (shared[0] if shared else _reason_of_parameters(part)))
         elif known is None or base_of(part) is not None:
             matrix = with_matrices[part]
             used = {m.stored.key for m in held.matrices if m.stored.module is part}

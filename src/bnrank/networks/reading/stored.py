@@ -206,9 +206,8 @@ def of_module(net: nn.Module) -> list[Stored]:
     """
     net = unwrap(net)
     if isinstance(net, torch.jit.ScriptModule):
-        return of_mapping(net.state_dict(keep_vars=True))
+        return [record(name, value) for name, value in net.state_dict(keep_vars=True).items()]
     state = net.state_dict(keep_vars=True)
-    validation.expect(state, "net", f"{type(net).__name__} without parameters and buffers", "a module with some")
     owners = dict(net.named_modules(remove_duplicate=False))
     records: dict[str, Stored] = {}
     for name, value in state.items():
