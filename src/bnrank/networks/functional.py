@@ -182,7 +182,7 @@ class Functional:
         for changed, name, dtype in _as_real(x, self.dtype):
             numbers = "complex numbers" if dtype.is_complex else "truth values" if dtype == torch.bool else "integers"
             got = f"{name}: got {numbers} of dtype {dtype}, on which {kind} fails"
-            error = validation.DtypeError(f"{got}, expected floating point; {validation.conversion(dtype)}")
+            error: ValueError = validation.DtypeError(f"{got}, expected floating point; {validation.conversion(dtype)}")
             yield functools.partial(self._returned, parameters, changed), error
         if not torch.is_grad_enabled() and "grad" in why:
             where = "which is run without, expected one with torch.enable_grad() around the part that needs them"
@@ -385,7 +385,7 @@ def _as_real(x: Samples, dtype: torch.dtype) -> Iterator[tuple[Samples, str, tor
     """
     given = x if isinstance(x, Inputs) else Inputs((x,))
     alone = len(given.tensors) == 1 and not given.named
-    values = {**dict(enumerate(given.positional)), **given.named}
+    values: dict[Any, Any] = {**dict(enumerate(given.positional)), **given.named}
     places = [key for key, value in values.items() if isinstance(value, Tensor) and not value.is_floating_point()]
     for chosen in [[key] for key in places] + ([places] if len(places) > 1 else []):
         positional, named = list(given.positional), dict(given.named)

@@ -151,6 +151,7 @@ def blocks(kernel: Tensor, transposed: bool = False, groups: int = 1) -> Tensor:
 
     Examples
     --------
+    >>> import torch
     >>> blocks(torch.ones(4, 6, 3, 3), transposed=True, groups=2).shape
     torch.Size([2, 6, 18])
     """
@@ -218,6 +219,7 @@ def listing(source: Source, name: str = "net") -> Iterator[Listing]:
 
     Examples
     --------
+    >>> import torch
     >>> with listing({"a.weight": torch.eye(3), "a.bias": torch.ones(3)}) as held:
     ...     [matrix.name for matrix in held.matrices], [other.reason for other in held.others]
     (['a'], ['bias'])

@@ -221,13 +221,16 @@ class Trial:
                     self._run(function, x, _Attached())
             except Exception:
                 raise error from error.__cause__
-            self._entered, self._left = {}, {}
+            self._entered.clear()
+            self._left.clear()
 
     def _run(self, function: Functional, x: Samples, mode: _Attached) -> None:
         order, net = itertools.count(), function.module
         self.calls: dict[str, list[Call]] = defaultdict(list)
         self.shapes: dict[str, list[tuple[tuple[int, ...], ...]]] = defaultdict(list)
-        self._flattenings, self._entered, self._left = mode.flattened, dict[str | None, Point](), dict[str, Point]()
+        self._entered: dict[str | None, Point] = {}
+        self._left: dict[str, Point] = {}
+        self._flattenings = mode.flattened
 
         def enter(name: str | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
             tensor = next((value for value in [*args, *kwargs.values()] if isinstance(value, Tensor)), None)
