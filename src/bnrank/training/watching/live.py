@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from bnrank._core import validation
 from bnrank.measures.usage import LEAST
-from bnrank.networks.functional import replica, sandbox, unwrap
+from bnrank.networks.functional import unwrap
 from bnrank.networks.inputs import Inputs
 from bnrank.networks.reading import listing
+from bnrank.networks.replicas import replica, sandbox
 from bnrank.training.watching import callbacks, quantities
 from bnrank.training.watching.activations import OUTPUT, Capture
 from bnrank.training.watching.collapse import Collapse, CollapseError, Detector
