@@ -871,3 +871,82 @@ def test_a_failure_whose_message_changes_is_warned_of_once():
         measure_often(watch)
     assert len(warned) == 1
     assert sum("tried to allocate" in note for note in watch.notes) == 1
+
+
+class Experts(nn.Module):
+    """Stacked experts, and a parameter of that shape with another name."""
+
+    def __init__(self):
+        super().__init__()
+        self.experts = nn.Module()
+        self.experts.up = nn.Parameter(torch.randn(3, 6, 5))
+        self.mixed = nn.Parameter(torch.randn(2, 5, 4))
+        self.head = nn.Linear(6, 2)
+
+    def forward(self, x):
+        return self.head(torch.einsum("noi,bi->bo", self.experts.up, x))
+
+
+class Attending(nn.Module):
+    """Attention with keys and values of other widths, fused projections, and an embedding tied to the last layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(11, 6)
+        self.attn = nn.MultiheadAttention(6, 2, kdim=5, vdim=4, batch_first=True)
+        self.qkv = nn.Linear(6, 18)
+        self.last = nn.Linear(6, 11, bias=False)
+        self.last.weight = self.words.weight
+
+    def forward(self, x):
+        words = self.words(x)
+        q, k, _ = self.qkv(words).chunk(3, -1)
+        return self.last(self.attn(q, k[..., :5], words[..., :4])[0])
+
+
+LISTED = {
+    "lstm": lambda: nn.LSTM(4, 5, 2, bidirectional=True, proj_size=3),
+    "gru cell": lambda: nn.GRUCell(4, 3),
+    "attention": Attending,
+    "experts": Experts,
+    "convolutions": kernels,
+    "line": lambda: nn.Sequential(nn.Conv1d(3, 4, 3), nn.Conv3d(1, 2, 2), nn.Bilinear(3, 4, 5)),
+    "computed": lambda: computed()[0][:4],
+    "half": lambda: nn.Sequential(nn.Linear(6, 5, dtype=torch.bfloat16), nn.Linear(5, 4).half()),
+    "masked": lambda: nn.utils.prune.l1_unstructured(nn.Linear(6, 5), "weight", 0.5),
+}
+
+
+@pytest.mark.parametrize("kind", LISTED)
+def test_a_watch_lists_and_measures_what_a_profile_and_a_comparison_do(kind, tmp_path):
+    torch.manual_seed(0)
+    net = LISTED[kind]()
+    with bnrank.watch(net, what=["weights", "subnormals"]) as found:
+        found.step()
+    profile, row = bnrank.profile(net), found.history.isel(step=0)
+    names = profile.layer_name.values.tolist()
+    assert row.layer.values.tolist() == names
+    torch.save(net.state_dict(), tmp_path / "step-1.pt")
+    module, state = bnrank.compare([net, net]).history, bnrank.training.read_checkpoints(tmp_path).history
+    for other in (module.isel(step=0), *([state.isel(step=0)] if kind not in ("convolutions", "computed") else [])):
+        assert other.layer.values.tolist() == names
+        assert other["stable_rank"].values == pytest.approx(row["stable_rank"].values, rel=1e-12)
+    for name in ("stable_rank", "subnormals"):
+        assert row[name].values == pytest.approx(profile[name].values, rel=1e-9)
+    top = row["singular_values"].values[:, 0]
+    assert top == pytest.approx(profile.weight_singular_values.values[:, 0], rel=1e-7)
+
+
+@pytest.mark.parametrize("scales", [(6, 1), (), (1, 1)])
+def test_checkpoints_of_quantized_weights_are_measured_as_their_numbers(tmp_path, scales):
+    torch.manual_seed(0)
+    scale = torch.rand(scales) + 0.5
+    for step in (1, 2):
+        codes = torch.randn(6, 8).to(torch.float8_e4m3fn)
+        state = {"a.weight": codes, "a.weight_scale": scale, "b.qweight": torch.ones(4, 4, dtype=torch.int32)}
+        torch.save(state | {"b.scales": torch.ones(2, 4)}, tmp_path / f"step-{step}.pt")
+    history = bnrank.compare(tmp_path).history
+    s = torch.linalg.svdvals(codes.double() * scale.double())
+    assert history.layer.values.tolist() == ["a"]
+    assert history["stable_rank"].values[-1] == pytest.approx([float(s.square().sum() / s[0] ** 2)], rel=1e-6)
+    assert float(history["change"][-1, 0]) < 3

@@ -218,3 +218,32 @@ def test_an_output_that_is_not_seen_is_remarked_on():
         module(x)
         found.step()
     assert found.notes == ["activations not measured at output: ValueError: got shape (), expected (N, units)"]
+
+
+def test_sharded_and_wrapped_networks_train_as_alone_and_their_weights_are_gathered(tmp_path):
+    distributed = torch.distributed
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        mesh = distributed.device_mesh.init_device_mesh("cpu", (1,))
+        for wrapped in (nn.parallel.DistributedDataParallel, lambda net: distributed.fsdp.fully_shard(net, mesh=mesh)):
+            states = []
+            for watched in (False, True):
+                net, x = plain()
+                module = wrapped(net)
+                optimizer = torch.optim.Adam(module.parameters(), lr=0.01)
+                found = bnrank.watch(module, every=2) if watched else None
+                for _ in range(4):
+                    optimizer.zero_grad()
+                    module(x).square().mean().backward()
+                    optimizer.step()
+                    if found is not None:
+                        found.step()
+                states.append([getattr(p, "full_tensor", lambda p=p: p)().detach() for p in module.parameters()])
+            assert all(torch.equal(a, b) for a, b in zip(*states, strict=True))
+            s = torch.linalg.svdvals(states[1][2].double())
+            history = found.history
+            assert history["stable_rank"].sel(layer="2").values[-1] == pytest.approx(float((s / s[0]).square().sum()))
+            assert np.isfinite(history["dimension_95"].values).all()
+            assert not found.notes
+    finally:
+        distributed.destroy_process_group()
