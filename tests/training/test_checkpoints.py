@@ -6,7 +6,7 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from bnrank.cli import app
-from bnrank.training.watching.checkpoints import read_checkpoints
+from bnrank.training.checkpoints import read_checkpoints
 
 
 def test_checkpoints_are_read_in_the_order_of_their_steps(tmp_path):

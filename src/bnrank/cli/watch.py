@@ -12,7 +12,7 @@ from bnrank.cli.naming import Names, naming
 from bnrank.cli.terminal import console, escape, say
 from bnrank.training import Sweep
 from bnrank.training.sweeping.folder import ABOUT
-from bnrank.training.watching.checkpoints import read_checkpoints
+from bnrank.training.checkpoints import read_checkpoints
 
 
 def watch_command(

@@ -15,8 +15,8 @@ from bnrank.measures.comparing import Comparison, representations
 from bnrank.measures.comparing.pair import compared
 from bnrank.networks.inputs import Example
 from bnrank.networks.reading.matrices import Source, listing
+from bnrank.training.checkpoints import Series, record_of
 from bnrank.training.watching import quantities
-from bnrank.training.watching.checkpoints import Series, record_of
 from bnrank.training.watching.records import Record
 
 __all__ = ["compare"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import os
 import warnings
@@ -63,17 +64,11 @@ class Watch(Record):
     """
 
     def __init__(
-        self,
-        net: nn.Module,
-        every: int,
-        what: Sequence[str],
-        x: Any,
-        monitor: Any,
-        collapse: Collapse | None,
-        max_rows: int,
+        self, net: nn.Module, every: int, what: Sequence[str], x: Any, collapse: Collapse | None, max_rows: int
     ) -> None:
         self.net, self.every, self.what, self.x = net, every, tuple(what), x
-        self.monitor, self.max_rows = monitor, max_rows
+        self.max_rows = max_rows
+        self.monitor: Any = None
         self.writers: list[Callable[[Measured], object]] = []
         with listing(net) as weights:
             self.layers = [matrix.name for matrix in weights.matrices]
@@ -167,10 +162,8 @@ class Watch(Record):
         detector, measured = self._detector, self._measured[-1]
         reason = "" if detector is None else detector.update(measured.step, measured.rows)
         if detector is not None and detector.blind == max(detector.rule.times, 2):
-            text = (
-                f"no collapse can be seen: in {detector.blind} measurements up to step {self.steps} no watched layer "
-            )
-            text += f"had a dimension; it takes activations of at least {LEAST} samples (x= gives a fixed batch)"
+            text = f"no collapse can be seen: in {detector.blind} measurements up to step {self.steps} no layer had a "
+            text += f"dimension; it takes activations of at least {LEAST} samples (x= gives a fixed batch)"
             self._note(text, warn=True)
         if detector is None or not reason:
             return None
@@ -248,7 +241,7 @@ class Watch(Record):
     def _measure(self) -> Measured:
         rows: dict[str, dict[str, float]] = {name: {} for name in self.layers}
         values: dict[str, list[float]] = {}
-        device = next(self.net.parameters()).device.type
+        device = next(itertools.chain(self.net.parameters(), self.net.buffers())).device.type
         with torch.autocast(device, enabled=False), listing(self.net) as weights:
             matrices = weights.matrices if set(self.what) != {"activations"} else ()
             for name, _, row, values[name] in quantities.of_matrices(matrices, self.what):
@@ -261,29 +254,26 @@ class Watch(Record):
 
     def _activations(self) -> dict[str, dict[str, float]]:
         capture = self._capture
-        if self.x is not None:
-            try:
-                capture = self._on_batch()
-            except Exception as error:
-                reason = f"activations not measured, as the network fails on x: {type(error).__name__}: {error}"
-                self._failure = self._failure or reason  # numbers in the message can change
-                self._note(self._failure, warn=True)
-                return {}
+        try:
+            capture = capture if self.x is None else self._on_batch()
+        except Exception as error:
+            reason = f"activations not measured, as the network fails on x: {type(error).__name__}: {error}"
+            self._failure = self._failure or reason  # numbers in the message can change
+            self._note(self._failure, warn=True)
+            return {}
         rows = {} if capture is None else capture.rows()
-        if capture is not None:
-            self._failures |= capture.failures
+        self._failures |= {} if capture is None else capture.failures
         if not rows:
             self._note("no forward pass was seen: pass x, or call the network and not a compiled copy of it")
         return rows
 
     def _on_batch(self) -> Capture:
         """Return what enters the layers of a replica of the network on ``x``, in eval mode."""
-        x = self.x
+        x, net = self.x, replica(self.net)
         given = Inputs((), x) if isinstance(x, Mapping) else Inputs(tuple(x) if isinstance(x, tuple | list) else (x,))
-        given, net = given.clone(), replica(self.net)
-        with listing(net) as weights:
+        given = given.clone()
+        with listing(net) as weights, sandbox():
             capture = Capture(net, weights.matrices, self.max_rows)
-        with sandbox():
             net(*given.positional, **given.named)
         return capture
 
@@ -380,7 +370,8 @@ def watch(
     expected = "a tensor, or a tuple or mapping of arguments with tensors"
     usable = x is None or any(isinstance(value, Tensor) for value in tensors)
     validation.expect(usable, "x", x, expected, TypeError)
-    found = Watch(unwrap(net), every, list(dict.fromkeys(what)), x, monitor, collapse, max_rows)
+    found = Watch(unwrap(net), every, list(dict.fromkeys(what)), x, collapse, max_rows)
+    found.monitor = monitor
     if collapse is not None:
         validation.expect("activations" in what, "collapse", f"what={what}", "'activations' in what")
         unknown = set(collapse.layers or ()) - set(found.layers)
