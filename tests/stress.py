@@ -1,8 +1,8 @@
 """Threads that have nothing to do with bnrank, beside its functions: everything is bit by bit what it is alone.
 
-``python -m tests.stress --rounds 2000`` runs as many calls of the library, in turn, beside four other threads: one draws
-random numbers of torch and runs layers in training mode, one draws those of NumPy and Python, one runs networks that the
-library never saw, and one trains.
+``python -m tests.stress --rounds 2000`` runs as many calls of the library, in turn, beside four other threads: one
+draws random numbers of torch and runs layers in training mode, one draws those of NumPy and Python, one runs networks
+that the library never saw, and one trains.
 """
 
 import argparse
@@ -59,7 +59,7 @@ def draws_of_numpy() -> Callable[[], float]:
 
 
 def foreign_networks() -> Callable[[], float]:
-    """Networks that the library never saw: the fast path of a transformer, modes, functions of autograd, new modules."""
+    """Networks that the library never saw: a transformer's fast path, modes, functions of autograd, new modules."""
     encoder = seeded(lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2)).eval()
     trained = nn.ModuleList([nn.Dropout(0.5) for _ in range(30)]).train()
     x = torch.linspace(-1, 1, 3 * 4 * 8).reshape(3, 4, 8)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -13,6 +14,8 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from bnrank._core import validation
+from bnrank._core.content import Part, Table
+from bnrank._core.results import Printed
 from bnrank.networks.reading import files
 from bnrank.networks.reading.computed import resolved
 from bnrank.networks.reading.stored import Stored, distinct, of_mapping, of_module
@@ -169,25 +172,52 @@ class Other:
 
 
 @dataclass(frozen=True)
-class Listing:
-    """What the tensors of a network are.
+class Listing(Printed):
+    """What the tensors of a network are: each is measured in matrices, or has the reason why not.
 
     Attributes
     ----------
     title : str
-        The class of the module or the name of the file.
+        The class of the module, the name of the file, or "a state dict".
     matrices : tuple of Matrix
         In the order of the state dict, each once.
     others : tuple of Other
         All other tensors, each with the reason.
     records : tuple of Stored
         All tensors.
+
+    Examples
+    --------
+    >>> with listing(nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(3))) as held:
+    ...     print(held)
+    tensor    shape  measured in
+    0.weight  3, 2   0
+    0.bias    3      0
+    1.weight  3      not: scale of a normalization (LayerNorm)
+    1.bias    3      not: shift of a normalization (LayerNorm)
     """
 
     title: str
     matrices: tuple[Matrix, ...]
     others: tuple[Other, ...]
     records: tuple[Stored, ...]
+
+    @property
+    def measured(self) -> dict[str, list[str]]:
+        """The names of the matrices that a tensor holds or is the bias of, by its name, in the order of the tensors."""
+        names: dict[int, list[str]] = defaultdict(list)
+        for matrix in self.matrices:
+            for stored in filter(None, (matrix.stored, matrix.bias_stored)):
+                names[id(stored)].append(matrix.name)
+        return {stored.name: names[id(stored)] for stored in self.records if id(stored) in names}
+
+    def _content(self) -> list[Part]:
+        measured, why = self.measured, {other.name: f"not: {other.reason}" for other in self.others}
+        rows = [
+            {"tensor": s.name, "shape": s.shape, "measured in": ", ".join(measured.get(s.name, ())) or why[s.name]}
+            for s in self.records
+        ]
+        return [Table("Tensors, and where they are measured", rows)] if rows else ["no tensors"]
 
     @property
     def tensors(self) -> tuple[int, int]:
