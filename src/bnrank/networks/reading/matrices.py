@@ -32,6 +32,7 @@ _FUSED = re.compile(r"(^|\.)(in_proj_weight|(qkv|c_attn|qkv_proj|wqkv|to_qkv|in_
 _INTERLEAVED = re.compile(r"(^|\.)query_key_value\.weight$")
 _EMBEDDING = re.compile(r"(^|[._])(wte|wpe|emb|embed|embedd?ings?|tok_embeddings|embed_tokens)[._]", re.IGNORECASE)
 _WEIGHT = re.compile(r"(^|[._/])((weight|kernel|filter)\w*|w)$", re.IGNORECASE)
+_KERNEL = re.compile(rf"{_WEIGHT.pattern}|^CONSTANTS\.", re.IGNORECASE)  # also constants of TorchScript, without names
 _NORM = re.compile(r"(^|[._])(\w*norm\w*|bn\d*|ln\w*|\w*_bn|\w*_ln)\.(weight|scale|gamma)$", re.IGNORECASE)
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -314,7 +315,7 @@ def matrices_in(stored: Stored, shapes: Shapes) -> tuple[list[Matrix], str]:
         shape = tuple(size for size in shape if size > 1)
     if len(shape) == 2 or stored.role in ("linear", "embedding"):
         return _two_dimensional(stored, (shape[-2], shape[-1]), shapes), ""
-    named_kernel = stored.module is None and _WEIGHT.search(stored.name) and "expert" not in stored.name
+    named_kernel = stored.module is None and _KERNEL.search(stored.name) and "expert" not in stored.name
     if len(shape) == 3 and not is_kernel and not named_kernel:
         return _stack(stored, shape), ""
     return [_kernel(stored)], ""
