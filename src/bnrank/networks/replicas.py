@@ -69,7 +69,7 @@ def copied(value: Copied, memo: dict[int, Any] | None = None) -> Copied:
         made = copy.deepcopy(value, done)
     parts = {id(sub): done[id(sub)] for sub in modules if isinstance(done.get(id(sub)), nn.Module)}
     for part in parts.values():
-        hooks = [registry for name, registry in vars(part).items() if name.endswith("_hooks") and registry]
+        hooks: list[Any] = [registry for name, registry in vars(part).items() if name.endswith("_hooks") and registry]
         for functions in [vars(part), *hooks]:
             functions.update({key: _rebound(value, parts) for key, value in functions.items() if _closure(value)})
     return made
