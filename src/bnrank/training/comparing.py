@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -116,12 +116,12 @@ def compare(
     >>> state["layers.0.weight"] += torch.linspace(0, 1, 20)[:, None] * torch.ones(6)
     >>> found = compare(net.state_dict(), state)
     >>> found.data.layer_name.values.tolist(), found.data.update_rank.values
-    (['layers.0.weight', 'layers.1.weight'], array([1., 0.]))
+    (['layers.0', 'layers.1'], array([1., 0.]))
     >>> round(float(compare(net, net, torch.randn(30, 6)).data.cka[0, 0]), 9)
     1.0
     """
     top = validation.integer(top, "top")
-    some: dict[str, Any] = {
+    passes: dict[str, Any] = {
         "max_samples": validation.integer(max_samples, "max_samples"),
         "chunk_size": validation.integer(chunk_size, "chunk_size"),
         "dtype": validation.dtype(dtype),
@@ -134,8 +134,7 @@ def compare(
         "progress": validation.flag(progress, "progress"),
     }
     if b is not None:
-        one: Any = a
-        return compared(one, b, x, top=top, deadline=deadline, **limits, **some)
+        return compared(cast(Source, a), b, x, top=top, deadline=deadline, **limits, **passes)
     validation.expect(top <= quantities.LARGEST, "top", top, f"at most {quantities.LARGEST} without b")
     if isinstance(a, str | os.PathLike):
         expected = "it with modules: files of weights have no code"
@@ -145,7 +144,7 @@ def compare(
     if not isinstance(a, list | tuple):
         raise TypeError(f"a, b: got {validation.describe(a)} alone, expected {expected}")
     validation.expect(len(a) > 1, "a", f"{len(a)} networks", "at least 2")
-    return _sequence(list(a), x, top, some, deadline)
+    return _sequence(list(a), x, top, passes, deadline)
 
 
 def _sequence(sources: list[Any], x: Any, top: int, passes: dict[str, Any], deadline: Deadline) -> Record:
@@ -174,12 +173,11 @@ def _sequence(sources: list[Any], x: Any, top: int, passes: dict[str, Any], dead
 def _similar(first: representations.Seen, seen: representations.Seen) -> dict[str, dict[str, float]]:
     """Return the CKA of the layers of the first network with those of the same name."""
     rows: dict[str, dict[str, float]] = {}
-    for i, name in enumerate(seen.names):
-        if name in first.names and seen.samples > 1:
-            k, other = first.grams[first.names.index(name)], seen.grams[i]
-            if k is None or other is None:
-                continue
-            rows[name] = {"cka": float(similarity.cka_matrix([k], [other])[0, 0])}
+    grams = dict(zip(first.names, first.grams, strict=True))
+    for name, other in zip(seen.names, seen.grams, strict=True):
+        gram = grams.get(name)
+        if gram is not None and other is not None and seen.samples > 1:
+            rows[name] = {"cka": float(similarity.cka_matrix([gram], [other])[0, 0])}
             if seen.samples > 3:
-                rows[name]["cka_debiased"] = float(similarity.cka_matrix([k], [other], debiased=True)[0, 0])
+                rows[name]["cka_debiased"] = float(similarity.cka_matrix([gram], [other], debiased=True)[0, 0])
     return rows
