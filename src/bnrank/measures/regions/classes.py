@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -14,8 +13,8 @@ from bnrank._core import validation
 from bnrank._core.results import Printed
 from bnrank._core.validation import Data
 from bnrank.measures.regions.domains import plane, sweep_plane
-from bnrank.measures.regions.pieces import ROUNDING, Layers, read
-from bnrank.measures.regions.shapes import CHUNK_ENTRIES, Array, Polygons
+from bnrank.measures.regions.pieces import CHUNK_ENTRIES, ROUNDING, Layers, read
+from bnrank.measures.regions.shapes import Array, Polygons
 
 Vector = Data | Sequence[float]
 
@@ -128,28 +127,29 @@ def tripoints(
     (((0, 1, 2),), 3, -0.1667)
     """
     layers = read(net)
-    start, axes, rectangle = plane(origin, u, v, bounds, layers.d_in)
-    max_regions = validation.integer(max_regions, "max_regions")
-    validation.expect(len(layers.weights[-1]) >= 2, "net", "one output", "one output per class, two at least")
-    swept, _ = sweep_plane(layers, start, axes, rectangle, max_regions)
-    center, half = rectangle.mean(1), np.diff(rectangle)[:, 0] / 2
-    found = _Partition.of(layers, start + center @ axes, half[:, None] * axes, swept.shapes)
-    spots, classes = found.tripoints()
-    ends, beside = found.boundaries()
-    labels, cells = np.array(found.labels), Polygons.of(found.corners).scaled(center, half)
-    areas = cells.sizes()
-    points = center + half * spots
+    center, axes, rectangle = plane(origin, u, v, bounds, layers.d_in)
+    max_regions, number = validation.integer(max_regions, "max_regions"), len(layers.weights[-1])
+    validation.expect(number >= 2, "net", "one output", "one output per class, two at least")
+    swept = sweep_plane(layers, center, axes, max_regions)
+    partition = _Partition.of(layers, center, axes, swept.shapes)
+    spots, classes = partition.tripoints()
+    ends, beside = partition.boundaries()
+    middle, half = rectangle.mean(1), np.diff(rectangle)[:, 0] / 2
+    labels = np.array([label for label, _ in partition.cells])
+    cells = [middle + half * corners for _, corners in partition.cells]
+    slots = np.arange(max(map(len, cells)))
+    areas = Polygons(np.stack([cell[np.minimum(slots, len(cell) - 1)] for cell in cells])).sizes()
     return ClassRegions(
-        points=torch.from_numpy(points),
-        inputs=torch.from_numpy(start + points @ axes),
+        points=torch.from_numpy(middle + half * spots),
+        inputs=torch.from_numpy(center + spots @ axes),
         classes=classes,
         cell_classes=torch.from_numpy(labels),
-        boundaries=torch.from_numpy(center + half * ends),
+        boundaries=torch.from_numpy(middle + half * ends),
         boundary_classes=torch.from_numpy(beside),
-        areas=torch.from_numpy(np.bincount(labels + 1, areas, len(layers.weights[-1]) + 1)[1:]),
+        areas=torch.from_numpy(np.bincount(labels + 1, areas, number + 1)[1:]),
         tied=float(areas[labels < 0].sum()),
         complete=swept.complete,
-        cells=tuple(torch.from_numpy(cells.corners(i)) for i in range(len(cells))),
+        cells=tuple(map(torch.from_numpy, cells)),
     )
 
 
@@ -159,83 +159,83 @@ class _Partition:
 
     Attributes
     ----------
-    corners, labels : list
-        The cells and their classes; -1 for ties.
+    cells : list
+        The class of each, -1 for ties, and its vertices.
     spots : list
-        Points where three outputs or more tie for the largest, each with the classes of the cells that have it as a
-        corner within the same polygon.
+        Corners where three outputs or more tie for the largest, with the classes of the cells there within a polygon.
     inner : list
         Edges between cells of different classes within a polygon: both ends, and both classes.
     outer : list
         Edges of polygons along which two outputs or more tie for the largest: both ends, and the class inside.
     """
 
-    corners: list[Array] = field(default_factory=list)
-    labels: list[int] = field(default_factory=list)
+    cells: list[tuple[int, Array]] = field(default_factory=list)
     spots: list[tuple[Array, frozenset[int]]] = field(default_factory=list)
     inner: list[tuple[Array, tuple[int, int]]] = field(default_factory=list)
     outer: list[tuple[Array, int]] = field(default_factory=list)
 
     @classmethod
-    def of(cls, layers: Layers, origin: Array, axes: Array, polygons: Polygons) -> _Partition:
+    def of(cls, layers: Layers, center: Array, axes: Array, polygons: Polygons) -> _Partition:
         """Divide polygons on which a network is affine."""
         result = cls()
         widest = max(len(weight) for weight in layers.weights)
         chunk = max(1, CHUNK_ENTRIES // (polygons.vertices.shape[1] * widest))
         for first in range(0, len(polygons), chunk):
             part = polygons[first : first + chunk]
-            values, size = _outputs(layers, *(origin + at @ axes for at in (part.vertices, part.centers())))
+            values, size = _outputs(layers, *(center + at @ axes for at in (part.vertices, part.centers())))
             top = values >= values.max(2, keepdims=True) - size[:, None, None]
-            for i, (winning, number) in enumerate(zip(top.all(1), top.sum(2).max(1), strict=True)):
-                corners, n = part.corners(i), part.counts[i]
-                if number == 1 and winning.any():
-                    result.corners.append(corners)
-                    result.labels.append(int(winning.argmax()))
+            for i, (winning, ties) in enumerate(zip(top.all(1), top.sum(2).max(1), strict=True)):
+                if ties == 1 and winning.any():
+                    result.cells.append((int(winning.argmax()), part.corners(i)))
                 else:
-                    result.divide(corners, values[i, :n], size[i])
+                    result.divide(np.hstack([part.vertices[i], values[i]])[part.distinct()[i]], size[i])
         return result
 
-    def divide(self, corners: Array, values: Array, size: float) -> None:
-        """Divide one polygon, given the outputs at its vertices, (vertices, d_out)."""
-        points, outputs = list(corners), list(values)
-        beside: dict[tuple[int, int], list[int]] = defaultdict(list)
-        around: dict[int, set[int]] = defaultdict(set)
-        for winners, loop in _divided(points, outputs, size):
-            label = winners[0] if len(winners) == 1 else -1
-            self.corners.append(np.stack([points[p] for p in loop]))
-            self.labels.append(label)
-            for p, q in zip(loop, [*loop[1:], loop[0]], strict=True):
-                beside[min(p, q), max(p, q)].append(label)
-                around[p].add(label)
-        ties = [int((f >= f.max() - size).sum()) for f in outputs]
-        for p, touching in around.items():
-            if ties[p] >= 3 or len(touching - {-1}) >= 3:
-                self.spots.append((points[p], frozenset(touching - {-1})))
-        for (p, q), labels in beside.items():
-            ends = np.stack([points[p], points[q]])
-            if len(labels) == 2 and labels[0] != labels[1]:
-                self.inner.append((ends, (min(labels), max(labels))))
-            elif len(labels) == 1 and min(ties[p], ties[q]) >= 2:
-                self.outer.append((ends, labels[0]))
+    def divide(self, rows: Array, size: float) -> None:
+        """Divide one polygon into cells, given its vertices and the outputs there, (vertices, 2 + d_out)."""
+        excess = rows[:, 2:, None] - rows[:, None, 2:]
+        equal = (np.abs(excess) <= size).all(0)
+        beaten = (excess.max(0) < -size).any(1)
+        rivals = np.flatnonzero(~beaten & (equal.argmax(1) == np.arange(len(equal)))).tolist()  # one of equal outputs
+        cells = {}
+        for k in rivals:
+            cell = rows
+            for j in rivals:
+                if j != k:
+                    cell = _clipped(cell, cell[:, 2 + k] - cell[:, 2 + j], size, k < j)
+            if len(cell):
+                cells[k] = cell
+        labels = {k: k if equal[k].sum() == 1 else -1 for k in cells}
+        for k, cell in cells.items():
+            corners, top = cell[:, :2], cell[:, 2:] >= cell[:, 2:].max(1, keepdims=True) - size
+            self.cells.append((labels[k], corners))
+            for corner, winning in zip(corners, top, strict=True):
+                if winning.sum() >= 3:
+                    self.spots.append((corner, frozenset(labels[j] for j in cells if winning[j]) - {-1}))
+            for ends, winning in zip(
+                np.stack([corners, np.roll(corners, -1, 0)], 1), top & np.roll(top, -1, 0), strict=True
+            ):
+                beside = [j for j in cells if winning[j] and j != k]
+                if not beside and winning.sum() >= 2:
+                    self.outer.append((ends, labels[k]))
+                elif beside and k < beside[0] and labels[k] != labels[beside[0]]:
+                    first, second = sorted((labels[k], labels[beside[0]]))
+                    self.inner.append((ends, (first, second)))
 
     def tripoints(self) -> tuple[Array, tuple[tuple[int, ...], ...]]:
         """Return the points where cells of three or more classes meet, (points, 2), and these classes.
 
-        Cells of one polygon share their corners. Cells of different ones meet in a tripoint only where three outputs
-        tie at a corner of each: a kink of f that ends on the side of a polygon continues into it.
+        Cells of different polygons meet in a tripoint only where three outputs tie at a corner of each: a kink of f
+        that ends on the side of a polygon continues into it.
         """
         if not self.spots:
             return np.zeros((0, 2)), ()
-        from scipy.sparse import coo_array
-        from scipy.sparse.csgraph import connected_components
-        from scipy.spatial import cKDTree
+        from sklearn.cluster import DBSCAN
 
         where = np.stack([spot for spot, _ in self.spots])
-        near = cKDTree(where).query_pairs(NEAR, output_type="ndarray")
-        graph = coo_array((np.ones(len(near)), near.T), shape=(len(where),) * 2)
-        groups = connected_components(graph, directed=False)[1]
+        groups = DBSCAN(NEAR, min_samples=1, algorithm="kd_tree").fit_predict(where)
         found = []
-        for group in np.unique(groups):
+        for group in range(groups.max() + 1):
             members = np.flatnonzero(groups == group)
             classes = frozenset().union(*(self.spots[i][1] for i in members))
             if len(classes) >= 3:
@@ -250,60 +250,18 @@ class _Partition:
         return np.array([ends for ends, _ in found]).reshape(-1, 2, 2), classes
 
 
-def _divided(points: list[Array], values: list[Array], size: float) -> list[tuple[tuple[int, ...], list[int]]]:
-    """Return the cells of a convex polygon on each of which some affine functions are the largest.
+def _clipped(rows: Array, excess: Array, size: float, first: bool) -> Array:
+    """Return the part of a polygon, (vertices, columns), where a function of given values at the vertices is positive.
 
-    Functions are inserted one by one. Cells refer to shared vertices by index, so that the cells that meet at a point
-    are known without comparing coordinates.
-
-    Parameters
-    ----------
-    points, values : list of ndarray
-        Coordinates (2,) of the vertices, and the values of all functions there. New vertices are appended.
-    size : float
-        Differences up to ``size`` are 0.
-
-    Returns
-    -------
-    list
-        Functions that are largest on a cell, and the numbers of its vertices, counter-clockwise.
+    Values up to ``size`` are 0. A polygon on which all are 0 is kept if ``first``.
     """
-    table = np.stack(values)
-    highest = (table[:, :, None] - table[:, None, :]).max(0)  # largest excess of function i over function j
-    first, *others = np.flatnonzero(~(highest < -size).any(1)).tolist()
-    cells: list[tuple[tuple[int, ...], list[int]]] = [((first,), list(range(len(points))))]
-    inserted = [first]
-    for k in others:
-        excess = [f[k] - f[inserted].max() for f in values]
-        sign = [0 if abs(e) <= size else 1 if e > 0 else -1 for e in excess]
-        crossings: dict[tuple[int, int], int] = {}
-        before, cells = cells, []
-        for label, loop in before:
-            signs = {sign[p] for p in loop}
-            if signs == {0}:
-                cells.append(((*label, k), loop))
-            elif 1 not in signs:
-                cells.append((label, loop))
-            elif -1 not in signs:
-                cells.append(((k,), loop))
-            else:
-                above: list[int] = []
-                below: list[int] = []
-                for p, q in zip(loop, [*loop[1:], loop[0]], strict=True):
-                    above += [p] if sign[p] >= 0 else []
-                    below += [p] if sign[p] <= 0 else []
-                    if sign[p] * sign[q] < 0:
-                        a, b = min(p, q), max(p, q)
-                        if (a, b) not in crossings:
-                            share = excess[a] / (excess[a] - excess[b])
-                            crossings[a, b] = len(points)
-                            points.append(points[a] + share * (points[b] - points[a]))
-                            values.append(values[a] + share * (values[b] - values[a]))
-                        above.append(crossings[a, b])
-                        below.append(crossings[a, b])
-                cells += [((k,), above), (label, below)]
-        inserted.append(k)
-    return cells
+    signs = np.where(np.abs(excess) <= size, 0, np.sign(excess))
+    if not len(rows) or (signs.max() <= 0 and (signs.min() < 0 or not first)):
+        return rows[:0]
+    crossed = signs * np.roll(signs, -1) < 0
+    share = excess / np.where(crossed, excess - np.roll(excess, -1), np.inf)
+    crossings = rows + share[:, None] * (np.roll(rows, -1, 0) - rows)
+    return np.stack([rows, crossings], 1)[np.stack([signs >= 0, crossed], 1)]
 
 
 def _outputs(layers: Layers, x: Array, inside: Array) -> tuple[Array, Array]:
