@@ -13,9 +13,9 @@ from torch import nn
 import bnrank
 from bnrank import frequencies, spectra
 from bnrank.measures.frequencies import profiled
-from bnrank.networks import CircularConvolutional, Window
+from bnrank.networks import CircularConvolutional
 from helpers import normal
-from oracles import circular_convolution_matrix, layer_values
+from oracles import circular_convolution_matrix
 
 SHAPES = [((2, 5), 3), ((2, 6), 6), ((3, 4, 4), 3), ((2, 3, 4), [2, 4])]
 
