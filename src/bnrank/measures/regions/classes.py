@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,7 +14,7 @@ from bnrank._core import validation
 from bnrank._core.results import Printed
 from bnrank._core.validation import Data
 from bnrank.measures.regions.domains import plane, sweep_plane
-from bnrank.measures.regions.pieces import CHUNK_ENTRIES, ROUNDING, Layers, read
+from bnrank.measures.regions.pieces import read
 from bnrank.measures.regions.shapes import Array, Polygons
 
 Vector = Data | Sequence[float]
@@ -130,15 +131,14 @@ def tripoints(
     center, axes, rectangle = plane(origin, u, v, bounds, layers.d_in)
     max_regions, number = validation.integer(max_regions, "max_regions"), len(layers.weights[-1])
     validation.expect(number >= 2, "net", "one output", "one output per class, two at least")
-    swept = sweep_plane(layers, center, axes, max_regions)
-    partition = _Partition.of(layers, center, axes, swept.shapes)
-    spots, classes = partition.tripoints()
-    ends, beside = partition.boundaries()
+    swept = sweep_plane(layers, center, axes, max_regions, keep=_outputs)
+    cells, top = _cells(swept.shapes, swept.maps)
+    whole = top.all(1)
+    labels = np.where(whole.sum(1) == 1, whole.argmax(1), -1)
+    spots, classes = _tripoints(cells, top, labels)
+    ends, beside = _boundaries(cells, top, labels)
     middle, half = rectangle.mean(1), np.diff(rectangle)[:, 0] / 2
-    labels = np.array([label for label, _ in partition.cells])
-    cells = [middle + half * corners for _, corners in partition.cells]
-    slots = np.arange(max(map(len, cells)))
-    areas = Polygons(np.stack([cell[np.minimum(slots, len(cell) - 1)] for cell in cells])).sizes()
+    areas = cells.sizes() * half.prod()
     return ClassRegions(
         points=torch.from_numpy(middle + half * spots),
         inputs=torch.from_numpy(center + spots @ axes),
@@ -149,151 +149,76 @@ def tripoints(
         areas=torch.from_numpy(np.bincount(labels + 1, areas, number + 1)[1:]),
         tied=float(areas[labels < 0].sum()),
         complete=swept.complete,
-        cells=tuple(map(torch.from_numpy, cells)),
+        cells=tuple(torch.from_numpy(middle + half * cells.corners(i)) for i in range(len(cells))),
     )
 
 
-@dataclass
-class _Partition:
-    """Cells of one class each, and candidates for tripoints and boundaries, in coordinates of [-1, 1]^2.
+def _outputs(z: Array, size: Array) -> Array:
+    """Return the outputs at the center and along both axes, and what counts as 0 of them, (pieces, 4, d_out)."""
+    return np.concatenate([z[:, :3], np.broadcast_to(size.max(1)[:, None, None], z[:, :1].shape)], 1)
 
-    Attributes
-    ----------
-    cells : list
-        The class of each, -1 for ties, and its vertices.
-    spots : list
-        Corners where three outputs or more tie for the largest, with the classes of the cells there within a polygon.
-    inner : list
-        Edges between cells of different classes within a polygon: both ends, and both classes.
-    outer : list
-        Edges of polygons along which two outputs or more tie for the largest: both ends, and the class inside.
+
+def _cells(polygons: Polygons, outputs: Array) -> tuple[Polygons, Array]:
+    """Return cells with the same largest outputs everywhere inside, and these, (cells, most vertices, d_out).
+
+    A polygon with several is cut along all lines where two outputs are equal.
     """
-
-    cells: list[tuple[int, Array]] = field(default_factory=list)
-    spots: list[tuple[Array, frozenset[int]]] = field(default_factory=list)
-    inner: list[tuple[Array, tuple[int, int]]] = field(default_factory=list)
-    outer: list[tuple[Array, int]] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, layers: Layers, center: Array, axes: Array, polygons: Polygons) -> _Partition:
-        """Divide polygons on which a network is affine."""
-        result = cls()
-        widest = max(len(weight) for weight in layers.weights)
-        chunk = max(1, CHUNK_ENTRIES // (polygons.vertices.shape[1] * widest))
-        for first in range(0, len(polygons), chunk):
-            part = polygons[first : first + chunk]
-            values, size = _outputs(layers, *(center + at @ axes for at in (part.vertices, part.centers())))
-            top = values >= values.max(2, keepdims=True) - size[:, None, None]
-            for i, (winning, ties) in enumerate(zip(top.all(1), top.sum(2).max(1), strict=True)):
-                if ties == 1 and winning.any():
-                    result.cells.append((int(winning.argmax()), part.corners(i)))
-                else:
-                    result.divide(np.hstack([part.vertices[i], values[i]])[part.distinct()[i]], size[i])
-        return result
-
-    def divide(self, rows: Array, size: float) -> None:
-        """Divide one polygon into cells, given its vertices and the outputs there, (vertices, 2 + d_out)."""
-        excess = rows[:, 2:, None] - rows[:, None, 2:]
-        equal = (np.abs(excess) <= size).all(0)
-        beaten = (excess.max(0) < -size).any(1)
-        rivals = np.flatnonzero(~beaten & (equal.argmax(1) == np.arange(len(equal)))).tolist()  # one of equal outputs
-        cells = {}
-        for k in rivals:
-            cell = rows
-            for j in rivals:
-                if j != k:
-                    cell = _clipped(cell, cell[:, 2 + k] - cell[:, 2 + j], size, k < j)
-            if len(cell):
-                cells[k] = cell
-        labels = {k: k if equal[k].sum() == 1 else -1 for k in cells}
-        for k, cell in cells.items():
-            corners, top = cell[:, :2], cell[:, 2:] >= cell[:, 2:].max(1, keepdims=True) - size
-            self.cells.append((labels[k], corners))
-            for corner, winning in zip(corners, top, strict=True):
-                if winning.sum() >= 3:
-                    self.spots.append((corner, frozenset(labels[j] for j in cells if winning[j]) - {-1}))
-            for ends, winning in zip(
-                np.stack([corners, np.roll(corners, -1, 0)], 1), top & np.roll(top, -1, 0), strict=True
-            ):
-                beside = [j for j in cells if winning[j] and j != k]
-                if not beside and winning.sum() >= 2:
-                    self.outer.append((ends, labels[k]))
-                elif beside and k < beside[0] and labels[k] != labels[beside[0]]:
-                    first, second = sorted((labels[k], labels[beside[0]]))
-                    self.inner.append((ends, (first, second)))
-
-    def tripoints(self) -> tuple[Array, tuple[tuple[int, ...], ...]]:
-        """Return the points where cells of three or more classes meet, (points, 2), and these classes.
-
-        Cells of different polygons meet in a tripoint only where three outputs tie at a corner of each: a kink of f
-        that ends on the side of a polygon continues into it.
-        """
-        if not self.spots:
-            return np.zeros((0, 2)), ()
-        from sklearn.cluster import DBSCAN
-
-        where = np.stack([spot for spot, _ in self.spots])
-        groups = DBSCAN(NEAR, min_samples=1, algorithm="kd_tree").fit_predict(where)
-        found = []
-        for group in range(groups.max() + 1):
-            members = np.flatnonzero(groups == group)
-            classes = frozenset().union(*(self.spots[i][1] for i in members))
-            if len(classes) >= 3:
-                found.append((*where[members].mean(0), tuple(sorted(classes))))
-        found.sort()
-        return np.array([spot[:2] for spot in found]).reshape(-1, 2), tuple(spot[2] for spot in found)
-
-    def boundaries(self) -> tuple[Array, Array]:
-        """Return the segments between cells of different classes, (segments, 2, 2), and the classes, (segments, 2)."""
-        found = [*self.inner, *_overlaps(self.outer)]
-        classes = np.array([classes for _, classes in found], int).reshape(-1, 2)
-        return np.array([ends for ends, _ in found]).reshape(-1, 2, 2), classes
+    top = _largest(polygons, outputs)
+    mixed = np.flatnonzero((top.sum(2).max(1) > 1) | ~np.any(top.all(1), 1))
+    first, second = np.triu_indices(outputs.shape[2], 1)
+    differences = outputs[mixed, :3][:, :, first] - outputs[mixed, :3][:, :, second]
+    parents, parts = polygons[mixed].cut(differences, outputs[mixed, 3][:, first], sys.maxsize - 1)
+    whole = np.delete(np.arange(len(polygons)), mixed)
+    cells = Polygons.joined([polygons[whole], parts])
+    return cells, _largest(cells, outputs[np.concatenate([whole, mixed[parents]])])
 
 
-def _clipped(rows: Array, excess: Array, size: float, first: bool) -> Array:
-    """Return the part of a polygon, (vertices, columns), where a function of given values at the vertices is positive.
+def _largest(polygons: Polygons, outputs: Array) -> Array:
+    """Return which outputs are the largest at every vertex, up to rounding, (polygons, most vertices, d_out)."""
+    values = polygons.vertices @ outputs[:, 1:3] + outputs[:, :1]
+    return np.asarray(values >= values.max(2, keepdims=True) - outputs[:, 3:])
 
-    Values up to ``size`` are 0. A polygon on which all are 0 is kept if ``first``.
+
+def _tripoints(cells: Polygons, top: Array, labels: Array) -> tuple[Array, tuple[tuple[int, ...], ...]]:
+    """Return the points where cells of three or more classes meet, (points, 2), and these classes.
+
+    Cells of different polygons meet in a tripoint only where three outputs tie at a corner of each: a kink of f that
+    ends on the side of a polygon continues into it.
     """
-    signs = np.where(np.abs(excess) <= size, 0, np.sign(excess))
-    if not len(rows) or (signs.max() <= 0 and (signs.min() < 0 or not first)):
-        return rows[:0]
-    crossed = signs * np.roll(signs, -1) < 0
-    share = excess / np.where(crossed, excess - np.roll(excess, -1), np.inf)
-    crossings = rows + share[:, None] * (np.roll(rows, -1, 0) - rows)
-    return np.stack([rows, crossings], 1)[np.stack([signs >= 0, crossed], 1)]
+    from sklearn.cluster import DBSCAN
+
+    cell, vertex = np.nonzero(top.sum(2) >= 3)
+    if not len(cell):
+        return np.zeros((0, 2)), ()
+    where = cells.vertices[cell, vertex]
+    groups = DBSCAN(NEAR, min_samples=1, algorithm="kd_tree").fit_predict(where)
+    found = []
+    for group in range(groups.max() + 1):
+        classes = sorted(set(labels[cell[groups == group]].tolist()) - {-1})
+        if len(classes) >= 3:
+            found.append((*where[groups == group].mean(0), tuple(classes)))
+    found.sort()
+    return np.array([spot[:2] for spot in found]).reshape(-1, 2), tuple(spot[2] for spot in found)
 
 
-def _outputs(layers: Layers, x: Array, inside: Array) -> tuple[Array, Array]:
-    """Return the outputs at the vertices x (polygons, vertices, d_in), and the tolerance for ties on each polygon.
+def _boundaries(cells: Polygons, top: Array, labels: Array) -> tuple[Array, Array]:
+    """Return the segments between cells of different classes, (segments, 2, 2), and the classes, (segments, 2).
 
-    The active neurons of a polygon are found at a point inside, (polygons, d_in): at vertices on a kink the sign is
-    round-off, and neurons dead on the polygon must be exactly 0 there.
+    They are what two edges with different classes have in common, among edges along which outputs tie.
     """
-    a, within = x, inside
-    for weight, bias in zip(layers.weights[:-1], layers.biases[:-1], strict=True):
-        z = within @ weight.T + bias
-        factor = np.where(z > 0, 1.0, layers.slope)
-        a, within = factor[:, None] * (a @ weight.T + bias), factor * z
-    reach = np.linalg.norm(a, axis=2).max(1)
-    size = reach * np.linalg.norm(layers.weights[-1], axis=1).max() + np.abs(layers.biases[-1]).max()
-    return a @ layers.weights[-1].T + layers.biases[-1], ROUNDING * size + np.finfo(float).tiny
-
-
-def _overlaps(edges: Sequence[tuple[Array, int]]) -> Iterator[tuple[Array, tuple[int, int]]]:
-    """Iterate over the segments that two edges with different classes have in common."""
-    ends = np.array([e for e, _ in edges]).reshape(-1, 2, 2)
-    labels = np.array([label for _, label in edges])
-    along = ends[:, 1] - ends[:, 0]
-    lengths = np.linalg.norm(along, axis=1)
-    long = np.flatnonzero(lengths > NEAR)
-    for i in long:
-        direction = along[i] / lengths[i]
-        others = long[(long > i) & (labels[long] != labels[i])]
+    after = np.roll(cells.vertices, -1, 1)
+    lengths = np.linalg.norm(after - cells.vertices, axis=2)
+    cell, vertex = np.nonzero(((top & np.roll(top, -1, 1)).sum(2) >= 2) & (lengths > NEAR))
+    ends, lengths, labels = np.stack([cells.vertices, after], 2)[cell, vertex], lengths[cell, vertex], labels[cell]
+    directions = (ends[:, 1] - ends[:, 0]) / lengths[:, None]
+    segments, classes = [], []
+    for i, direction in enumerate(directions):
+        others = i + 1 + np.flatnonzero(labels[i + 1 :] != labels[i])
         offsets = ends[others] - ends[i, 0]
         heights = offsets @ np.array([-direction[1], direction[0]])
         positions = np.sort(offsets @ direction, 1)
         start, stop = np.maximum(positions[:, 0], 0), np.minimum(positions[:, 1], lengths[i])
         for j in np.flatnonzero((np.abs(heights) <= NEAR).all(1) & (stop - start > NEAR)):
-            first, second = sorted((int(labels[i]), int(labels[others[j]])))
-            yield ends[i, 0] + np.outer([start[j], stop[j]], direction), (first, second)
+            segments.append(ends[i, 0] + np.outer([start[j], stop[j]], direction))
+            classes.append(sorted((labels[i], labels[others[j]])))
+    return np.array(segments).reshape(-1, 2, 2), np.array(classes, int).reshape(-1, 2)

@@ -1,5 +1,7 @@
 """Exact linear regions of a network along lines, in planes and in boxes."""
 
+from typing import Any
+
 import numpy as np
 from torch import nn
 
@@ -131,11 +133,18 @@ def _along(layers: Layers, starts: Array, ends: Array, merge: bool, rtol: float,
     return Regions.of("lines", layers, swept, points, np.array([[-1.0, 1.0]]), rtol, max_regions)
 
 
+def _fingerprints(z: Array, size: Array) -> Array:
+    """Return three random projections and the norm of each affine map, (maps, 4)."""
+    flat = z.reshape(len(z), -1)
+    draw = np.random.default_rng(0).standard_normal((flat.shape[1], 3))
+    return np.concatenate([flat @ draw, np.linalg.norm(flat, axis=1, keepdims=True)], 1)
+
+
 def _sweep_lines(layers: Layers, starts: Array, ends: Array, max_regions: int) -> Swept:
     """Return the pieces of segments, in coordinates from -1 at the start to 1 at the end."""
     half = (ends - starts) / 2
     whole = Intervals(np.tile([-1.0, 1.0], (len(starts), 1)), np.arange(len(starts)))
-    return sweep(layers, starts + half, half[:, None], whole, max_regions)
+    return sweep(layers, starts + half, half[:, None], whole, max_regions, _fingerprints)
 
 
 def in_plane(
@@ -201,10 +210,10 @@ def in_plane(
     return Regions.of("plane", layers, swept, points, rectangle, rtol, max_regions)
 
 
-def sweep_plane(layers: Layers, origin: Array, axes: Array, max_regions: int) -> Swept:
+def sweep_plane(layers: Layers, origin: Array, axes: Array, max_regions: int, **options: Any) -> Swept:
     """Return the pieces of a square of a plane, in coordinates of [-1, 1]^2."""
     square = Polygons(np.array([[[-1.0, -1.0], [1.0, -1.0], [1.0, 1.0], [-1.0, 1.0]]]))
-    return sweep(layers, origin[None], axes[None], square, max_regions)
+    return sweep(layers, origin[None], axes[None], square, max_regions, **options)
 
 
 def enumerate(net: nn.Module, box: object, *, rtol: float = 1e-6, max_regions: int = 100_000) -> Regions:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -96,7 +96,7 @@ class Swept(NamedTuple):
     patterns : ndarray
         Signs of the hidden neurons, (pieces, hidden), int8.
     maps : ndarray
-        Fingerprints of the affine maps, (pieces, 4): three random projections of the coefficients, and their norm.
+        What was kept of the affine maps, (pieces, ...).
     complete : bool
         Whether all of the domain was swept.
     """
@@ -107,7 +107,14 @@ class Swept(NamedTuple):
     complete: bool
 
 
-def sweep(layers: Layers, origin: Array, axes: Array, shapes: Shapes, max_regions: int) -> Swept:
+def sweep(
+    layers: Layers,
+    origin: Array,
+    axes: Array,
+    shapes: Shapes,
+    max_regions: int,
+    keep: Callable[[Array, Array], Array] = lambda z, size: size[:, :0],
+) -> Swept:
     """Return pieces of the input space on which no hidden neuron changes sign, by cutting the given ones.
 
     Depth first, to save memory. A neuron that is 0 on a whole piece takes its sign near the piece, in one random
@@ -124,6 +131,9 @@ def sweep(layers: Layers, origin: Array, axes: Array, shapes: Shapes, max_region
         The pieces at the start.
     max_regions : int
         Stop at this number of pieces.
+    keep : callable
+        What to keep of the affine maps: a function of their coefficients z, (pieces, dimensions + 2, d_out), at the
+        point 0, along each coordinate and in a random direction, and of their size that is rounding, (pieces, d_out).
     """
     direction = np.random.default_rng(0).standard_normal(layers.d_in)
     beside = np.linalg.norm(axes, axis=2).max(1)[:, None, None] * direction / np.linalg.norm(direction)
@@ -151,7 +161,7 @@ def sweep(layers: Layers, origin: Array, axes: Array, shapes: Shapes, max_region
             stack.append((depth + 1, z, size, patterns, parents, shapes))
         else:
             found += len(shapes)
-            done.append((shapes, patterns, fingerprints(z)))
+            done.append((shapes, patterns, keep(z, size)))
     parts, signs_done, maps = zip(*done, strict=True)
     return Swept(type(shapes).joined(parts), np.concatenate(signs_done), np.concatenate(maps), complete and not stack)
 
@@ -171,10 +181,3 @@ def _affine(layers: Layers, depth: int, a: Array) -> tuple[Array, Array]:
     reach = np.abs(a).max((1, 2)) * np.sqrt(a.shape[2])
     size = ROUNDING * (reach[:, None] * np.linalg.norm(weight, axis=1) + np.abs(bias))
     return z, size + np.finfo(float).tiny
-
-
-def fingerprints(coefficients: Array) -> Array:
-    """Return three random projections and the norm of each affine map, (maps, 4), of its coefficients, (maps, ...)."""
-    flat = coefficients.reshape(len(coefficients), -1)
-    draw = np.random.default_rng(0).standard_normal((flat.shape[1], 3))
-    return np.concatenate([flat @ draw, np.linalg.norm(flat, axis=1, keepdims=True)], 1)
