@@ -185,5 +185,7 @@ def test_trajectories_that_close_and_that_cross():
     assert worst > 0.9
     for mixing in ([[1, 40.0], [0.3, -2]], [[1, 0], [0, 1e-6]]):
         assert dependence.self_consistency(mixed @ np.array(mixing)) == pytest.approx(worst, rel=1e-6)
+    walks = np.cumsum(random.normal(size=(120, 12, 2)), axis=1)
+    assert 0.9 < dependence.self_consistency(walks) < 1.5  # of the worst direction, not of both
     drift = states[:, :1] + 0.1 * times[:, None] * np.array([1.0, 2.0])
     assert np.isnan(dependence.self_consistency(drift))

@@ -160,7 +160,7 @@ def test_options():
     assert len(find(t, loss, min_drop=0.05)) == 3
     short = staircase(t, [1.0, 1.0], [20.0, 24.5])  # a rest that lasts no longer than the falls
     assert len(find(t, short)) == 3
-    assert len(find(t, staircase(t, [1.0, 1.0], [20.0, 23.0]))) == 2  # and one of a fraction of that
+    assert len(find(t, staircase(t, [1.0, 1.0], [20.0, 23.9]))) == 2  # and one of a third of that
 
 
 def test_bad_input():
