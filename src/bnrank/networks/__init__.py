@@ -1,13 +1,11 @@
 """Networks: built-in classes, files, constructions, and one reader of any module."""
 
 from bnrank.networks import constructions, graph
-from bnrank.networks.accounting import Account, Entry, account
-from bnrank.networks.capturing import Captured, capture
 from bnrank.networks.chain import Chain, Segment, as_mlp, read_chain
 from bnrank.networks.convolutional import CircularConvolutional, Convolutional, LinearConvolutional, Window
 from bnrank.networks.files import load, load_module, save
 from bnrank.networks.mlp import MLP, LinearNetwork, from_layers
-from bnrank.networks.reading import Layer, Reading, read
+from bnrank.networks.reading import Captured, Layer, Listing, Matrix, Reading, capture, listing, read
 from bnrank.networks.reasons import Skipped
 from bnrank.networks.stack import (
     DiagonalBlock,
@@ -21,18 +19,18 @@ from bnrank.networks.stack import (
 
 __all__ = [
     "MLP",
-    "Account",
     "Captured",
     "Chain",
     "CircularConvolutional",
     "Convolutional",
     "DiagonalBlock",
-    "Entry",
     "FreeBlock",
     "IdentityBlock",
     "Layer",
     "LinearConvolutional",
     "LinearNetwork",
+    "Listing",
+    "Matrix",
     "Reading",
     "ResNetDiagonal",
     "ResNetFree",
@@ -41,12 +39,12 @@ __all__ = [
     "Skipped",
     "Stack",
     "Window",
-    "account",
     "as_mlp",
     "capture",
     "constructions",
     "from_layers",
     "graph",
+    "listing",
     "load",
     "load_module",
     "read",
