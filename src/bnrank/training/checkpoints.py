@@ -72,13 +72,13 @@ class Checkpoints:
         """Check that the run has the member and the folder is its own; remove files of steps it has not taken."""
         expected = f"at most {members - 1}: the run has {members} member{'s' * (members > 1)}"
         validation.expect(self.member < members, "member", self.member, expected)
-        found = {path: int(number[1]) for path in self.folder.iterdir() if (number := _WRITTEN.fullmatch(path.name))}
-        if found and not step and not self.fresh:
-            path = min(found, key=found.__getitem__)
+        present = {path: int(number[1]) for path in self.folder.iterdir() if (number := _WRITTEN.fullmatch(path.name))}
+        if present and not step and not self.fresh:
+            path = min(present, key=present.__getitem__)
             advice = "no checkpoints of another run: take a new folder, or fresh=True to delete them"
             validation.expect(False, "folder", f"{path.name!r} in {str(self.folder)!r}", advice)
         with writing("folder", self.folder):
-            for path, taken in found.items():
+            for path, taken in present.items():
                 if taken > step or not step:
                     path.unlink()
 
@@ -150,17 +150,14 @@ def record_of(folder: object, name: str, top: int, deadline: Deadline | None = N
         if series.measured and deadline is not None and deadline.over():
             notes.append(f"steps {step} to {numbered[-1][0]}: {deadline.missed}")
             break
-        with ExitStack() as stack:
-            matrices: list[Matrix] = []
-            for path in paths:
-                try:
-                    matrices += stack.enter_context(listing(path, name)).matrices
-                except (TypeError, ValueError, OSError) as error:
-                    failures.append(error)
-                    reason = " ".join(str(error).split()).removeprefix(f"{name}: ").replace(str(path), path.name)
-                    notes.append(f"left out, since it cannot be read: {path.relative_to(root)} ({reason})")
-            if matrices:
-                series.add(step, matrices)
+        try:
+            with ExitStack() as stack:
+                parts = [stack.enter_context(listing(path, name)) for path in paths]
+                series.add(step, [matrix for part in parts for matrix in part.matrices])
+        except (TypeError, ValueError, OSError) as error:
+            failures.append(error)
+            reason = " ".join(str(error).split()).removeprefix(f"{name}: ").replace(str(paths[0]), paths[0].name)
+            notes.append(f"left out, since it cannot be read: {paths[0].relative_to(root)} ({reason})")
     if not series.measured:
         raise failures[0]
     return series.record(f"checkpoints in {root.name}", notes)
@@ -222,22 +219,22 @@ def _numbered(files: Sequence[Path], root: Path, name: str) -> tuple[list[tuple[
 
     A single checkpoint without one, in one file or split, has step 0.
     """
-    found: dict[int, list[Path]] = {}
-    left_out = []
+    steps: dict[int, list[Path]] = {}
+    unnumbered = []
     for path in files:
         step = _step(str(path.relative_to(root).with_suffix("")))
         if step is None:
-            left_out.append(path)
+            unnumbered.append(path)
             continue
-        first = found.setdefault(step, [])
-        if first and _SHARD.sub("", str(first[0])) != _SHARD.sub("", str(path)):
-            raise ValueError(f"{name}: got {first[0].name} and {path.name}, both of step {step}, expected one each")
-        first.append(path)
-    if not found:
+        parts = steps.setdefault(step, [])
+        if parts and _SHARD.sub("", str(parts[0])) != _SHARD.sub("", str(path)):
+            raise ValueError(f"{name}: got {parts[0].name} and {path.name}, both of step {step}, expected one each")
+        parts.append(path)
+    if not steps:
         single = len({_SHARD.sub("", str(path)) for path in files}) == 1
         validation.expect(single, name, f"{files[0].name} without a number of its step", "the step in every name")
         return [(0, list(files))], []
-    return sorted(found.items()), left_out
+    return sorted(steps.items()), unnumbered
 
 
 def _step(name: str) -> int | None:

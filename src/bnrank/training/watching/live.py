@@ -350,13 +350,13 @@ def watch(
     >>> net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
     >>> optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     >>> x, y = torch.randn(64, 8), torch.randn(64, 2)
-    >>> with watch(net, every=5) as found:
+    >>> with watch(net, every=5) as watched:
     ...     for _ in range(10):
     ...         optimizer.zero_grad()
     ...         (net(x) - y).square().mean().backward()
     ...         optimizer.step()
-    ...         _ = found.step()
-    >>> found.history["stable_rank"].sizes, found.history.step.values.tolist()
+    ...         measured = watched.step()
+    >>> watched.history["stable_rank"].sizes, watched.history.step.values.tolist()
     (Frozen({'step': 3, 'layer': 3}), [1, 5, 10])
     """
     every, max_rows = validation.integer(every, "every"), validation.integer(max_rows, "max_rows", 2)
@@ -370,18 +370,18 @@ def watch(
     expected = "a tensor, or a tuple or mapping of arguments with tensors"
     usable = x is None or any(isinstance(value, Tensor) for value in tensors)
     validation.expect(usable, "x", x, expected, TypeError)
-    found = Watch(unwrap(net), every, list(dict.fromkeys(what)), x, collapse, max_rows)
-    found.monitor = monitor
+    watched = Watch(unwrap(net), every, list(dict.fromkeys(what)), x, collapse, max_rows)
+    watched.monitor = monitor
     if collapse is not None:
         validation.expect("activations" in what, "collapse", f"what={what}", "'activations' in what")
-        unknown = set(collapse.layers or ()) - set(found.layers)
-        validation.expect(not unknown, "collapse", f"layers {sorted(unknown)}", f"some of {found.layers}")
+        unknown = set(collapse.layers or ()) - set(watched.layers)
+        validation.expect(not unknown, "collapse", f"layers {sorted(unknown)}", f"some of {watched.layers}")
     alone = callable(writers) or isinstance(writers, str | os.PathLike)
-    columns = [name for part in found.what for name in quantities.QUANTITIES[part]]
+    columns = [name for part in watched.what for name in quantities.QUANTITIES[part]]
     for writer in [writers] if alone else validation.sequence(writers, "writers"):
         write: Any = CSVWriter(writer, columns) if isinstance(writer, str | os.PathLike) else writer
         expected = "a path of a CSV file, or a function of a measurement"
         validation.expect(callable(write), "writers", write, expected, TypeError)
-        found.writers.append(write)
-    found._arm()
-    return found
+        watched.writers.append(write)
+    watched._arm()
+    return watched
