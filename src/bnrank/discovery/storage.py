@@ -18,7 +18,6 @@ from torch.nn.utils.weight_norm import WeightNorm
 from bnrank._core import validation
 from bnrank.discovery.columns import index_of
 from bnrank.networks.attention import FactoredAttention
-from bnrank.networks.completion import Completion
 from bnrank.networks.files import blueprint, build
 from bnrank.networks.functional import hooked
 from bnrank.networks.gated import FactoredRecurrent
@@ -28,7 +27,7 @@ MAX_TEXTS = 1 << 26  # bytes of an array of texts
 MAX_LAYERS = 10_000
 _FILES = "activation batchnorm channelshuffle conv dropout flatten fold instancenorm linear normalization padding"
 _FILES += " pixelshuffle pooling sparse upsampling"
-_OWN = (Completion, FactoredAttention, FactoredRecurrent)
+_OWN = (FactoredAttention, FactoredRecurrent)
 _LAYERS: dict[str, Any] = {
     name: kind
     for name, kind in vars(nn).items()
