@@ -5,7 +5,8 @@ import pytest
 import torch
 from torch import nn
 
-from bnrank.discovery.compression import Certificate, Latency, Timing, compress, timing
+from bnrank import compress
+from bnrank.discovery.compression import Certificate, Latency, Timing, timing
 from bnrank.discovery.compression.certificate import change, lipschitz
 from bnrank.discovery.compression.parts import multiply_adds, parameters
 from bnrank.discovery.compression.stages import most

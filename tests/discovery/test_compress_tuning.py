@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from bnrank.discovery.compression import Timing, compress, reduction
+from bnrank import compress
+from bnrank.discovery.compression import Timing, reduction
 from bnrank.discovery.compression.judging import Judge, tuned
 from bnrank.discovery.compression.stages import Cut, Step
 from bnrank.networks import Segment
