@@ -269,10 +269,6 @@ def old_weight_norm():
     [
         (hooked, r"ReLU\), which has forward hooks: remove them before compress"),
         (own_forward, r"ReLU\), which has a forward that its class does not have: call it in the forward of a module"),
-        (
-            lambda: prune.l1_unstructured(nn.Linear(16, 16), "weight", 2),
-            r"which is pruned: torch.nn.utils.prune.remove",
-        ),
         (old_weight_norm, r"which has weight normalization: torch.nn.utils.remove_weight_norm makes it plain"),
         (
             lambda: nn.utils.spectral_norm(nn.Linear(16, 16)),

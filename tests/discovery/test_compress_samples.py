@@ -105,8 +105,8 @@ def test_fits_see_fitted_samples_and_points_between_them_only(judges):
     assert torch.equal(selected[0], x[parts_of_60()[1]])
     with torch.no_grad():
         assert torch.allclose(given[0], net(x[torch.cat(parts_of_60()[:2])]), atol=1e-12)
-        assert torch.allclose(fitted[2], net(fitted[0]), atol=1e-12)
-        assert torch.allclose(selected[2], net(selected[0]), atol=1e-12)
+        assert torch.allclose(fitted[2][0], net(fitted[0]), atol=1e-12)
+        assert torch.allclose(selected[2][0], net(selected[0]), atol=1e-12)
 
 
 def column(*values):

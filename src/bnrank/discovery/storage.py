@@ -11,7 +11,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
-from torch.nn.utils import parametrize, prune
+from torch.nn.utils import parametrize
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
@@ -168,8 +168,6 @@ def obstacle(part: nn.Module) -> str:
     other = f"call it {outside}, or keep the network with torch.save(network, path)"
     if any(map(parametrize.is_parametrized, part.modules())):
         return "is parametrized: torch.nn.utils.parametrize.remove_parametrizations makes it plain before compress"
-    if prune.is_pruned(part):
-        return "is pruned: torch.nn.utils.prune.remove makes it plain before compress"
     hooks = [hook for module in part.modules() for hook in module._forward_pre_hooks.values()]
     for kind, name in ((WeightNorm, "weight"), (SpectralNorm, "spectral")):
         if any(isinstance(hook, kind) for hook in hooks):
