@@ -22,7 +22,7 @@ ROOMS = ("tasks", "networks", "measures", "training", "theory", "discovery", "re
 MORE = (
     *("measures.crossings", "measures.dependence", "measures.dimension", "measures.noise", "measures.orbits"),
     *("measures.plateaus", "measures.representations", "measures.signs", "measures.stable_signs"),
-    *("networks.attention", "networks.completion", "networks.gated", "theory.tangents", "theory.tours"),
+    *("networks.attention", "networks.gated", "theory.tangents", "theory.tours"),
 )
 REQUEST = re.compile(r"set_\w+_request$")  # methods that scikit-learn adds
 
