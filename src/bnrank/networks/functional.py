@@ -1,12 +1,11 @@
-"""A module as a pure function: any precision, eval mode, and no trace left on the module."""
+"""A module as a pure function of its samples, in any precision and in eval mode, on a replica of it."""
 
 from __future__ import annotations
 
-import copy
+import functools
 import itertools
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import suppress
 from typing import Any, Literal, TypeGuard, TypeVar, overload
 
 import numpy as np
@@ -14,16 +13,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from bnrank._core import devices, validation
+from bnrank._core import validation
 from bnrank._core.onlooker import only_looks_on
-from bnrank._core.shared import Shared
-from bnrank.networks.casting import cast_when_run, converted, large_weights, same
-from bnrank.networks.inputs import OUTPUTS, Inputs, Samples, columns, main_output, several
+from bnrank.networks.inputs import OUTPUTS, Inputs, Samples, columns, floating_outputs, main_output, several
 from bnrank.networks.mlp import MLP, LinearNetwork
+from bnrank.networks.replicas import replica, restored, sandbox
 
 MAX_WHOLE = 2**22  # numbers in x for which an error tells whether the module runs on all samples
 Returned = TypeVar("Returned")
-Copied = TypeVar("Copied", nn.Module, "tuple[nn.Module, ...]", Any)
 
 
 class ExplainedError(ValueError):
@@ -44,10 +41,9 @@ class PrecisionError(ExplainedError):
 class Functional:
     """A module as a function of x in one precision; calls do not change the module.
 
-    Parameters and buffers are copied and cast once. Every call runs in eval mode; modes and random generators are
-    restored afterwards. Complex numbers are cast to those of the precision. Attributes that are neither parameters nor
-    buffers are not cast. Of several outputs the main one counts, see :func:`~bnrank.networks.inputs.main_output`; one
-    of shape (N,), or () for one sample, is returned as one feature, (N, 1).
+    It runs on a :func:`replica`, in a :func:`sandbox`; what a call sets on the replica is restored after it. Of several
+    outputs the main one counts, see :func:`~bnrank.networks.inputs.main_output`; one of shape (N,), or () for one
+    sample, is returned as one feature, (N, 1).
 
     Parameters
     ----------
@@ -55,53 +51,32 @@ class Functional:
         Any module.
     dtype : torch.dtype
         Floating-point type to run in.
-    lean : bool
-        Whether large weights of plain layers are not copied, but cast whenever their layer runs, see
-        :meth:`lean_on`: without gradients.
     whole : Tensor or Inputs, optional
         The samples that a user gave. Where the module fails on some of them, errors say whether it runs on all.
+
+    Attributes
+    ----------
+    module : torch.nn.Module
+        The replica.
+    parameters, buffers : dict of Tensor
+        What it runs with.
 
     Raises
     ------
     TypeError, ValueError
-        If it is not a module, has lazy parameters without a shape, or is wrapped in DataParallel; when called, if the
-        forward fails on x in this precision (:class:`PrecisionError` where it runs in another one) or does not return a
-        tensor with an entry per sample.
+        If it is not a module, has lazy parameters without a shape, or cannot be copied; when called, if the forward
+        fails on x in this precision (:class:`PrecisionError` where it runs in another one) or does not return a tensor
+        with an entry per sample.
     """
 
-    def __init__(
-        self,
-        net: nn.Module,
-        dtype: torch.dtype = torch.float64,
-        lean: bool = False,
-        whole: Samples | None = None,
-    ) -> None:
-        self.module, self.whole, self._explained = unwrap(net), whole, False
-        self.dtype = validation.dtype(dtype)
-        self._large = large_weights(self.module, dtype) if lean else {}
-        named = self.module.named_parameters()
-        self.parameters = {n: p.detach() if n in self._large else converted(p.detach(), self.dtype) for n, p in named}
-        self.buffers = {n: converted(b.detach(), self.dtype) for n, b in self.module.named_buffers()}
+    def __init__(self, net: nn.Module, dtype: torch.dtype = torch.float64, whole: Samples | None = None) -> None:
+        self.dtype, self.whole, self._explained = validation.dtype(dtype), whole, False
+        self.module = replica(unwrap(net), self.dtype)
+        self.parameters = {name: p.detach() for name, p in self.module.named_parameters()}
+        self.buffers = dict(self.module.named_buffers())
         self._aliases = aliases(self.module)
         tensors = [*self.parameters.values(), *self.buffers.values()]
         self.device = tensors[0].device if tensors else torch.device("cpu")
-
-    @classmethod
-    def lean_on(cls, net: nn.Module, dtype: torch.dtype, x: Samples) -> Functional:
-        """Return a function without gradients that copies no large weights, if it is the same bit by bit on x.
-
-        Else, such as where other modules read a weight, one with a copy of all.
-        """
-        if large_weights(unwrap(net), dtype):
-            with torch.no_grad():
-                expected = cls(net, dtype)(x)
-                lean = cls(net, dtype, lean=True)
-                try:
-                    if same(lean(x), expected):
-                        return lean
-                except ValueError:  # tensors of two precisions meet
-                    pass
-        return cls(net, dtype)
 
     def __call__(self, x: Samples) -> Tensor:
         """Return f(x); gradients flow to x and to ``parameters``."""
@@ -123,11 +98,13 @@ class Functional:
 
     def twice(self, x: Samples) -> tuple[Tensor, Tensor]:
         """Return f(x) of two runs without gradients, which differ where the forward draws noise in eval mode, too."""
-        with torch.no_grad(), devices.forked(self.device):
-            first = self(x)
-            for device in {torch.device("cpu"), self.device}:
-                torch.rand(1, device=device)  # calls draw the same numbers from the same state
-            return first, self(x)
+        with torch.no_grad():
+            first, second = (self._main_of(self._returned(self.parameters, x, seed), x) for seed in (0, 1))
+        return columns(first), columns(second)
+
+    def outputs(self, x: Samples) -> dict[str, Tensor]:
+        """Return every floating-point tensor that the module returns, by name; "" where it returns one tensor."""
+        return floating_outputs(self._run(self.parameters, x))
 
     def is_random(self, x: Samples) -> bool:
         """Return whether f(x) differs from call to call by more than rounding."""
@@ -173,121 +150,78 @@ class Functional:
         except Exception as error:
             raise self._failure(parameters, x, error) from error
 
-    def _returned(self, parameters: dict[str, Tensor], x: Samples) -> Any:
+    def _returned(self, parameters: dict[str, Tensor], x: Samples, seed: int = 0) -> Any:
         """Return what the module returns."""
+        if torch.compiler.is_compiling():
+            return torch.compiler.disable(self._returned)(parameters, x, seed)
         # a copy: the module's first operation may work in place
         given = (x if isinstance(x, Inputs) else Inputs((x,))).to(self.device, self.dtype)
         held = {**parameters, **self.buffers}
         held |= {alias: held[name] for alias, name in self._aliases.items()}
-        casting = cast_when_run(self._large.values(), self.dtype)
-        with eval_mode(self.module), PLAIN_ATTENTION, devices.forked(self.device), casting:
+        with restored(self.module), sandbox(seed):
             return torch.func.functional_call(self.module, held, given.positional, given.named, tie_weights=False)
 
     def _failure(self, parameters: dict[str, Tensor], x: Samples, error: Exception) -> ValueError:
-        """Return the error for a module that fails on x: it names the inputs that it takes as real numbers only."""
-        kind = type(self.module).__name__
-        if "nference tensor" in str(error):
-            where, advice = "its forward runs", "a forward without it: use torch.no_grad around the call of net"
-            if torch.is_inference_mode_enabled():
-                where, advice = "bnrank is called", "a call outside of it"
-            return ValueError(f"net: {kind} cannot be followed, as {where} in inference mode, expected {advice}")
-        for changed, wrong in _as_real(x, self.dtype):
-            with suppress(Exception):
-                self._returned(parameters, changed)
-                name, dtype = wrong
-                whole = "truth values" if dtype == torch.bool else "integers"
-                what = "complex numbers" if dtype.is_complex else whole
-                expected = f"floating point; {validation.conversion(dtype)}"
-                return validation.DtypeError(
-                    f"{name}: got {what} of dtype {dtype}, on which {kind} fails, expected {expected}"
-                )
+        """Return the error for a module that fails on x, with the reason where the module runs on something else."""
+        kind, why = type(self.module).__name__, str(error).removesuffix(".")
         if getattr(type(self.module), "forward", None) is nn.Module.forward and "forward" not in vars(self.module):
             return ValueError(f"net: {kind} has no forward, expected a module that runs on x")
-        if not torch.is_grad_enabled() and "grad" in str(error):
-            with suppress(Exception), torch.enable_grad():
-                self._returned(parameters, x)
-                where = "which is run without, expected one with torch.enable_grad() around the part that needs them"
-                return ValueError(f"net: {kind} takes gradients in its forward, {where}")
-        why = str(error).removesuffix(".")
-        plain = ValueError(f"net: {kind} failed on x of shape {_shapes(x)} in {self.dtype}: {why}")
-        if self._explained:  # trials cost time: not for every sample, where a caller goes on without
-            return plain
-        self._explained = True
-        other = self._other_precision(x)
-        if other is None:
-            if isinstance(x, Tensor) and self._needs_integers(parameters, x):
-                got = f"real numbers of dtype {x.dtype}, on which {kind} fails"
-                return validation.DtypeError(f"x: got {got}, expected integers; convert it with .long()")
-            return self._of_rows(x, why) or plain
-        advice = f"pass dtype={other} to a function that has this argument, as bnrank.profile has"
-        held = self._held_back(x)
-        shown = ", ".join(held[:3]) + (f" and {len(held) - 3} more" if len(held) > 3 else "")
-        why += f"; register as buffers the tensors that are plain attributes ({shown}), or " if held else "; "
-        what = f"net: {kind} runs on x of shape {_shapes(x)} in {other}, but not in {self.dtype}"
-        return PrecisionError(f"{what}: {why}{advice}", other, advice)
-
-    def _of_rows(self, x: Samples, why: str) -> ExplainedError | None:
-        """Return the error for a module that runs on all samples, but not on other numbers of them; else None."""
-        whole, kind = self.whole, type(self.module).__name__
-        if isinstance(x, Tensor) and x.requires_grad and self._succeeds(x.detach()):
-            return None  # it is the gradient in x
-        if whole is None or len(whole) == len(x) or whole.numel() > MAX_WHOLE or not self._succeeds(whole):
-            return None
-        remedy = "wrap net in a module that takes one graph per sample"
-        if isinstance(whole, Tensor):
-            shape = f"(N, {', '.join(map(str, whole.shape))})"
-            remedy = f"{remedy}, x of shape {shape}"
-            if self._succeeds(whole[None]):
-                remedy = f"give one graph per sample, x of shape {shape}, such as x[None] for one"
-        return ExplainedError(
-            f"net: {kind} runs on the {len(whole)} rows of x together, but not on {len(x)} row{'s' * (len(x) != 1)}: "
-            f"{why}; bnrank takes rows as independent samples, and runs the network on any number of them. If rows "
-            f"belong together, as the nodes of a graph do, {remedy}; bnrank.profile(net) measures the weights without x"
-        )
-
-    def _succeeds(self, x: Samples) -> bool:
-        try:
-            self._main_of(self._returned(self.parameters, x), x)
-        except Exception:
-            return False
-        return True
-
-    def _other_precision(self, x: Samples) -> torch.dtype | None:
-        """Return a precision in which the module runs on x: float32, its own or float64; None where there is none."""
-        own = [p.dtype for p in self.module.parameters() if p.is_floating_point()]
-        for dtype in dict.fromkeys([torch.float32, *own, torch.float64]):
-            if dtype != self.dtype:
+        if not self._explained:  # trials cost time: not for every sample, where a caller goes on without
+            self._explained = True
+            for runs, explanation in self._explanations(parameters, x, why):
                 with suppress(Exception):
-                    function = Functional(self.module, dtype)
-                    function._returned(function.parameters, x)
-                    return dtype
-        return None
+                    runs()
+                    return explanation
+        return ValueError(f"net: {kind} failed on x of shape {_shapes(x)} in {self.dtype}: {why}")
 
-    def _held_back(self, x: Samples) -> list[str]:
-        """Return the names of tensors that are plain attributes, if the module runs on x when they are cast, too."""
-        found: list[str] = []
-        with suppress(Exception), eval_mode(self.module):
-            for prefix, sub in self.module.named_modules():
-                for name, value in list(vars(sub).items()):
-                    changed = converted(value, self.dtype) if isinstance(value, Tensor) else value
-                    if changed is not value and changed.dtype != value.dtype:
-                        vars(sub)[name] = changed
-                        found.append(f"{prefix}.{name}" if prefix else name)
-            self._returned(self.parameters, x)
-            return found
-        return []
+    def _explanations(
+        self, parameters: dict[str, Tensor], x: Samples, why: str
+    ) -> Iterator[tuple[Callable[[], object], ValueError]]:
+        """Iterate over runs that differ in one respect, with the error to raise where one succeeds."""
+        kind, shapes = type(self.module).__name__, _shapes(x)
+        for changed, name, dtype in _as_real(x, self.dtype):
+            numbers = "complex numbers" if dtype.is_complex else "truth values" if dtype == torch.bool else "integers"
+            got = f"{name}: got {numbers} of dtype {dtype}, on which {kind} fails"
+            error = validation.DtypeError(f"{got}, expected floating point; {validation.conversion(dtype)}")
+            yield functools.partial(self._returned, parameters, changed), error
+        if not torch.is_grad_enabled() and "grad" in why:
+            where = "which is run without, expected one with torch.enable_grad() around the part that needs them"
+            error = ValueError(f"net: {kind} takes gradients in its forward, {where}")
+            yield torch.enable_grad()(functools.partial(self._returned, parameters, x)), error
+        own = [p.dtype for p in self.module.parameters() if p.is_floating_point()]
+        for other in dict.fromkeys([torch.float32, *own, torch.float64]):
+            if other != self.dtype:
+                advice = f"pass dtype={other} to a function that has this argument, as bnrank.profile has"
+                text = f"net: {kind} runs on x of shape {shapes} in {other}, but not in {self.dtype}: {why}; {advice}"
+                function = Functional(self.module, other)
+                yield functools.partial(function._returned, function.parameters, x), PrecisionError(text, other, advice)
+        if isinstance(x, Tensor) and x.is_floating_point():
+            got = f"x: got real numbers of dtype {x.dtype}, on which {kind} fails"
+            error = validation.DtypeError(f"{got}, expected integers; convert it with .long()")
+            zeros = torch.zeros_like(x)
+            yield functools.partial(self._runs_instead, parameters, zeros, zeros.long()), error
+        whole = self.whole
+        if whole is not None and len(whole) != len(x) and whole.numel() <= MAX_WHOLE:
+            rows = f"the {len(whole)} rows of x together, but not on {len(x)} row{'s' * (len(x) != 1)}"
+            shape = f", x of shape (N, {', '.join(map(str, whole.shape))})" if isinstance(whole, Tensor) else ""
+            yield (
+                functools.partial(self._runs_instead, self.parameters, x.detach(), whole),
+                ExplainedError(
+                    f"net: {kind} runs on {rows}: {why}; bnrank takes rows as independent samples, any number of them. "
+                    "If rows belong together, as the nodes of a graph do, give one graph per sample"
+                    f"{shape}, such as x[None] for one; if the network takes no batch of graphs, wrap it in a module "
+                    "that takes one graph per sample. bnrank.profile(net) measures the weights without x"
+                ),
+            )
 
-    def _needs_integers(self, parameters: dict[str, Tensor], x: Tensor) -> bool:
-        """Return whether the module fails on zeros, but not if they are integers, as one of tokens does."""
-        if not x.is_floating_point():
-            return False
-        with suppress(Exception):
-            self._returned(parameters, torch.zeros_like(x))
-            return False
-        with suppress(Exception):
-            self._returned(parameters, torch.zeros_like(x, dtype=torch.long))
-            return True
-        return False
+    def _runs_instead(self, parameters: dict[str, Tensor], fails: Samples, runs: Samples) -> None:
+        """Raise unless the module fails on some samples, and runs on others."""
+        try:
+            self._main_of(self._returned(parameters, fails), fails)
+        except Exception:
+            self._main_of(self._returned(parameters, runs), runs)
+        else:
+            raise ValueError("it runs on both")
 
 
 def check_classified(function: Functional, x: Tensor) -> None:
@@ -404,17 +338,23 @@ def _overlapping(net: nn.Module) -> list[tuple[str, str]]:
 
 
 def unwrap(net: nn.Module, values: bool = True) -> nn.Module:
-    """Return the module inside ``torch.compile``; refuse other objects, and parameters without a shape or values."""
+    """Return the module inside ``torch.compile``, DataParallel or DistributedDataParallel.
+
+    Other objects are refused, and so are parameters without a shape or values.
+    """
     if not isinstance(net, nn.Module):
         raise TypeError(f"net: got {validation.describe(net)}, expected a torch.nn.Module")
-    if isinstance(net, nn.DataParallel | nn.parallel.DistributedDataParallel):
-        raise ValueError(f"net: got a {type(net).__name__} wrapper, expected the module inside it, .module")
-    original = getattr(net, "_orig_mod", None)  # torch.compile
-    net = original if isinstance(original, nn.Module) else net
-    empty = [name for name, p in [*net.named_parameters(), *net.named_buffers()] if p.is_meta and not is_lazy(p)]
+    while True:
+        parallel = isinstance(net, nn.DataParallel | nn.parallel.DistributedDataParallel)
+        inner = net.module if parallel else getattr(net, "_orig_mod", None)
+        if not isinstance(inner, nn.Module):
+            break
+        net = inner
+    tensors = [*net.named_parameters(), *net.named_buffers()]
+    empty = [name for name, p in tensors if p.is_meta and not is_lazy(p)]
     if empty and values:
         raise ValueError(f"net: parameters on the meta device ({', '.join(empty[:5])}), expected some with values")
-    lazy = [name for name, p in [*net.named_parameters(), *net.named_buffers()] if is_lazy(p)]
+    lazy = [name for name, p in tensors if is_lazy(p)]
     if lazy:
         raise ValueError(f"net: parameters without a shape yet ({', '.join(lazy)}); run it once on data first")
     return net
@@ -435,102 +375,25 @@ def aliases(net: nn.Module) -> dict[str, str]:
     return further
 
 
-def copied(value: Copied) -> Copied:
-    """Return a deep copy of a module or of several, also where tensors on it are results of a computation.
-
-    Such is the weight of a layer with ``torch.nn.utils.weight_norm``, which ``copy.deepcopy`` refuses: it is copied
-    without its history, and computed anew when the layer runs.
-
-    Examples
-    --------
-    >>> layer = nn.Linear(2, 2)
-    >>> layer.result = layer.weight.sum()
-    >>> torch.equal(copied(layer).result, layer.result)
-    True
-    """
-    memo: dict[int, Any] = {}
-    for net in [value] if isinstance(value, nn.Module) else value:
-        for sub in net.modules():
-            for held in vars(sub).values():
-                if isinstance(held, Tensor) and not held.is_leaf:
-                    memo[id(held)] = held.detach().clone()
-    return copy.deepcopy(value, memo)
-
-
-@contextmanager
-def eval_mode(net: nn.Module) -> Iterator[None]:
-    """Run in eval mode, without compiled code, and restore modes and what hooks or forwards set.
-
-    This is attributes, hooks, tensors and submodules.
-    """
-    before = [(sub, sub.training, dict(vars(sub)), _registered(sub)) for sub in net.modules()]
-    try:
-        for sub, *_ in before:
-            sub.training = False
-        with UNCOMPILED:
-            yield
-    finally:
-        for sub, mode, attributes, registered in before:
-            sub.training = mode  # of a scripted module no entry of its dictionary
-            for name in vars(sub).keys() - attributes.keys():
-                del vars(sub)[name]
-            vars(sub).update(attributes)
-            for held, content in registered:
-                if held or content:  # most are empty
-                    held.clear()
-                    held.update(content)
-
-
-_REGISTRIES = [name for name, value in vars(nn.Module()).items() if isinstance(value, dict | set)]
-
-
-def _registered(sub: nn.Module) -> list[tuple[Any, Any]]:
-    """Return where a module registers hooks, tensors and submodules, with copies of what is there."""
-    if isinstance(sub, torch.jit.ScriptModule):
-        return []
-    found = map(vars(sub).get, _REGISTRIES)  # None where a module is of an older torch
-    return [(held, held.copy() if held else ()) for held in found]
-
-
-@contextmanager
-def unchanged(net: nn.Module) -> Iterator[None]:
-    """Run in eval mode on copies of the buffers, and restore buffers, modes and attributes."""
-    own = [sub._buffers for sub in net.modules() if not isinstance(sub, torch.jit.ScriptModule)]
-    buffers = {id(held): held for some in own for held in some.values() if held is not None}
-    copies = {key: held.detach().clone() for key, held in buffers.items()}  # one of a buffer in two places
-    with eval_mode(net):
-        for some in own:
-            some.update({name: copies.get(id(held)) for name, held in some.items()})
-        yield
-
-
-def _as_real(x: Samples, dtype: torch.dtype) -> Iterator[tuple[Samples, tuple[str, torch.dtype]]]:
+def _as_real(x: Samples, dtype: torch.dtype) -> Iterator[tuple[Samples, str, torch.dtype]]:
     """Iterate over samples with one tensor, or all of them, as floating-point numbers, and the name and dtype of one.
 
     Examples
     --------
-    >>> [name for _, name in _as_real(Inputs((torch.ones(1), torch.ones(1).int())), torch.float64)]
-    [('x[1]', torch.int32)]
+    >>> [name for _, name, _ in _as_real(Inputs((torch.ones(1), torch.ones(1).int())), torch.float64)]
+    ['x[1]']
     """
-
-    def real(tensor: Tensor) -> Tensor:
-        return (tensor.real if tensor.is_complex() else tensor).to(dtype)
-
-    if isinstance(x, Tensor):
-        if not x.is_floating_point():
-            yield real(x), ("x", x.dtype)
-        return
-    alone = len(x.tensors) == 1 and not x.named
-    places: list[tuple[str, Any, Any]] = [
-        ("x" if alone else f"x[{i}]", i, value) for i, value in enumerate(x.positional)
-    ]
-    places += [(f"x[{key!r}]", key, value) for key, value in x.named.items()]
-    places = [place for place in places if isinstance(place[2], Tensor) and not place[2].is_floating_point()]
-    for chosen in [*([place] for place in places), places] if len(places) > 1 else [[place] for place in places]:
-        positional, named = list(x.positional), dict(x.named)
-        for _, key, tensor in chosen:
-            (named if isinstance(key, str) else positional)[key] = real(tensor)
-        yield Inputs(tuple(positional), named, x.dim), (chosen[0][0], chosen[0][2].dtype)
+    given = x if isinstance(x, Inputs) else Inputs((x,))
+    alone = len(given.tensors) == 1 and not given.named
+    values = {**dict(enumerate(given.positional)), **given.named}
+    places = [key for key, value in values.items() if isinstance(value, Tensor) and not value.is_floating_point()]
+    for chosen in [[key] for key in places] + ([places] if len(places) > 1 else []):
+        positional, named = list(given.positional), dict(given.named)
+        for key in chosen:
+            real = values[key].real if values[key].is_complex() else values[key]
+            (named if isinstance(key, str) else positional)[key] = real.to(dtype)
+        name = "x" if alone else f"x[{chosen[0]!r}]"
+        yield Inputs(tuple(positional), named, given.dim), name, values[chosen[0]].dtype
 
 
 def _shapes(x: Samples) -> str:
@@ -546,35 +409,6 @@ def _shapes(x: Samples) -> str:
     return ", ".join(f"({', '.join(some)}{',' * (len(some) == 1)})" for some in sizes)
 
 
-@contextmanager
-def _plain_attention() -> Iterator[None]:
-    """Run the layers of transformers operation by operation: their fast path calls no submodule and no hook."""
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)
-
-
-PLAIN_ATTENTION = Shared(_plain_attention)
-
-
 def uncompiled(function: Callable[[], Returned]) -> Callable[[], Returned]:
     """Return a function that runs uncompiled, also where it is called inside a compiled one."""
     return torch.compiler.disable(function) if torch.compiler.is_compiling() else function
-
-
-def _uncompiled() -> AbstractContextManager[object]:
-    """Run what is in torch.compile as it is written: compiled code calls no hooks and cannot be followed.
-
-    Inside a compiled function this cannot be changed.
-    """
-    loaded = "torch._dynamo" in sys.modules  # else nothing was compiled, and loading it takes seconds
-    if loaded and not torch.compiler.is_compiling():
-        with suppress(RuntimeError):  # of a compiled function that runs uncompiled pieces
-            return torch.compiler.set_stance("force_eager")
-    return nullcontext()
-
-
-UNCOMPILED = Shared(_uncompiled)

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from bnrank._core import linalg
 from bnrank.discovery.compression.parts import CONVOLUTIONS, Parts, pads_of, reach_of
-from bnrank.networks.functional import copied
 from bnrank.networks.mlp import linear
+from bnrank.networks.replicas import copied
 
 RIDGES = 10.0 ** torch.arange(-12, 1, 2, dtype=torch.float64)  # relative to the squared largest singular value
 SMALL = 1e-10  # eigenvalues of a Gram matrix below, relative to the largest, are not regressed on

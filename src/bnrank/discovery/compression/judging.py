@@ -16,7 +16,8 @@ from bnrank.discovery.compression.returned import Judged
 from bnrank.discovery.storage import plain_array
 from bnrank.measures.products import differentiating
 from bnrank.networks import Segment, Skipped
-from bnrank.networks.functional import ExplainedError, Functional, copied, example
+from bnrank.networks.functional import ExplainedError, Functional, example
+from bnrank.networks.replicas import copied
 
 Outputs = list[Tensor]  # (N, entries) each, in float64
 Samples = tuple[Tensor, Callable[[Any], Outputs], Outputs]

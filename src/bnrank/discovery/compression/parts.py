@@ -11,10 +11,11 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
 from bnrank.measures.convolution import conv_singular_values
 from bnrank.networks import Segment, Skipped, reasons
-from bnrank.networks.functional import copied, hooked
+from bnrank.networks.functional import hooked
 from bnrank.networks.gated import FactoredRecurrent
-from bnrank.networks.layers import derived
 from bnrank.networks.reading import read
+from bnrank.networks.reading.stored import derived
+from bnrank.networks.replicas import copied
 
 Parts = tuple[nn.Module, ...]
 Counts = tuple[int, int, int]
@@ -111,7 +112,7 @@ def segments(net: nn.Module, x: Tensor) -> tuple[list[Segment], list[Skipped]]:
         if not is_linear(part) and any(True for _ in part.parameters())
     ]
     inside = tuple(f"{name}." for segment in linear for name in segment.names)
-    whole = {layer.name if layer.source is None else layer.source.owner: layer.module for layer in reading.layers}
+    whole = {layer.matrix.stored.owner: layer.module for layer in reading.layers}
     others = [*reading.skipped, *(_skipped(name, module) for name, module in whole.items())]
     return found, left + [other for other in others if not f"{other.name}.".startswith(inside)]
 

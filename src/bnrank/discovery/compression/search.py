@@ -23,7 +23,8 @@ from bnrank.discovery.compression.returned import Judged
 from bnrank.discovery.compression.timing import Timing
 from bnrank.discovery.compression.wholes import factored, layer_widths, merged, split_up
 from bnrank.networks import Segment, Skipped
-from bnrank.networks.functional import Functional, check_finite, copied, unwrap
+from bnrank.networks.functional import Functional, check_finite, unwrap
+from bnrank.networks.replicas import copied
 
 P = ParamSpec("P")
 TIMING = Timing()

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from bnrank.networks.functional import UNCOMPILED
 from bnrank.networks.graph import operations, values
 from bnrank.networks.graph.nodes import Node, apply
 from bnrank.networks.graph.values import Call, Emit, UnreadError, Value, leaves, replace, same_memory, same_place
@@ -71,7 +70,7 @@ class Follower(TorchFunctionMode):
 
     def follow(self) -> Value:
         """Run the module and return the value of its output: one tensor that depends on the input."""
-        with self._patched(), self, UNCOMPILED:
+        with self._patched(), self:
             result = self.net(self.input.tensor)
         name = type(self.net).__name__
         if not isinstance(result, Tensor):

@@ -297,7 +297,7 @@ def _steps(net: nn.Module, x: Tensor) -> str:
     first: list[str] | None = None
     for seed in range(DRAWS):
         with generators(seed) as drawn:
-            with torch.no_grad(), functional.UNCOMPILED, _Names() as names:
+            with torch.no_grad(), _Names() as names:
                 net(x.clone())
             if seed == 0 and not drawn():
                 return ""
