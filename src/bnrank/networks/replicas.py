@@ -229,6 +229,8 @@ class _Draws(TorchDispatchMode):
         if torch.Tag.nondeterministic_seeded not in func.tags or kwargs.get("generator") is not None:
             return func(*args, **kwargs)
         device = next((t.device for t in _tensors(args)), torch.device(kwargs.get("device") or "cpu"))
+        if device.type == "meta":  # draws nothing
+            return func(*args, **kwargs)
         if device not in self.generators:
             self.generators[device] = torch.Generator(device).manual_seed(self.seed)
         drawn = {"generator": self.generators[device]}

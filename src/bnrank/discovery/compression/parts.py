@@ -15,7 +15,7 @@ from bnrank.networks.functional import hooked
 from bnrank.networks.gated import FactoredRecurrent
 from bnrank.networks.reading import read
 from bnrank.networks.reading.stored import derived
-from bnrank.networks.replicas import copied
+from bnrank.networks.replicas import copied, sandbox
 
 Parts = tuple[nn.Module, ...]
 Counts = tuple[int, int, int]
@@ -188,7 +188,8 @@ def multiply_adds(net: nn.Module, x: Tensor) -> int:
     >>> multiply_adds(net, torch.ones(1, 1, 4, 4))
     448
     """
-    return _counted(copied(net).eval(), x)
+    with sandbox():
+        return _counted(copied(net).eval(), x)
 
 
 def _counted(net: nn.Module, x: Tensor) -> int:

@@ -1,18 +1,19 @@
 """The values that a module returns, by name, and those of them whose change a compression bounds."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, is_dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from bnrank._core import devices, validation
+from bnrank._core import validation
 from bnrank.networks import Skipped
 from bnrank.networks.functional import Functional
-from bnrank.networks.inputs import OUTPUTS, entries, main_output
+from bnrank.networks.inputs import entries, floating_outputs, main_output
+from bnrank.networks.replicas import sandbox
 
 RTOL = 1e-6  # of the outputs; a larger difference between two runs is no round-off
 APART = "no output whose change is bounded depends on it"
@@ -57,22 +58,15 @@ class Judged:
 def named(returned: Any) -> dict[str, Tensor]:
     """Return the dense floating-point tensors in what a module returns, by name; the main output is the first.
 
-    Tuples, lists, mappings and dataclasses are searched, and objects with a main output.
-
     Examples
     --------
-    >>> list(named(({"boxes": torch.ones(3), "count": 3}, [torch.ones(2), torch.ones(2)])))
-    ['[0].boxes', '[1][0]', '[1][1]']
     >>> list(named({"hidden": torch.ones(3, 2), "logits": torch.ones(3)})), list(named(torch.ones(3)))
     (['logits', 'hidden'], [''])
     """
-    found: dict[str, Tensor] = {}
-    for name, tensor in _walk(returned, "", ()):
-        dense = tensor.is_floating_point() and tensor.layout == torch.strided and not tensor.is_nested
-        if dense and not any(tensor is other for other in found.values()):
-            found[name] = tensor
-    main = main_output(returned)
-    return dict(sorted(found.items(), key=lambda item: item[1] is not main))
+    main, found = main_output(returned), floating_outputs(returned)
+    name = next((name for name, tensor in found.items() if tensor is main), "")
+    dense = {name: tensor for name, tensor in found.items() if tensor.layout == torch.strided and not tensor.is_nested}
+    return {name: main} | dense
 
 
 def tensors(returned: Any) -> list[Tensor]:
@@ -83,25 +77,16 @@ def tensors(returned: Any) -> list[Tensor]:
     >>> [tuple(t.shape) for t in tensors((torch.ones(3), {"h": [torch.ones(2), None]}))]
     [(3,), (2,)]
     """
-    return [tensor for _, tensor in _walk(returned, "", (), everything=True)]
+    return list(_walk(returned, ()))
 
 
-def _walk(value: Any, name: str, around: tuple[int, ...], everything: bool = False) -> Iterator[tuple[str, Tensor]]:
-    """Iterate over the tensors in a value, with their names; what it holds may hold it again."""
+def _walk(value: Any, around: tuple[int, ...]) -> Iterator[Tensor]:
+    """Iterate over the tensors in a value; what it holds may hold it again."""
     if isinstance(value, Tensor):
-        yield name, value
-    elif id(value) not in around and (everything or _is_searched(value)):
-        for key, inside in entries(value).items():
-            own = f"{name}[{key}]" if isinstance(key, int) else f"{name}.{key}".removeprefix(".")
-            yield from _walk(inside, own, (*around, id(value)), everything)
-
-
-def _is_searched(value: Any) -> bool:
-    if isinstance(value, PackedSequence):
-        return False
-    if isinstance(value, tuple | list | Mapping) or is_dataclass(value):
-        return True
-    return any(isinstance(getattr(value, name, None), Tensor) for name in OUTPUTS)
+        yield value
+    elif id(value) not in around:
+        for inside in entries(value).values():
+            yield from _walk(inside, (*around, id(value)))
 
 
 def judged(function: Functional, x: Tensor, names: Sequence[str] | None) -> tuple[Judged, list[Skipped]]:
@@ -173,7 +158,7 @@ def apart(net: nn.Module, names: Iterable[str], x: Tensor, judged: Judged) -> li
     """
 
     def both(name: str | None = None) -> tuple[list[Tensor], list[Tensor]]:
-        with ExitStack() as stack, torch.no_grad(), devices.forked(x.device):
+        with ExitStack() as stack, torch.no_grad(), sandbox():
             if name is not None:
                 hook = net.get_submodule(name).register_forward_hook(lambda _, __, out: _moved(out))
                 stack.callback(hook.remove)
@@ -201,6 +186,27 @@ def _moved(out: Any) -> Any:
         return out
     by = torch.arange(out.numel(), dtype=out.dtype, device=out.device).cos().reshape(out.shape)
     return out + (1 + out.abs().max()) * by  # not by a constant, which a normalization takes away
+
+
+class _Drawing(TorchDispatchMode):
+    """Notes whether an operation draws random numbers."""
+
+    drawn = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operation."""
+        self.drawn |= torch.Tag.nondeterministic_seeded in func.tags
+        return func(*args, **(kwargs or {}))
+
+
+def confined(function: Functional, x: Tensor) -> AbstractContextManager[None]:
+    """Return a context in which copies of a module run without the random numbers of the process.
+
+    It costs time in every operation, and is a :func:`sandbox` only for a module that draws random numbers on x.
+    """
+    with torch.no_grad(), _Drawing() as drawing:  # type: ignore[no-untyped-call]  # its base class in torch has no types
+        function(x)
+    return sandbox() if drawing.drawn else nullcontext()
 
 
 def noise(function: Functional, x: Tensor) -> str:

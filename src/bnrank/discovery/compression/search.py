@@ -1,17 +1,16 @@
 """`compress`: a trained module reduced to its bottleneck, and the result in memory and on disk."""
 
-import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ParamSpec, cast
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from bnrank._core import devices, identity, validation
+from bnrank._core import identity, validation
 from bnrank.discovery import storage
 from bnrank.discovery.compression import budget, judging, returned
 from bnrank.discovery.compression.certificate import certified
@@ -26,7 +25,6 @@ from bnrank.networks import Segment, Skipped
 from bnrank.networks.functional import Functional, check_finite, unwrap
 from bnrank.networks.replicas import copied
 
-P = ParamSpec("P")
 TIMING = Timing()
 NONE = "no linear or convolutional layer that could be replaced"
 BLOCKS = 8  # of samples up to which points on lines are added, where a whole module has to be run
@@ -37,20 +35,6 @@ ENOUGH = 64  # samples that show whether the module is random
 SELECTING = 0.25  # fraction of the search samples used for model selection
 
 
-def _keeping_generators(call: Callable[P, Compressed]) -> Callable[P, Compressed]:
-    """Restore PyTorch's random generators after a call, which modules that are random in eval mode advance."""
-
-    @functools.wraps(call)
-    def kept(*args: P.args, **options: P.kwargs) -> Compressed:
-        net = unwrap(cast(Any, args[0] if args else options.get("net")))
-        device = next((p.device for p in net.parameters()), torch.device("cpu"))
-        with devices.forked(device):
-            return call(*args, **options)
-
-    return kept
-
-
-@_keeping_generators
 def compress(
     net: nn.Module,
     x: Tensor | np.ndarray | pd.DataFrame,
@@ -191,27 +175,27 @@ def compress(
     function = Functional(original, dtype, whole=x)
     judged, unbounded, reference = judging.measured(function, parted, outputs, not isinstance(held_out, float))
     noise = returned.noise(function, x[:ENOUGH])
-    work = prepared(original, dtype)
-    deciding = parted.deciding.to(function.device, dtype if x.is_floating_point() else x.dtype)
-    judging.check_backward(work, deciding[:2], dtype)
-    anatomy = _anatomy(work, deciding[:2], judged)
-    search, chunk_size = _posed(anatomy, function, judged, deciding, tune, seed)
-    with budget.budget(max_minutes, progress, start) as time_left:
+    with returned.confined(function, x[:2]), budget.budget(max_minutes, progress, start) as time_left:
+        work = prepared(original, dtype)
+        deciding = parted.deciding.to(function.device, dtype if x.is_floating_point() else x.dtype)
+        judging.check_backward(work, deciding[:2], dtype)
+        anatomy = _anatomy(work, deciding[:2], judged)
+        search, chunk_size = _posed(anatomy, function, judged, deciding, tune, seed)
         outcomes = _outcomes(search, anatomy, MARGIN * tol, chunk_size)
-    skipped = [*unbounded, *(part for part in anatomy.skipped if not _tried(part.name, work, outcomes))]
-    search = min(outcomes or [search], key=lambda one: parameters(finished(original, one.new)) if one.new else math.inf)
-    if time_left.stopped:
-        search.reasons.append(f"max_minutes={max_minutes:g} was over before everything was tried")
-    search, network = _rounded(search, net, tol, dtype)
-    whole = None
-    if anatomy.whole is not None and len(judged.names) == 1 and set(search.new) <= {""}:
-        whole = anatomy.whole.parts, search.new.get("", anatomy.whole.parts)
+        skipped = [*unbounded, *(part for part in anatomy.skipped if not _tried(part.name, work, outcomes))]
+        search = min(outcomes or [search], key=lambda one: _size(original, one))
+        if time_left.stopped:
+            search.reasons.append(f"max_minutes={max_minutes:g} was over before everything was tried")
+        search, network = _rounded(search, net, tol, dtype)
+        whole = None
+        if anatomy.whole is not None and len(judged.names) == 1 and set(search.new) <= {""}:
+            whole = anatomy.whole.parts, search.new.get("", anatomy.whole.parts)
+        nets = original, network
+        certificate = certified(nets, parted, tol, judged, reference, whole, timing, dtype=dtype, random=bool(noise))
     known = {part.name for part in skipped}
     return Compressed(
         network=network,
-        certificate=certified(
-            (original, network), parted, tol, judged, reference, whole, timing, dtype=dtype, random=bool(noise)
-        ),
+        certificate=certificate,
         steps=tuple(search.steps),
         skipped=(*skipped, *(part for part in search.skipped if part.name not in known)),
         reason="; ".join(filter(None, [noise, *search.reasons])) if outcomes else NONE,
@@ -219,6 +203,11 @@ def compress(
         plan={name: storage.describe(parts) for name, parts in search.new.items()},
         identity=described,
     )
+
+
+def _size(original: nn.Module, search: Search) -> float:
+    """Return the number of parameters of an outcome; infinite where nothing was found."""
+    return parameters(finished(original, search.new)) if search.new else math.inf
 
 
 @dataclass(frozen=True)
