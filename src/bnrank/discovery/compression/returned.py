@@ -1,6 +1,6 @@
 """The values that a module returns, by name, and those of them whose change a compression bounds."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -199,14 +199,14 @@ class _Drawing(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def confined(function: Functional, x: Tensor) -> AbstractContextManager[None]:
-    """Return a context in which copies of a module run without the random numbers of the process.
+def confinement(run: Callable[[], object]) -> Callable[[], AbstractContextManager[None]]:
+    """Return contexts in which a copy of a module runs without the random numbers of the process.
 
-    It costs time in every operation, and is a :func:`sandbox` only for a module that draws random numbers on x.
+    These cost time in every operation: they are :func:`sandbox` only if ``run`` draws random numbers.
     """
-    with torch.no_grad(), _Drawing() as drawing:  # type: ignore[no-untyped-call]  # its base class in torch has no types
-        function(x)
-    return sandbox() if drawing.drawn else nullcontext()
+    with torch.no_grad(), _Drawing() as drawing, sandbox():  # type: ignore[no-untyped-call]  # torch gives no types
+        run()
+    return sandbox if drawing.drawn else nullcontext
 
 
 def noise(function: Functional, x: Tensor) -> str:
