@@ -181,3 +181,12 @@ def test_a_module_from_code_comes_with_weights_of_its_own(tmp_path, command):
     )
     refused = command("compress", "own.py:build", "x.npz", "--weights", "w.safetensors", "--save", "w.safetensors")
     assert (refused.code, "which is read" in flat(refused.error)) == (2, True)
+
+
+def test_outputs_and_precision_reach_compress(command, network):
+    done = command("compress", "net.safetensors", "x.npz", "--outputs", "logits")
+    assert done.code != 0
+    assert "--outputs: got 'logits', expected no name: the network returns one tensor" in flat(done.error)
+    done = command("compress", "net.safetensors", "x.npz", "--dtype", "float16")
+    assert "--dtype: got 'float16' (str), expected one of 'float64', 'float32'" in flat(done.error)
+    assert command("compress", "net.safetensors", "x.npz", "--dtype", "float32", "--tol", 0.02).code == 0

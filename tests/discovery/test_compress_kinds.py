@@ -329,8 +329,10 @@ class Noisy(OneByOne):
         return super().forward(x + 0.01 * torch.randn_like(x))
 
 
-def test_the_random_state_stays_where_a_network_is_random_in_eval_mode():
+def test_the_random_state_stays_where_a_network_is_random_in_eval_mode(monkeypatch):
     torch.manual_seed(0)
+    for name in ("set_rng_state", "manual_seed"):  # not even for a while: other threads draw from it
+        monkeypatch.setattr(torch.random, name, lambda *_: pytest.fail("the generator of the process was set"))
     net, x = Noisy().double(), normal(100, 20)
     before = torch.get_rng_state()
     found = compress(net, x, tol=0.5, **QUICK)

@@ -106,7 +106,9 @@ def judged(function: Functional, x: Tensor, names: Sequence[str] | None) -> tupl
     known = {name: dim for name, dim in dims.items() if dim is not None}
     chosen = list(known) if names is None else [names] if isinstance(names, str) else list(names)
     unknown = [name for name in chosen if name not in known]
-    expected = f"some of {', '.join(map(repr, known))}"
+    expected = "no name: the network returns one tensor"
+    if "" not in known:
+        expected = f"some of {', '.join(map(repr, known))}"
     validation.expect(chosen and not unknown, "outputs", ", ".join(map(repr, unknown)) or "no name", expected)
     shapes = (two[name].movedim(known[name], 0).shape[1:] for name in chosen)
     others = [Skipped(name, "output", NO_SAMPLES) for name, dim in dims.items() if dim is None and names is None]
