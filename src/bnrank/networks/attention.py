@@ -6,8 +6,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from bnrank.networks.completion import Completion
-
 
 class FactoredAttention(nn.Module):
     r"""Multi-head attention like ``nn.MultiheadAttention``, with four separate projections of any rank.
@@ -21,8 +19,7 @@ class FactoredAttention(nn.Module):
     embed_dim, num_heads : int
         As in ``nn.MultiheadAttention``.
     ranks : tuple of int
-        Of the projections q, k, v and out; 0 for a single Linear, negative where the second layer is a
-        :class:`~bnrank.networks.completion.Completion`.
+        Of the projections q, k, v and out; 0 for a single Linear.
     biases : tuple of bool
         Whether the projections q, k, v and out have biases.
     kdim, vdim : int, optional
@@ -71,7 +68,7 @@ class FactoredAttention(nn.Module):
         bias = full.in_proj_bias is not None
         settings: dict[str, Any] = {"kdim": full.kdim, "vdim": full.vdim, "batch_first": full.batch_first}
         settings |= {"biases": (bias, bias, bias, full.out_proj.bias is not None), "dropout": full.dropout}
-        with torch.random.fork_rng(devices=[]):
+        with torch.device("meta"):  # draws nothing
             found = cls(full.embed_dim, full.num_heads, **settings)
         fused = full.in_proj_weight
         parts = (full.q_proj_weight, full.k_proj_weight, full.v_proj_weight) if fused is None else fused.chunk(3)
@@ -149,23 +146,15 @@ class FactoredAttention(nn.Module):
 
 
 def projection(size: int, out: int, rank: int, bias: bool) -> nn.Module:
-    """Return a Linear; two where a rank is given; a Linear and a :class:`Completion` for a negative one.
-
-    The last two have biases.
-    """
+    """Return a Linear, two where a rank is given."""
     if not rank:
         return nn.Linear(size, out, bias)
-    if rank < 0:
-        return nn.Sequential(nn.Linear(size, -rank), Completion(-rank, out))
     return nn.Sequential(nn.Linear(size, rank, bias=False), nn.Linear(rank, out, bias))
 
 
 def rank_of(made: Any) -> int:
     """Return the rank of a projection, as :func:`projection` takes it."""
-    if not isinstance(made, nn.Sequential):
-        return 0
-    rank = len(cast(Any, made[0]).weight)
-    return -rank if isinstance(made[1], Completion) else rank
+    return len(cast(Any, made[0]).weight) if isinstance(made, nn.Sequential) else 0
 
 
 def _set(found: FactoredAttention, name: str, weight: Tensor, bias: Tensor | None) -> None:

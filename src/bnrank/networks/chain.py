@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from bnrank._core import validation
-from bnrank.networks.completion import Completion
 from bnrank.networks.functional import check_finite, hooked, is_plain_mlp, unwrap
 from bnrank.networks.mlp import MLP, from_layers
 from bnrank.networks.stack import activation
@@ -161,8 +160,8 @@ def as_mlp(net: nn.Module, *, multiply_out: bool = False) -> MLP:
         A Sequential, possibly nested, may hold Linear, ReLU, LeakyReLU, Identity, Dropout and MLPs, and a Flatten in
         front. Between any two Linear there must be the same activation, or none.
     multiply_out : bool
-        Replace consecutive Linear and completions, as in a factored layer, by their product where there are activations
-        elsewhere. The function is the same, the parameters and their norm are not.
+        Replace consecutive Linear, as in a factored layer, by their product where there are activations elsewhere. The
+        function is the same, the parameters and their norm are not.
 
     Returns
     -------
@@ -185,14 +184,14 @@ def as_mlp(net: nn.Module, *, multiply_out: bool = False) -> MLP:
     [3, 4, 2]
     """
     net, multiply_out = unwrap(net), validation.flag(multiply_out, "multiply_out")
-    layers: list[nn.Linear | Completion]
+    layers: list[nn.Linear]
     slopes: list[float | None]
     if is_plain_mlp(net):
         layers, slopes = [cast(nn.Linear, layer) for layer in net.layers], [net.slope]
     elif isinstance(net, MLP):
         raise TypeError("net: got an MLP that was changed, expected each layer a Linear with parameters of its own")
     else:
-        layers, slopes = _layers(net, multiply_out)
+        layers, slopes = _layers(net)
     validation.expect(not any(layer.weight.is_complex() for layer in layers), "net", "complex weights", "real ones")
     pairs = [_pair(layer) for layer in layers]
     if len(set(slopes)) > 1 and multiply_out:
@@ -245,13 +244,13 @@ def read_chain(net: nn.Module, name: str = "net", *, multiply_out: bool = False)
     return Chain(weights, biases, mlp.slope, dtype, weights[0].device)
 
 
-def _layers(net: nn.Module, multiply_out: bool) -> tuple[list[nn.Linear | Completion], list[float | None]]:
+def _layers(net: nn.Module) -> tuple[list[nn.Linear], list[float | None]]:
     """Return the linear layers and the slopes between them, None where there is no activation."""
-    layers: list[nn.Linear | Completion] = []
+    layers: list[nn.Linear] = []
     slopes: list[float | None] = []
     slope: float | None = None  # of the activation since the last linear layer
     for name, part in parts_of(net, through_hooks=True):
-        if type(part) is nn.Linear or (multiply_out and type(part) is Completion and not part.dimensions):
+        if type(part) is nn.Linear:
             if layers:
                 slopes.append(slope)
             elif slope is not None:
@@ -263,7 +262,7 @@ def _layers(net: nn.Module, multiply_out: bool) -> tuple[list[nn.Linear | Comple
                 raise TypeError(f"net: got two activations in a row at {name}, expected one")
             slope = part.negative_slope if isinstance(part, nn.LeakyReLU) else 0.0
         elif type(part) is not nn.Flatten or layers:
-            known = (nn.Linear, *((Completion,) if multiply_out else ()), nn.ReLU, nn.LeakyReLU, nn.Flatten)
+            known = (nn.Linear, nn.ReLU, nn.LeakyReLU, nn.Flatten)
             others = {type(part).__name__ for _, part in parts_of(net, through_hooks=True) if type(part) not in known}
             kind = type(part).__name__
             kinds = ", ".join([kind, *sorted(others - {kind})])
@@ -281,10 +280,9 @@ def _layers(net: nn.Module, multiply_out: bool) -> tuple[list[nn.Linear | Comple
     return layers, slopes
 
 
-def _pair(layer: nn.Linear | Completion) -> _Pair:
+def _pair(layer: nn.Linear) -> _Pair:
     weight = layer.weight.detach().double()
-    bias = layer.completed(None) if isinstance(layer, Completion) else layer.bias
-    return weight, weight.new_zeros(len(weight)) if bias is None else bias.detach().double()
+    return weight, weight.new_zeros(len(weight)) if layer.bias is None else layer.bias.detach().double()
 
 
 def _multiplied(pairs: list[_Pair], slopes: Sequence[float | None]) -> tuple[list[_Pair], list[float | None]]:

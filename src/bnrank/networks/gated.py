@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from bnrank.networks.attention import projection, rank_of
-from bnrank.networks.completion import Completion
 
 KINDS = {"LSTM": 4, "LSTMCell": 4, "GRU": 3, "GRUCell": 3}  # gates
 State = Tensor | tuple[Tensor, Tensor]
@@ -29,8 +28,7 @@ class FactoredRecurrent(nn.Module):
     input_size, hidden_size : int
         As in torch.
     ranks : tuple of int, optional
-        Of W_ih and W_hh, for each layer and direction in torch's order; 0 for a single Linear, negative where the
-        second layer is a :class:`~bnrank.networks.completion.Completion`. Default: all 0.
+        Of W_ih and W_hh, for each layer and direction in torch's order; 0 for a single Linear. Default: all 0.
     biases : tuple of bool, optional
         Whether these have biases. Default: all.
     num_layers, bidirectional, batch_first, dropout
@@ -84,7 +82,7 @@ class FactoredRecurrent(nn.Module):
         settings = {name: getattr(full, name) for name in names if hasattr(full, name)}
         ways = 2 if settings.get("bidirectional") else 1
         count = settings.get("num_layers", 1) * ways
-        with torch.random.fork_rng(devices=[]):
+        with torch.device("meta"):  # draws nothing
             found = cls(
                 type(full).__name__, full.input_size, full.hidden_size, biases=(full.bias,) * (2 * count), **settings
             )
@@ -110,9 +108,7 @@ class FactoredRecurrent(nn.Module):
     def multiply_adds(self) -> int:
         """Return the multiply-adds of one step, as they run when fused."""
         dense = len(self.hidden) * KINDS[self.kind] * self.hidden_size**2
-        dense += sum(p.numel() for p in self.input.parameters() if p.ndim == 2)
-        completing = (part for part in self.input.modules() if isinstance(part, Completion))
-        return dense + sum(part.in_features**2 for part in completing)  # which are multiplied out
+        return dense + sum(p.numel() for p in self.input.parameters() if p.ndim == 2)
 
     def forward(self, input: Tensor, hx: State | None = None) -> Any:
         """Return what the torch module returns."""
@@ -188,17 +184,14 @@ class FactoredRecurrent(nn.Module):
             raise ValueError(f"input: got {value.shape[-1]} features, expected {reading.in_features}")
         if isinstance(first, nn.Sequential):
             value = F.linear(value, reading.weight, reading.bias)
-            first, bias = _combined(first[1], None)
-        else:
-            first, bias = first.weight, first.bias
+            first = first[1]
         if isinstance(hidden, nn.Sequential):
-            known: Any = hidden[0]
-            weight, back = _combined(hidden[1], known.bias)
-            weight = weight @ known.weight
+            narrow, hidden = cast(Any, hidden)
+            weight = hidden.weight @ narrow.weight
         else:
-            weight, back = hidden.weight, hidden.bias
-        biases = [weight.new_zeros(len(weight)) if one is None else one for one in (bias, back)]
-        weights = [first, weight, *biases]
+            weight = hidden.weight
+        biases = [weight.new_zeros(len(weight)) if bias is None else bias for bias in (first.bias, hidden.bias)]
+        weights = [first.weight, weight, *biases]
         start = [one[None].contiguous() for one in state]
         settings = (weights, True, 1, 0.0, self.training, False, True)
         if self.kind.startswith("LSTM"):
@@ -206,10 +199,3 @@ class FactoredRecurrent(nn.Module):
             return out, (h[0], c[0])
         out, h = torch.gru(value, start[0], *settings)
         return out, (h[0],)
-
-
-def _combined(second: Any, known: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Return the matrix of the second of two layers, and the bias of both together; ``known`` is that of the first."""
-    if isinstance(second, Completion):
-        return second.weight, second.completed(known)
-    return second.weight, second.bias
