@@ -95,7 +95,11 @@ def compose(h: nn.Module, g: nn.Module) -> MLP:
     >>> net.depth, torch.allclose(net(x), h(g(x)))
     (4, True)
     """
-    return _composed(*_fitting(h, g)).network()
+    after, before = _fitting(h, g)
+    first = after.weights[0]
+    weights = [*before.weights[:-1], first @ before.weights[-1], *after.weights[1:]]
+    biases = after.biases and [*before.biases[:-1], first @ before.biases[-1] + after.biases[0], *after.biases[1:]]
+    return replace(after, weights=weights, biases=biases).network()
 
 
 def _fitting(h: nn.Module, g: nn.Module) -> tuple[Chain, Chain]:
@@ -117,12 +121,6 @@ def _together(first: nn.Module, second: nn.Module, names: tuple[str, str]) -> tu
         f, g = f.biased(), g.biased()
     weights, biases = [w.to(f.device) for w in g.weights], [b.to(f.device) for b in g.biases]
     return replace(f, slope=slope, dtype=dtype), Chain(weights, biases, slope, dtype, f.device)
-
-
-def _composed(h: Chain, g: Chain) -> Chain:
-    weights = [*g.weights[:-1], h.weights[0] @ g.weights[-1], *h.weights[1:]]
-    biases = h.biases and [*g.biases[:-1], h.weights[0] @ g.biases[-1] + h.biases[0], *h.biases[1:]]
-    return replace(h, weights=weights, biases=biases)
 
 
 def add(f: nn.Module, g: nn.Module) -> MLP:
@@ -179,24 +177,23 @@ def add(f: nn.Module, g: nn.Module) -> MLP:
     return replace(left, weights=[first, *middle, last], biases=biases).network()
 
 
-def bottleneck(h: nn.Module, g: nn.Module, depth: int, lower: Tensor | float | None = None) -> MLP:
+def bottleneck(h: nn.Module, g: nn.Module, depth: int, lower: Tensor | float) -> MLP:
     """Return a network of x -> h(g(x)) of arbitrarily large depth: g, then identities of dimension k, then h.
 
-    With ``lower``, this is the construction behind the upper bound R0(h o g) <= k. A bias shifts the output of g by
-    c = max(0, -lower) into R^k_+, depth - L_g - L_h identity layers I_k follow, and a bias of h subtracts c. The result
-    is exact wherever g(x) >= lower. With g' and h' the networks with shifted biases, its norm is
+    This is the construction behind the upper bound R0(h o g) <= k. A bias shifts the output of g by c = max(0, -lower)
+    into R^k_+, depth - L_g - L_h identity layers I_k follow, and a bias of h subtracts c. The result is exact wherever
+    g(x) >= lower. With g' and h' the networks with shifted biases, its norm is
     ||theta||^2 = ||theta_g'||^2 + k (depth - L_g - L_h) + ||theta_h'||^2, that is, k per inserted layer.
 
-    Without ``lower``, the result is exact everywhere. It uses :func:`identity` with ``signed``, at 2k per inserted
-    layer.
+    For a network that is exact everywhere, at 2k per layer, compose h, ``identity(k, depth, signed=True)`` and g.
 
     Parameters
     ----------
     h, g : MLP or torch.nn.Sequential
         Networks of the same slope. The k outputs of g are the inputs of h.
     depth : int
-        L, at least L_g + L_h with ``lower`` and L_g + L_h - 1 without.
-    lower : Tensor or float, optional
+        L, at least L_g + L_h.
+    lower : Tensor or float
         Lower bounds on the outputs of g, shape (k,) or one for all, e.g. ``g(x).amin(0)``.
 
     Returns
@@ -224,28 +221,16 @@ def bottleneck(h: nn.Module, g: nn.Module, depth: int, lower: Tensor | float | N
     """
     after, before = _fitting(h, g)
     k = len(before.weights[-1])
-    shortest = before.depth + after.depth - (lower is None)
-    depth = validation.integer(depth, "depth", shortest)
+    depth = validation.integer(depth, "depth", before.depth + after.depth)
     validation.allocation(256 * depth, "depth", depth)
-    eye = torch.eye(k, dtype=torch.float64, device=after.device)
-    if lower is None:
-        middle = replace(after, weights=two_sided(eye, depth - shortest + 1, after.slope), biases=[])
-        return _composed(after, _composed(middle.biased() if after.biases else middle, before)).network()
-    shift = _bounds(lower, k).to(after.device).neg().clamp(min=0)
+    bounds = validation.real(lower, "lower").to(after.device, torch.float64)
+    validation.expect(bounds.shape in ((), (k,)), "lower", f"shape {tuple(bounds.shape)}", f"a number or ({k},)")
+    shift = bounds.neg().clamp(min=0).expand(k)
     if after.slope != 1 and bool((shift > 0).any()):
         after, before = after.biased(), before.biased()
-        moved, back = before.biases[-1] + shift, after.biases[0] - after.weights[0] @ shift
-        before = replace(before, biases=[*before.biases[:-1], moved])
-        after = replace(after, biases=[back, *after.biases[1:]])
-    between = [eye] * (depth - shortest)
+        before = replace(before, biases=[*before.biases[:-1], before.biases[-1] + shift])
+        after = replace(after, biases=[after.biases[0] - after.weights[0] @ shift, *after.biases[1:]])
+    between = [torch.eye(k, dtype=torch.float64, device=after.device)] * (depth - before.depth - after.depth)
     weights = [*before.weights, *between, *after.weights]
-    biases = after.biases and [*before.biases, *[eye.new_zeros(k)] * len(between), *after.biases]
+    biases = after.biases and [*before.biases, *[torch.zeros_like(shift)] * len(between), *after.biases]
     return replace(after, weights=weights, biases=biases).network()
-
-
-def _bounds(lower: Tensor | float, k: int) -> Tensor:
-    if isinstance(lower, int | float):
-        return torch.full((k,), validation.number(lower, "lower"), dtype=torch.float64)
-    bounds = validation.array(lower, "lower", f"({k},)", 1).to(torch.float64)
-    validation.expect(len(bounds) == k, "lower", f"shape {tuple(bounds.shape)}", f"({k},), one per output of g")
-    return bounds

@@ -1,4 +1,4 @@
-"""Deeper networks with the same function, or with the same escape speed from the origin."""
+"""Deeper networks with the same function."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -95,14 +95,11 @@ def _places(layers: Chain, x: Tensor | None, rtol: float) -> Iterator[tuple[int,
     for place in [*range(1, last), 0, last]:
         width = layers.weights[place].shape[1] if place < last else len(layers.weights[-1])
         if values is None:
-            yield (
-                place,
-                torch.eye(width, dtype=torch.float64, device=layers.device),
-                linear or (relu and 0 < place < last),
-            )
+            basis, positive = torch.eye(width, dtype=torch.float64, device=layers.device), relu and 0 < place < last
         else:
             _, s, vh = torch.linalg.svd(values[place], full_matrices=False)
-            yield place, vh[: int(linalg.rank(s, rtol))].T, linear or bool((values[place] >= 0).all())
+            basis, positive = vh[: int(linalg.rank(s, rtol))].T, bool((values[place] >= 0).all())
+        yield place, basis, linear or positive
 
 
 def _values(layers: Chain, x: Tensor) -> list[Tensor]:
@@ -155,94 +152,3 @@ def two_sided(basis: Tensor, depth: int, slope: float) -> list[Tensor]:
     parts = torch.cat([torch.cat([eye, slope * eye], 1), torch.cat([slope * eye, eye], 1)]) / (1 - slope**2)
     both = torch.eye(2 * k, dtype=basis.dtype, device=basis.device)
     return [into, parts, *[both] * (depth - 3), out]
-
-
-def deepen_escape(
-    net: nn.Module, depth: int, x: Tensor | np.ndarray | None = None, g: Tensor | np.ndarray | None = None
-) -> MLP:
-    """Return a deeper network that escapes from the origin at least as fast, with rank one from layer L - 1 on.
-
-    L0(theta) = Tr[G^T f_theta(X)] is the leading-order loss near the origin, where G is the gradient of the loss at
-    zero output. The escape speed is s = -L0 on the sphere ||theta||^2 = L. L0 is a sum over the neurons of the last
-    hidden layer,
-
-        L0 = sum_i |W_L[:, i]| |W_{L-1}[i, :]| c_i,
-
-    where c_i is the contribution of neuron i with its outgoing column and incoming row normalized. The construction
-    keeps the neuron with the smallest c_i and removes the others of its layer. It sets the norms of this neuron's row
-    and column to sqrt(sum_i |W_L[:, i]| |W_{L-1}[i, :]|), inserts layers of one neuron with weight 1 after it, and
-    scales the result to the sphere ||theta||^2 = ``depth``.
-
-    The speed equals that of the network scaled to its own sphere if all c_i are equal and the norm does not decrease,
-    as for every escape direction; otherwise it is larger. Without ``x`` and ``g``, the neuron with the largest
-    |W_L[:, i]| |W_{L-1}[i, :]| is kept. For an escape direction all c_i are equal; for other networks the speed can
-    then decrease.
-
-    Parameters
-    ----------
-    net : MLP or torch.nn.Sequential
-        A ReLU network of any norm, without biases and with at least one hidden layer; it is not modified.
-    depth : int
-        New depth, at least that of the network.
-    x : Tensor or ndarray, optional
-        Samples, shape (N, d_in). Give both ``x`` and ``g`` or neither.
-    g : Tensor or ndarray, optional
-        G, shape (N, d_out), including factors of the loss such as 1/N.
-
-    Returns
-    -------
-    MLP
-        With widths n_0, ..., n_{L-2}, 1, ..., 1, d_out, in the highest precision of the arguments.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If an argument is out of range, or if the network has biases, another slope or no hidden layer, is zero, or has
-        an escape speed that is not positive. Without data the speed is not checked.
-
-    Notes
-    -----
-    Source: T33, T39 with the pair of E18; Bantzis2025, Proposition 3.2.
-
-    Examples
-    --------
-    >>> import bnrank, torch
-    >>> x, g = torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([[-1.0], [0.5]])
-    >>> net = bnrank.networks.from_layers([torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0]])])
-    >>> deeper = deepen_escape(net, 5, x, g)
-    >>> -float((g * deeper(x.double())).sum().detach())                                        # as it was at depth 2
-    1.0
-    """
-    layers = read_chain(net, "net")
-    found = f"biases: {bool(layers.biases)}, slope {layers.slope:g}, depth {layers.depth}"
-    fits = not layers.biases and layers.slope == 0 and layers.depth >= 2
-    validation.expect(fits, "net", found, "a ReLU network without biases of depth at least 2")
-    depth = validation.integer(depth, "depth", layers.depth)
-    validation.allocation(256 * depth, "depth", depth)
-    validation.expect((x is None) == (g is None), "x, g", "one of the two", "both or neither")
-    dtype = layers.dtype
-    to_sphere = (layers.depth / layers.norm) ** 0.5 if layers.norm else 1.0
-    *rest, before, last = [w * to_sphere for w in layers.weights]
-    sizes = last.norm(dim=0) * before.norm(dim=1)
-    if x is None or g is None:
-        kept = int(sizes.argmax())
-        validation.expect(float(sizes[kept]) > 0, "net", "a network that is zero", "an escape direction")
-    else:
-        x = validation.samples(x, "x", features=layers.weights[0].shape[1]).detach()
-        g = validation.samples(g, "g", features=len(layers.weights[-1])).detach()
-        validation.expect(len(g) == len(x), "g", f"{len(g)} samples", f"as many as x has, {len(x)}")
-        dtype = torch.promote_types(dtype, torch.promote_types(x.dtype, g.dtype))
-        a, g = x.to(layers.device, torch.float64), g.to(layers.device, torch.float64)
-        for weight in rest:
-            a = torch.relu(a @ weight.T)
-        contributions = ((g @ last) * torch.relu(a @ before.T)).sum(0)
-        loss = float(contributions.sum())
-        validation.expect(loss < 0, "net", f"L0 = {loss:.6g} on x and g", "it below 0")
-        normalized = torch.where(sizes > 0, contributions / sizes.clamp(min=torch.finfo(torch.float64).tiny), torch.inf)
-        kept = int(normalized.argmin())
-    root = sizes.sum().sqrt()
-    row, column = before[kept] / before[kept].norm(), last[:, kept] / last[:, kept].norm()
-    ones = [torch.ones(1, 1, dtype=torch.float64, device=layers.device)] * (depth - layers.depth)
-    deeper = replace(layers, weights=[*rest, root * row[None], *ones, root * column[:, None]], dtype=dtype)
-    scale = (depth / deeper.norm) ** 0.5
-    return replace(deeper, weights=[w * scale for w in deeper.weights]).network()

@@ -8,14 +8,10 @@ from torch import Tensor
 
 from bnrank._core import linalg, validation
 from bnrank.networks.chain import Chain
-from bnrank.networks.constructions import cones
 from bnrank.networks.mlp import MLP
 
 NEGATIVE = 1e-12  # cosines of at least minus this value count as non-negative
 ISOMETRY = 1e-10  # entries of O^T O - P up to this value count as 0
-MAX_POINTS = 300  # maximum number of samples among the candidates for rows of an isometry
-MAX_RAYS = 60  # maximum number of facets whose pairwise sums are also candidates
-MIXTURES = 2000  # number of random combinations of facets among the candidates
 
 
 def linear(a: Tensor | np.ndarray, depth: int, *, rtol: float | None = None) -> MLP:
@@ -61,7 +57,7 @@ def linear(a: Tensor | np.ndarray, depth: int, *, rtol: float | None = None) -> 
     """
     matrix, depth = validation.array(a, "a", "(d_out, d_in)", 2), validation.integer(depth, "depth")
     validation.allocation(depth * (256 + matrix.numel()), "depth", depth)
-    u, s, vh = spectrum(matrix, rtol)
+    u, s, vh = _spectrum(matrix, rtol)
     if depth == 1:
         return Chain([matrix.to(torch.float64)], [], 1.0, matrix.dtype, matrix.device).network()
     if len(s) == 0:
@@ -71,7 +67,7 @@ def linear(a: Tensor | np.ndarray, depth: int, *, rtol: float | None = None) -> 
     return Chain(weights, [], 1.0, matrix.dtype, matrix.device).network()
 
 
-def spectrum(matrix: Tensor, rtol: float | None) -> tuple[Tensor, Tensor, Tensor]:
+def _spectrum(matrix: Tensor, rtol: float | None) -> tuple[Tensor, Tensor, Tensor]:
     """Return the singular value decomposition in float64, without the singular values that count as 0."""
     if rtol is None:
         rtol = max(matrix.shape) * torch.finfo(matrix.dtype).eps
@@ -153,11 +149,9 @@ def completely_positive(
     x : Tensor or ndarray
         Generators of the cone, shape (N, d_in): samples, or ``torch.eye(d_in)`` for R^d_+.
     inner, outer : Tensor or ndarray, optional
-        O_in, shape (m, d_in), and O_out, shape (m, d_out), checked on x. By default the first of these that applies:
-        the identity, if coordinates are non-negative; a simplex around the axis, for cones within arcsin(1/sqrt k) of
-        it; a combination, by non-negative least squares, of vectors that are non-negative on the cone (samples, and up
-        to k = 5 its facets and mixtures of them); the result of a search as in :func:`bnrank.cost.completely_positive`.
-        All may fail although an isometry exists.
+        O_in, shape (m, d_in), and O_out, shape (m, d_out), checked on x. Default: the projection, if its values are
+        non-negative; else a simplex around the mean direction, for cones within arcsin(1/sqrt k) of it. For other
+        cones, :func:`bnrank.cost.completely_positive` searches for isometries.
     slope : float
         Slope s of the activation; it has no effect on the domain, where no hidden preactivation is negative.
     rtol : float, optional
@@ -171,9 +165,8 @@ def completely_positive(
     Raises
     ------
     TypeError, ValueError
-        If an argument is out of range, a given matrix is not an isometry or has negative values on x, P Omega or
-        A Omega contains two points with a negative inner product (so it is not completely positive), or no isometry is
-        found.
+        If an argument is out of range, a given matrix is not an isometry or has negative values on x, or none is given
+        for a cone that needs another than the default ones.
 
     Notes
     -----
@@ -191,7 +184,7 @@ def completely_positive(
     validation.allocation(depth * (256 + matrix.numel()), "depth", depth)
     domain, slope = validation.samples(x, "x", features=matrix.shape[1]).detach(), validation.slope(slope, linear=True)
     dtype = torch.promote_types(matrix.dtype, domain.dtype)
-    u, s, vh = spectrum(matrix, rtol)
+    u, s, vh = _spectrum(matrix, rtol)
     domain, matrix = domain.to(matrix.device, torch.float64), matrix.to(torch.float64)
     o_in = _isometry(domain, vh.T, "P x", "inner", inner)
     o_out = _isometry(domain @ matrix.T, u, "A x", "outer", outer)
@@ -207,9 +200,7 @@ def completely_positive(
 def _isometry(points: Tensor, basis: Tensor, what: str, name: str, given: Tensor | np.ndarray | None) -> Tensor:
     """Return O, (m, n), with O^T O = U U^T for the basis U, (n, k), and O points >= 0."""
     if given is None:
-        if basis.shape[1] == 0:
-            return basis.new_zeros(1, len(basis))
-        return _found(points @ basis, basis, what) @ basis.T
+        return _default_isometry(points @ basis, basis, what) @ basis.T
     o = validation.array(given, name, f"(m, {len(basis)})", 2).to(points.device, torch.float64)
     validation.expect(o.shape[1] == len(basis), name, f"shape {tuple(o.shape)}", f"(m, {len(basis)})")
     off = float((o.T @ o - basis @ basis.T).abs().max())
@@ -220,85 +211,21 @@ def _isometry(points: Tensor, basis: Tensor, what: str, name: str, given: Tensor
     return o
 
 
-def _found(points: Tensor, basis: Tensor, what: str) -> Tensor:
-    """Return O, (m, k), with O^T O = I and O z >= 0 for the rows z of points."""
+def _default_isometry(points: Tensor, basis: Tensor, what: str) -> Tensor:
+    """Return O, (m, k), with O^T O = I and O z >= 0 for the rows z of points, (N, k): the basis, or a simplex."""
     norms = points.norm(dim=1)
     z = points[norms > NEGATIVE * norms.max()]
     if len(z) == 0:
         return basis
     z = z / z.norm(dim=1, keepdim=True)
-    axis = z.sum(0) / z.sum(0).norm()
-    for plain in (basis, _simplex(axis)):
-        if float((z @ plain.T).min()) >= -NEGATIVE:
-            return plain
-    if min(float((part @ z.T).min()) for part in z.split(1000)) < -NEGATIVE:
-        raise ValueError(f"x: two points have {what} of negative inner product, expected a completely positive domain")
-    isometry = _combined(z, axis, basis)
-    isometry = _searched(z) if isometry is None else isometry
-    if isometry is None:
-        raise ValueError(
-            f"x: found no isometry of {what} (dimension {points.shape[1]}) into a non-negative orthant; pass inner and "
-            "outer if you know them"
-        )
-    return isometry
-
-
-def _simplex(axis: Tensor) -> Tensor:
-    """Return an orthonormal basis whose vectors all have the angle arccos(1/sqrt k) with the axis."""
-    eye = torch.eye(len(axis)).to(axis)
-    mirror = torch.full_like(axis, 1 / math.sqrt(len(axis))) - axis
+    axis, eye = z.sum(0) / z.sum(0).norm(), torch.eye(z.shape[1]).to(z)
+    mirror = torch.full_like(axis, 1 / math.sqrt(len(axis))) - axis  # a reflection takes the axis to the diagonal
     length = float(mirror.norm())
-    return eye if length < NEGATIVE else eye - 2 * torch.outer(mirror / length, mirror / length)
-
-
-def _combined(z: Tensor, axis: Tensor, basis: Tensor) -> Tensor | None:
-    """Return an isometry whose rows are multiples of candidate vectors of the dual cone, or None.
-
-    Non-negative least squares selects the rows. The candidates are the coordinate vectors projected onto the span, with
-    both signs, the axis, points, normals of facets in 3 to 5 dimensions, and sums of two and random mixtures of these
-    normals, with mostly unequal weights.
-    """
-    from scipy.optimize import nnls
-
-    eye, rays = torch.eye(len(axis)).to(z), _facets(z, axis)
-    sums = [r + t for i, r in enumerate(rays[:MAX_RAYS]) for t in rays[:i]]
-    draws = torch.rand(MIXTURES, len(rays), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    mixtures = list((1 - draws).log().square().to(z) @ torch.stack(rays)) if rays else []
-    candidates = torch.stack([*basis, *-basis, axis, *z[:MAX_POINTS], *rays, *sums, *mixtures])
-    size = candidates.norm(dim=1)
-    candidates = candidates[size > NEGATIVE] / size[size > NEGATIVE, None]
-    candidates = torch.cat([part[(part @ z.T).min(1).values >= -NEGATIVE] for part in candidates.split(1000)])
-    squares = (candidates[:, :, None] * candidates[:, None, :]).flatten(1)
-    try:
-        shares = torch.from_numpy(nnls(squares.T.cpu().numpy(), eye.flatten().cpu().numpy())[0]).to(z)
-    except RuntimeError:  # its limit of iterations
-        return None
-    o = shares[shares > 0].sqrt()[:, None] * candidates[shares > 0]
-    if float((o.T @ o - eye).abs().max()) > 1e-8:
-        return None
-    values, vectors = torch.linalg.eigh(o.T @ o)
-    return o @ (vectors / values.sqrt()) @ vectors.T
-
-
-def _facets(z: Tensor, axis: Tensor) -> list[Tensor]:
-    """Return the inner normals of the cone's facets, in 3 to 5 dimensions, if it has interior points."""
-    from scipy.spatial import ConvexHull, QhullError
-
-    if not 3 <= len(axis) <= cones.MAX_HULL:
-        return []
-    across = torch.linalg.svd(axis[None])[2][1:]  # orthonormal, orthogonal to the axis
-    section = (z @ across.T) / (z @ axis)[:, None]
-    try:
-        equations = torch.from_numpy(ConvexHull(section.cpu().numpy()).equations).to(z)
-    except (QhullError, ValueError):  # flat
-        return []
-    return list(-(equations[:, :-1] @ across) - equations[:, -1:] * axis)
-
-
-def _searched(z: Tensor) -> Tensor | None:
-    """Return an isometry found by :func:`cones.search`, extended by the identity outside the span of z, or None."""
-    _, values, rows = np.linalg.svd(z.cpu().numpy())
-    rank = int((values > NEGATIVE * values[0]).sum())
-    rays = cones.extreme_rays(z.cpu().numpy() @ rows[:rank].T)
-    isometry, _, _ = cones.search(rays, NEGATIVE, np.random.default_rng(0))
-    return None if isometry is None else torch.from_numpy(np.vstack([isometry @ rows[:rank], rows[rank:]])).to(z)
+    simplex = eye if length < NEGATIVE else eye - 2 * torch.outer(mirror / length, mirror / length)
+    for isometry in (basis, simplex):
+        if float((z @ isometry.T).min()) >= -NEGATIVE:
+            return isometry
+    raise ValueError(
+        f"x: no isometry of {what} (dimension {points.shape[1]}) into a non-negative orthant is known; pass inner and "
+        "outer, as bnrank.cost.completely_positive(points, atol=1e-13).isometry gives them where they exist"
+    )
