@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -42,11 +42,6 @@ class Window:
         for name in ("kernel", "stride", "pool"):
             validation.integer(getattr(self, name), name)
         validation.choice(self.padding, "padding", ("zeros", "circular", "none"))
-
-    @property
-    def around(self) -> int:
-        """Number of entries on every side of the image."""
-        return 0 if self.padding == "none" else (self.kernel - 1) // 2
 
 
 class Convolutional(Stack):
@@ -103,12 +98,13 @@ class Convolutional(Stack):
     ) -> None:
         shape, channels = _sizes(shape, channels)
         tail, d_out = validation.integers(tail, "tail"), validation.integer(d_out, "d_out")
-        window = _window(window)
+        window = Window(**window) if isinstance(window, Mapping) else validation.kind(window, "window", Window)
         slope, bias = validation.slope(slope, linear=True), validation.flag(bias, "bias")
         dtype = validation.dtype(dtype)
         _fit(shape, channels, window.kernel ** (len(shape) - 1), dtype.itemsize)
         convolution, pooling = ((nn.Conv1d, nn.AvgPool1d), (nn.Conv2d, nn.AvgPool2d))[len(shape) - 2]
-        around, mode = window.around, "circular" if window.padding == "circular" else "zeros"
+        around = 0 if window.padding == "none" else (window.kernel - 1) // 2
+        mode = "circular" if window.padding == "circular" else "zeros"
         image, parts = shape[1:], {}
         for i, (before, after) in enumerate(itertools.pairwise([shape[0], *channels]), 1):
             if mode == "circular" and around > min(image):
@@ -127,7 +123,7 @@ class Convolutional(Stack):
         entries = channels[-1] * math.prod(image)
         ends = {"d_out": d_out, "tail": max(tail, default=0), "channels": entries}
         validation.largest_fits(size([entries, *tail, d_out]), ends, dtype.itemsize)
-        parts |= linear_tail(channels[-1] * math.prod(image), tail, d_out, bias, dtype)
+        parts |= linear_tail(entries, tail, d_out, bias, dtype)
         super().__init__(parts, init=init, seed=validation.seed(seed))
         self.settings = {"shape": shape, "channels": channels, "d_out": d_out, "window": asdict(window)}
         self.settings |= {"tail": tail, "slope": slope, "bias": bias}
@@ -246,20 +242,10 @@ class CircularConvolutional(Stack):
         self.settings |= {"slope": slope, "bias": bias, "flatten": flatten}
 
 
-def _window(window: object) -> Window:
-    """Return options of convolutions given as such or as a mapping."""
-    if isinstance(window, Mapping):
-        for name in window:
-            validation.choice(name, "window", [field.name for field in fields(Window)])
-        return Window(**window)
-    return validation.kind(window, "window", Window)
-
-
 def _fit(shape: list[int], channels: list[int], taps: int, itemsize: int) -> None:
     """Raise unless the kernels of the convolutions fit into memory."""
-    between = size([shape[0], *channels])
     sizes = {"shape": shape[0], "channels": max(channels), "kernel": taps}
-    validation.largest_fits(between * taps, sizes, itemsize)
+    validation.largest_fits(size([shape[0], *channels]) * taps, sizes, itemsize)
 
 
 def _sizes(shape: Sequence[int], channels: Sequence[int]) -> tuple[list[int], list[int]]:
