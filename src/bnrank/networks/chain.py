@@ -6,7 +6,6 @@ import functools
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import cast
 
 import numpy as np
 import torch
@@ -92,12 +91,12 @@ def registered(net: nn.Module) -> dict[nn.Module, list[tuple[nn.Module, str]]]:
     >>> [name for _, name in registered(both)[net[1]]]
     ['last', '1']
     """
-    found: dict[nn.Module, list[tuple[nn.Module, str]]] = defaultdict(list)
+    places: dict[nn.Module, list[tuple[nn.Module, str]]] = defaultdict(list)
     for holder in net.modules():
         for name, part in holder._modules.items():
             if part is not None:
-                found[part].append((holder, name))
-    return found
+                places[part].append((holder, name))
+    return places
 
 
 def _sequential(net: nn.Module, through_hooks: bool = False) -> bool:
@@ -185,23 +184,18 @@ def as_mlp(net: nn.Module, *, multiply_out: bool = False) -> MLP:
     [3, 4, 2]
     """
     net, multiply_out = unwrap(net), validation.flag(multiply_out, "multiply_out")
-    layers: list[nn.Linear | Completion]
-    slopes: list[float | None]
     if is_plain_mlp(net):
-        layers, slopes = [cast(nn.Linear, layer) for layer in net.layers], [net.slope]
-    elif isinstance(net, MLP):
+        return from_layers(net.weights, net.biases, net.slope).to(net.weights[0].device)
+    if isinstance(net, MLP):
         raise TypeError("net: got an MLP that was changed, expected each layer a Linear with parameters of its own")
-    else:
-        layers, slopes = _layers(net, multiply_out)
-    validation.expect(not any(layer.weight.is_complex() for layer in layers), "net", "complex weights", "real ones")
+    layers, slopes = _layers(net, multiply_out)
     pairs = [_pair(layer) for layer in layers]
     if len(set(slopes)) > 1 and multiply_out:
         pairs, slopes = _multiplied(pairs, slopes)
     if len(set(slopes)) > 1:
-        kinds = {slope for slope in slopes if slope is not None}
-        hint = "" if multiply_out or len(kinds) > 1 else "; multiply_out=True replaces consecutive Linear by a product"
-        found = [1.0 if slope is None else slope for slope in slopes]
-        raise TypeError(f"net: got activations of slopes {found}, expected the same between all layers{hint}")
+        hint = "" if multiply_out or None not in slopes else "; multiply_out=True takes consecutive Linear for one"
+        given = [1.0 if slope is None else slope for slope in slopes]
+        raise TypeError(f"net: got activations of slopes {given}, expected the same between all layers{hint}")
     slope = slopes[0] if slopes else 0.0
     biases = [b for _, b in pairs] if any(layer.bias is not None for layer in layers) else []
     try:
@@ -263,18 +257,12 @@ def _layers(net: nn.Module, multiply_out: bool) -> tuple[list[nn.Linear | Comple
                 raise TypeError(f"net: got two activations in a row at {name}, expected one")
             slope = part.negative_slope if isinstance(part, nn.LeakyReLU) else 0.0
         elif type(part) is not nn.Flatten or layers:
-            known = (nn.Linear, *((Completion,) if multiply_out else ()), nn.ReLU, nn.LeakyReLU, nn.Flatten)
-            others = {type(part).__name__ for _, part in parts_of(net, through_hooks=True) if type(part) not in known}
-            kind = type(part).__name__
-            kinds = ", ".join([kind, *sorted(others - {kind})])
+            expected = "a bnrank.MLP or a Sequential of Linear, ReLU, LeakyReLU, Identity and Dropout"
             at = f" (first at {name})" if name else ""
-            raise TypeError(
-                f"net: got {kinds}{at}, expected a bnrank.MLP or a Sequential of Linear, ReLU, LeakyReLU, Identity and "
-                "Dropout"
-            )
+            raise TypeError(f"net: got {type(part).__name__}{at}, expected {expected}")
     validation.expect(layers, "net", f"{type(net).__name__} without a Linear", "at least one", TypeError)
-    linear, last = slope is None, "an activation after the last Linear"
-    validation.expect(linear, "net", last, "the output to be linear", TypeError)
+    validation.expect(slope is None, "net", "an activation after the last Linear", "a linear output", TypeError)
+    validation.expect(not any(layer.weight.is_complex() for layer in layers), "net", "complex weights", "real ones")
     held = [id(p) for layer in layers for p in layer.parameters()]
     own = len(set(held)) == len(held)
     validation.expect(own, "net", "a parameter shared between layers", "each layer to have its own", TypeError)
