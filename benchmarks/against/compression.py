@@ -25,7 +25,8 @@ from benchmarks.against import trials
 from benchmarks.against.compression_cases import CASES, Trained
 from benchmarks.against.compression_peers import PEERS, Peer, costs, find_strongest, fine_tuned, finished
 from benchmarks.against.compression_tables import tables
-from bnrank.discovery import Timing, compress
+from bnrank import compress
+from bnrank.discovery import Timing
 from bnrank.discovery.compression import latency
 from bnrank.discovery.compression.certificate import change
 from bnrank.discovery.compression.wholes import split_up

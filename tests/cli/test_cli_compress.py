@@ -53,12 +53,6 @@ def test_compress_writes_a_smaller_network_and_its_certificate(tmp_path, command
     assert torch.equal(found(x), small(x))
 
 
-def test_options_of_compress_reach_it(command, network):
-    done = command("compress", "net.safetensors", "x.npz", "--completions", "--zeros")
-    assert done.code != 0
-    assert "completions: got True, with zeros=True" in flat(done.error)
-
-
 def test_compress_certifies_on_held_out_samples_of_the_file(tmp_path, command, network):
     _, x = network
     np.savez(tmp_path / "both.npz", x=x.numpy(), x_test=x[:37].numpy())

@@ -9,8 +9,9 @@ from safetensors.torch import save_file
 from torch import nn
 
 import helpers
+from bnrank import compress
 from bnrank._core import store
-from bnrank.discovery.compression import Timing, compress, result, search
+from bnrank.discovery.compression import Timing, result, search
 from bnrank.discovery.storage import plain_array
 
 normal = functools.partial(helpers.normal, dtype=torch.float32)
@@ -158,7 +159,7 @@ def test_it_is_refused_by_name_before_the_work(module, x, given, error, match, m
     def work(*_):
         raise AssertionError("work was done before the arguments were checked")
 
-    monkeypatch.setattr(search, "_smallest", work)
+    monkeypatch.setattr(search, "_outcomes", work)
     with pytest.raises(error, match=match) as caught:
         compress(module, x, **given)
     assert "\n" not in str(caught.value)

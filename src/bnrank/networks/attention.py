@@ -6,8 +6,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from bnrank.networks.completion import Completion
-
 
 class FactoredAttention(nn.Module):
     r"""Multi-head attention like ``nn.MultiheadAttention``, with four separate projections of any rank.
@@ -21,8 +19,7 @@ class FactoredAttention(nn.Module):
     embed_dim, num_heads : int
         As in ``nn.MultiheadAttention``.
     ranks : tuple of int
-        Of the projections q, k, v and out; 0 for a single Linear, negative where the second layer is a
-        :class:`~bnrank.networks.completion.Completion`.
+        Of the projections q, k, v and out; 0 for a single Linear.
     biases : tuple of bool
         Whether the projections q, k, v and out have biases.
     kdim, vdim : int, optional
@@ -143,14 +140,9 @@ class FactoredAttention(nn.Module):
 
 
 def projection(size: int, out: int, rank: int, bias: bool) -> nn.Module:
-    """Return a Linear; two where a rank is given; a Linear and a :class:`Completion` for a negative one.
-
-    The last two have biases.
-    """
+    """Return a Linear, two where a rank is given."""
     if not rank:
         return nn.Linear(size, out, bias)
-    if rank < 0:
-        return nn.Sequential(nn.Linear(size, -rank), Completion(-rank, out))
     return nn.Sequential(nn.Linear(size, rank, bias=False), nn.Linear(rank, out, bias))
 
 
@@ -161,9 +153,8 @@ def factors(made: nn.Module) -> list[Any]:
 
 def rank_of(made: nn.Module) -> int:
     """Return the rank of a projection, as :func:`projection` takes it."""
-    *first, last = factors(made)
-    rank = len(first[0].weight) if first else 0
-    return -rank if isinstance(last, Completion) else rank
+    first, *rest = factors(made)
+    return len(first.weight) if rest else 0
 
 
 def has_bias(made: nn.Module) -> bool:

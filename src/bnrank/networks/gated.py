@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from bnrank.networks.attention import factors, has_bias, projection, rank_of, set_copies
-from bnrank.networks.completion import Completion
 
 KINDS = {"LSTM": 4, "LSTMCell": 4, "GRU": 3, "GRUCell": 3}  # gates
 State = Tensor | tuple[Tensor, Tensor]
@@ -29,8 +28,7 @@ class FactoredRecurrent(nn.Module):
     input_size, hidden_size : int
         As in torch.
     ranks : tuple of int, optional
-        Of W_ih and W_hh, for each layer and direction in torch's order; 0 for a single Linear, negative where the
-        second layer is a :class:`~bnrank.networks.completion.Completion`. Default: all 0.
+        Of W_ih and W_hh, for each layer and direction in torch's order; 0 for a single Linear. Default: all 0.
     biases : tuple of bool, optional
         Whether these have biases. Default: all.
     num_layers, bidirectional, batch_first, dropout
@@ -103,9 +101,7 @@ class FactoredRecurrent(nn.Module):
     def multiply_adds(self) -> int:
         """Return the multiply-adds of one step, as they run when fused."""
         dense = len(self.hidden) * KINDS[self.kind] * self.hidden_size**2
-        dense += sum(p.numel() for p in self.input.parameters() if p.ndim == 2)
-        completing = (part for part in self.input.modules() if isinstance(part, Completion))
-        return dense + sum(part.in_features**2 for part in completing)  # which are multiplied out
+        return dense + sum(p.numel() for p in self.input.parameters() if p.ndim == 2)
 
     def forward(self, input: Tensor, hx: State | None = None) -> Any:
         """Return what the torch module returns."""
@@ -176,10 +172,10 @@ class FactoredRecurrent(nn.Module):
             raise ValueError(f"input: got {value.shape[-1]} features, expected {features}")
         for part in reading:
             value = F.linear(value, part.weight, part.bias)
-        weight, biases = hidden.weight, [_bias(first, None), _bias(hidden, known[0].bias if known else None)]
+        weight = hidden.weight
         for part in known:
             weight = weight @ part.weight
-        biases = [weight.new_zeros(len(weight)) if bias is None else bias for bias in biases]
+        biases = [weight.new_zeros(len(weight)) if bias is None else bias for bias in (first.bias, hidden.bias)]
         start = [states[None].contiguous() for states in state]
         settings = ([first.weight, weight, *biases], True, 1, 0.0, self.training, False, True)
         if self.kind.startswith("LSTM"):
@@ -187,8 +183,3 @@ class FactoredRecurrent(nn.Module):
             return output, (h[0], c[0])
         output, h = torch.gru(value, start[0], *settings)
         return output, (h[0],)
-
-
-def _bias(layer: Any, known: Tensor | None) -> Tensor | None:
-    """Return the bias of a layer, with that of the layer before where a completion passes it on."""
-    return layer.completed(known) if isinstance(layer, Completion) else layer.bias
