@@ -127,16 +127,13 @@ class FactoredAttention(nn.Module):
 
     def _mask(self, attn_mask: Tensor | None, padding: Tensor | None, q: Tensor) -> Tensor | None:
         """Return the sum of both masks, to be added to the scores, (N or 1, heads or 1, length, keys)."""
-        total = None
-        for mask in (attn_mask, None if padding is None else padding[:, None, None]):
-            if mask is None:
-                continue
-            if mask.dtype == torch.bool:
-                mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill_(mask, -torch.inf)
-            if mask.ndim == 3:  # (N heads, length, keys)
-                mask = mask.unflatten(0, (-1, self.num_heads))
-            total = mask.to(q) if total is None else total + mask.to(q)
-        return total
+        if attn_mask is not None and attn_mask.ndim == 3:  # (N heads, length, keys)
+            attn_mask = attn_mask.unflatten(0, (-1, self.num_heads))
+        masks = [mask for mask in (attn_mask, None if padding is None else padding[:, None, None]) if mask is not None]
+        for i, mask in enumerate(masks):
+            hidden = mask.dtype == torch.bool
+            masks[i] = torch.zeros_like(mask, dtype=q.dtype).masked_fill_(mask, -torch.inf) if hidden else mask.to(q)
+        return sum(masks[1:], masks[0]) if masks else None
 
 
 def projection(size: int, out: int, rank: int, bias: bool) -> nn.Module:

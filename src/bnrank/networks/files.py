@@ -26,19 +26,17 @@ _IMPORTS = threading.RLock()  # of sys.path and sys.modules, which belong to the
 _KINDS: dict[str, Callable[..., MLP | Stack]] = {"MLP": make, **{kind.__name__: kind for kind in _STACKS}}
 
 
-def blueprint(net: nn.Module) -> dict[str, Any] | None:
+def blueprint(net: Any) -> dict[str, Any] | None:
     """Return the arguments from which `build` makes a network like this one, or None.
 
     None for any other module than an MLP or a residual or convolutional network of `bnrank.networks`, and for a
     network with parts that were changed after it was built.
     """
-    if isinstance(net, MLP):
-        settings = {"widths": net.widths, "slope": net.slope, "bias": net.bias}
-        return {"kind": "MLP", **settings, "init": net.init, "seed": net.seed}
-    if not isinstance(net, Stack) or type(net) not in _STACKS:
+    if not isinstance(net, MLP) and type(net) not in _STACKS:
         return None
-    plan = {"kind": type(net).__name__, **net.settings, "init": net.init, "seed": net.seed}
-    return plan if _parts(net) == _parts(build(plan)) else None
+    kind = "MLP" if isinstance(net, MLP) else type(net).__name__
+    plan = {"kind": kind, **net.settings, "init": net.init, "seed": net.seed}
+    return plan if isinstance(net, MLP) or _parts(net) == _parts(build(plan)) else None
 
 
 def build(
@@ -156,9 +154,7 @@ def load(path: str | os.PathLike[str], slope: float = 0.0, order: Sequence[str] 
     """
     slope = validation.slope(slope)
     if order is not None:
-        order = [
-            validation.text(entry, "order") for entry in validation.sequence(order, "order", "a sequence of names")
-        ]
+        order = validation.sequence(order, "order", "a sequence of names")
     stored = store.read(path)
     if not stored.kind:
         return _from_foreign(stored.path, stored.tensors, slope, order)
@@ -167,10 +163,8 @@ def load(path: str | os.PathLike[str], slope: float = 0.0, order: Sequence[str] 
         plan = stored.about["plan"]
         net = build(plan, _one_dtype(stored.path, stored.tensors), stored.tensors)
         net.load_state_dict(stored.tensors)
-    except RuntimeError as error:
-        raise ValueError(f"path: {stored.path}: the tensors do not fit a {plan['kind']}: {error}") from error
-    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
-        raise ValueError(f"path: {stored.path} has a damaged plan of its network: {error}") from error
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RuntimeError) as error:
+        raise ValueError(f"path: {stored.path} has tensors that do not fit the plan of its network: {error}") from error
     return net
 
 
@@ -183,11 +177,11 @@ def _from_foreign(path: Path, tensors: Mapping[str, Tensor], slope: float, order
         also = f", but it also has {', '.join(other[:5])}{' ...' if len(other) > 5 else ''}" if other else ""
         raise ValueError(
             f"path: {path} is not a plain chain of linear layers, expected 2-D weights and their biases only{also}. "
-            'Give the code of other modules with load_module("file.py:function", weights)'
+            'Read other modules with bnrank.load(path, bnrank.networks.load_module("file.py:function"))'
         )
     if order is not None:
         expected = f"the weights of {path} in some order: {sorted(weights)}"
-        validation.expect(sorted(order) == sorted(weights), "order", f"{list(order)}", expected)
+        validation.expect(sorted(map(str, order)) == sorted(weights), "order", f"{list(order)}", expected)
     elif len({re.sub(r"\d+", "", name) for name in weights}) > 1:
         raise ValueError(
             f"path: {path}: the names {', '.join(sorted(weights))} do not say which layer comes first; "
@@ -219,16 +213,14 @@ def _one_dtype(path: Path, tensors: Mapping[str, Tensor]) -> torch.dtype:
     return dtypes.pop()
 
 
-def load_module(spec: str, weights: str | os.PathLike[str] | None = None) -> nn.Module:
-    """Return a module built by code, with weights from a safetensors file.
+def load_module(spec: str) -> nn.Module:
+    """Return a module built by code; `bnrank.load(path, net)` takes its weights from a safetensors file.
 
     Parameters
     ----------
     spec : str
         ``"path/to/file.py:function"`` or ``"package.module:function"``, a function without arguments that returns
         a ``torch.nn.Module``. Its code is run, so it must be trusted.
-    weights : path, optional
-        A safetensors file with the module's state dict.
 
     Returns
     -------
@@ -238,7 +230,7 @@ def load_module(spec: str, weights: str | os.PathLike[str] | None = None) -> nn.
     Raises
     ------
     TypeError, ValueError
-        If the file, module or function is not there, fails, or returns something else, or the weights do not fit.
+        If the file, module or function is not there, fails, or returns something else.
 
     Examples
     --------
@@ -252,8 +244,6 @@ def load_module(spec: str, weights: str | os.PathLike[str] | None = None) -> nn.
         raise ValueError(f"spec: {spec!r} raised {type(error).__name__}: {error}") from error
     if not isinstance(module, nn.Module):
         raise TypeError(f"spec: {spec!r} returned {validation.describe(module)}, expected a torch.nn.Module")
-    if weights is not None:
-        fill(module, store.read(weights, name="weights"), "weights", repr(spec))
     return module
 
 

@@ -1,7 +1,6 @@
 """Explicit networks with the function and the norm predicted by the theory (T29 to T33)."""
 
-from bnrank.networks.constructions.blocks import add, bottleneck, compose, identity
-from bnrank.networks.constructions.deepening import deepen
+from bnrank.networks.constructions.composition import add, bottleneck, compose, deepen, identity
 from bnrank.networks.constructions.interpolant import line_interpolant
 from bnrank.networks.constructions.linear_maps import completely_positive, diagonal, linear
 from bnrank.networks.constructions.piecewise import cross, diverging_geodesic, max_of_affine, wavering, with_slope

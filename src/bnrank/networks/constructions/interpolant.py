@@ -99,9 +99,7 @@ def line_interpolant(
     >>> net.depth, min(net.widths), torch.allclose(net(x), y, atol=1e-9)
     (10, 1, True)
     """
-    depth = validation.integer(depth, "depth", 3)
-    validation.allocation(256 * depth, "depth", depth)
-    slope, seed = validation.slope(slope), validation.seed(seed)
+    depth, slope, seed = validation.depth(depth, 3), validation.slope(slope), validation.seed(seed)
     x, y = validation.samples(x, "x").detach(), validation.samples(y, "y").detach()
     validation.expect(len(x) == len(y), "y", f"{len(y)} samples", f"as many as x has, {len(x)}")
     points, values = _distinct(x.to(torch.float64), y.to(x.device, torch.float64))
@@ -127,14 +125,13 @@ def line_interpolant(
 
 
 def _distinct(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    points, which = torch.unique(x, dim=0, return_inverse=True)
-    numbers = torch.arange(len(x), device=x.device)
-    first = numbers.new_full((len(points),), len(x)).scatter_reduce(0, which, numbers, "amin")
+    """Return the different points in order and their values."""
+    _, first, which = np.unique((x + 0.0).cpu().numpy(), axis=0, return_index=True, return_inverse=True)  # -0 is 0
     differs = (y != y[first[which]]).any(1).nonzero().flatten().tolist()
     if differs:
-        i = differs[0]
-        raise ValueError(f"y: got different values for samples {int(first[which[i]])} and {i}, whose x are equal")
-    return points, y[first]
+        pair = f"{first[which[differs[0]]]} and {differs[0]}"
+        raise ValueError(f"y: got different values for samples {pair}, whose x are equal")
+    return x[first], y[first]
 
 
 @dataclass(frozen=True)

@@ -94,9 +94,7 @@ def diverging_geodesic(depth: int, gamma: float = 0.75, a: float = 1.0) -> MLP:
     >>> round(sum(float((p * p).sum().detach()) for p in net.parameters()) - 3000, 2)         # 12 / sqrt(1000) = 0.38
     0.39
     """
-    depth, a = validation.integer(depth, "depth", 2), validation.number(a, "a", 0.0)
-    validation.allocation(256 * depth, "depth", depth)
-    gamma = validation.number(gamma, "gamma")
+    depth, a, gamma = validation.depth(depth, 2), validation.number(a, "a", 0.0), validation.number(gamma, "gamma")
     validation.expect(0.5 < gamma < 1, "gamma", f"{gamma:g}", "a number in the open interval (1/2, 1)")
     before, after = (depth - 2) // 2, depth - 2 - (depth - 2) // 2
     eps = depth**-gamma

@@ -220,8 +220,7 @@ def deepen(
     got = f"biases: {bool(chain.biases)}, slope {chain.slope:g}, depth {chain.depth}"
     fits = not chain.biases and chain.slope == 0 and chain.depth >= 2
     validation.expect(fits, "net", got, "a ReLU network without biases of depth at least 2")
-    depth = validation.integer(depth, "depth", chain.depth)
-    validation.allocation(256 * depth, "depth", depth)
+    depth = validation.depth(depth, chain.depth)
     validation.expect((x is None) == (g is None), "x, g", "one of the two", "both or neither")
     to_sphere = (chain.depth / chain.norm) ** 0.5 if chain.norm else 1.0
     *rest, before, last = [w.cpu() * to_sphere for w in chain.weights]
