@@ -298,17 +298,12 @@ def inserted(layers: Chain, depth: int, x: Tensor | None = None, rtol: float = 1
     extra = depth - layers.depth
     if extra == 0:
         return layers
-    best, lowest = layers, float("inf")
+    candidates = []
     for place, basis, positive in _places(layers, x, rtol):
-        if positive:
-            candidate = _put(layers, place, [basis @ basis.T] * extra)
-            cost = float(extra * basis.shape[1])
-        else:
-            candidate = _split(layers, place, two_sided(basis, extra + 1, layers.slope))
-            cost = candidate.norm - layers.norm
-        if cost < lowest:
-            best, lowest = candidate, cost
-    return best
+        steps = [basis @ basis.T] * extra if positive else two_sided(basis, extra + 1, layers.slope)
+        candidate = _put(layers, place, steps, merged=not positive)
+        candidates.append((float(extra * basis.shape[1]) if positive else candidate.norm - layers.norm, candidate))
+    return min(candidates, key=lambda pair: pair[0])[1]
 
 
 def _places(layers: Chain, x: Tensor | None, rtol: float) -> Iterator[tuple[int, Tensor, bool]]:
@@ -334,28 +329,22 @@ def _values(layers: Chain, x: Tensor) -> list[Tensor]:
     return values
 
 
-def _put(layers: Chain, place: int, steps: list[Tensor]) -> Chain:
-    zeros = [step.new_zeros(len(step)) for step in steps]
-    return replace(
-        layers,
-        weights=[*layers.weights[:place], *steps, *layers.weights[place:]],
-        biases=layers.biases and [*layers.biases[:place], *zeros, *layers.biases[place:]],
-    )
-
-
-def _split(layers: Chain, place: int, steps: list[Tensor]) -> Chain:
+def _put(layers: Chain, place: int, steps: list[Tensor], *, merged: bool) -> Chain:
     """Return a chain with inserted layers.
 
-    The last inserted layer is merged into the next layer; at the output, the first is merged into the last layer.
+    If ``merged``, the last inserted layer is multiplied into the next layer; at the output, the first one into the last
+    layer.
     """
     weights, biases = list(layers.weights), list(layers.biases)
-    if place < layers.depth:
-        weights[place] = weights[place] @ steps[-1]
-        return _put(replace(layers, weights=weights), place, steps[:-1])
-    weights[-1] = steps[0] @ weights[-1]
-    if biases:
-        biases[-1] = steps[0] @ biases[-1]
-    return _put(replace(layers, weights=weights, biases=biases), place, steps[1:])
+    if merged and place < layers.depth:
+        *steps, last = steps
+        weights[place] = weights[place] @ last
+    elif merged:
+        first, *steps = steps
+        weights[-1], biases[-1:] = first @ weights[-1], [first @ bias for bias in biases[-1:]]
+    weights[place:place] = steps
+    biases[place:place] = [step.new_zeros(len(step)) for step in steps if layers.biases]
+    return replace(layers, weights=weights, biases=biases)
 
 
 def two_sided(basis: Tensor, depth: int, slope: float) -> list[Tensor]:
