@@ -183,6 +183,7 @@ def as_mlp(net: nn.Module, *, multiply_out: bool = False) -> MLP:
     [3, 4, 2]
     """
     net, multiply_out = unwrap(net), validation.flag(multiply_out, "multiply_out")
+    validation.expect(not any(p.is_complex() for p in net.parameters()), "net", "complex weights", "real ones")
     if is_plain_mlp(net):
         return from_layers(net.weights, net.biases, net.slope).to(net.weights[0].device)
     if isinstance(net, MLP):
@@ -271,7 +272,6 @@ def _layers(net: nn.Module) -> tuple[list[nn.Linear], list[float | None]]:
             raise TypeError(f"net: got {type(part).__name__}{at}, expected {expected}")
     validation.expect(layers, "net", f"{type(net).__name__} without a Linear", "at least one", TypeError)
     validation.expect(slope is None, "net", "an activation after the last Linear", "a linear output", TypeError)
-    validation.expect(not any(layer.weight.is_complex() for layer in layers), "net", "complex weights", "real ones")
     for before, after in itertools.pairwise(layers):
         fits, shapes = after.in_features == before.out_features, [tuple(layer.weight.shape) for layer in layers]
         validation.expect(fits, "net", f"weights {shapes}", "each to take what the one before gives", TypeError)

@@ -82,7 +82,7 @@ def _parts(net: nn.Module) -> list[tuple[str, str, str, str]]:
     ]
 
 
-def save(net: nn.Module, path: str | os.PathLike[str], name: str = "net") -> Path:
+def save(net: nn.Module, path: str | os.PathLike[str]) -> Path:
     """Write a network to a safetensors file and return its path.
 
     The file is written completely or not at all.
@@ -93,8 +93,6 @@ def save(net: nn.Module, path: str | os.PathLike[str], name: str = "net") -> Pat
         The network.
     path : path
         A name ending in ``.safetensors``. An existing file is replaced.
-    name : str
-        The argument in errors.
 
     Raises
     ------
@@ -109,6 +107,11 @@ def save(net: nn.Module, path: str | os.PathLike[str], name: str = "net") -> Pat
     ...     load(path).widths
     [3, 5, 2]
     """
+    return write(net, path, "net")
+
+
+def write(net: nn.Module, path: str | os.PathLike[str], name: str) -> Path:
+    """Write a network as :func:`save` does; ``name`` is the argument in errors."""
     plan = blueprint(net)
     if plan is None:
         raise TypeError(

@@ -17,7 +17,7 @@ from bnrank.discovery.films.estimator import KIND as STATE_VARIABLES
 from bnrank.measures.comparing import Comparison
 from bnrank.networks.files import fill
 from bnrank.networks.files import load as load_network
-from bnrank.networks.files import save as save_network
+from bnrank.networks.files import write as write_network
 from bnrank.networks.functional import copied
 from bnrank.training import Run
 from bnrank.training.history import FINISHED_KIND, finishing, is_finished, open_run
@@ -131,7 +131,7 @@ def save(result: object, path: str | os.PathLike[str], *, tag: str | None = None
 
     validation.optional(validation.text, tag, "tag")
     if isinstance(result, nn.Module):
-        return save_network(result, path, "result")
+        return write_network(result, path, "result")
     if isinstance(result, Run | Compressed):
         return result.save(path, tag)
     if isinstance(result, BottleneckEstimator | StateVariables):

@@ -127,6 +127,7 @@ def line_interpolant(
 def _distinct(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Return the different points in order and their values."""
     _, first, which = np.unique((x + 0.0).cpu().numpy(), axis=0, return_index=True, return_inverse=True)  # -0 is 0
+    which = which.ravel()  # NumPy 2.0 returns a column
     differs = (y != y[first[which]]).any(1).nonzero().flatten().tolist()
     if differs:
         pair = f"{first[which[differs[0]]]} and {differs[0]}"
