@@ -326,7 +326,7 @@ def _run_file(path: Path) -> ModuleType:
         try:
             exec(code, vars(module))
         except BaseException:
-            del sys.modules[name]
+            sys.modules.pop(name, None)
             raise
         finally:
             with contextlib.suppress(ValueError):  # the file may have removed it
