@@ -146,16 +146,8 @@ class LinearConvolutional(Convolutional):
     True
     """
 
-    def __init__(
-        self,
-        shape: Sequence[int],
-        channels: Sequence[int],
-        d_out: int = 1,
-        window: Window | Mapping[str, Any] = Window(),
-        tail: Sequence[int] = (),
-        **options: Any,
-    ) -> None:
-        super().__init__(shape, channels, d_out, window, tail, slope=1.0, **options)
+    def __init__(self, shape: Sequence[int], channels: Sequence[int], d_out: int = 1, **options: Any) -> None:
+        super().__init__(shape, channels, d_out, slope=1.0, **options)
         self.settings = {name: value for name, value in self.settings.items() if name != "slope"}
 
 

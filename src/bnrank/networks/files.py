@@ -208,12 +208,10 @@ def _bias(weight: str) -> str:
 
 
 def _one_dtype(path: Path, tensors: Mapping[str, Tensor]) -> torch.dtype:
-    dtypes = {t.dtype for t in tensors.values()}
-    if len(dtypes) != 1 or not next(iter(dtypes)).is_floating_point:
-        raise ValueError(
-            f"path: {path} has dtypes {', '.join(sorted(map(str, dtypes)))}, expected one floating-point one"
-        )
-    return dtypes.pop()
+    dtypes = list({t.dtype for t in tensors.values()})
+    shown = f"{path} with dtypes {', '.join(sorted(map(str, dtypes)))}"
+    validation.expect(len(dtypes) == 1 and dtypes[0].is_floating_point, "path", shown, "one floating-point dtype")
+    return dtypes[0]
 
 
 def load_module(spec: str) -> nn.Module:
