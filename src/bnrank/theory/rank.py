@@ -11,7 +11,7 @@ from bnrank._core import linalg, validation
 from bnrank._core.content import Part, Table
 from bnrank._core.results import Printed
 from bnrank.measures import regions
-from bnrank.measures.backward import mlp_forward
+from bnrank.measures.backward import Layers
 from bnrank.measures.jacobian import Jacobian
 from bnrank.networks.chain import as_mlp
 from bnrank.networks.constructions import compose
@@ -255,7 +255,7 @@ def _terms(net: nn.Module, x: Tensor, size: float) -> float:
         chain = as_mlp(net, multiply_out=True)
     except TypeError:
         return size
-    last = mlp_forward(chain, x.flatten(1), torch.float64)[0][-1]
+    last = Layers.of(chain, torch.float64).forward(x.flatten(1)).inputs[-1]
     return max(size, float((last.abs() @ chain.weights[-1].detach().abs().T).max()))
 
 
