@@ -123,7 +123,7 @@ def stages(flow: Flow, found: Sequence[Plateau], task: Task) -> list[Stage]:
         nearest = -1 if name == END else int(np.abs(rows - (first + last) / 2).argmin())
         if name == END or first <= rows[nearest] <= last:
             net = flow.networks[nearest]
-            bracket = rank.bracket(net, task.x[:SAMPLES], output_rtol=OUTPUT_RTOL)
+            bracket = rank(net, task.x[:SAMPLES], output_rtol=OUTPUT_RTOL)
             result.append(Stage(name, whole_loss(net, task), bracket.lower, bracket.upper))
     return result
 
