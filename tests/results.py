@@ -190,7 +190,7 @@ def _tradeoff() -> Any:
 
 def _stationary() -> Any:
     net = from_layers([torch.tensor([[1.0]]), torch.tensor([[1.0]])])
-    return bnrank.measures.stationarity(net, (torch.ones(2, 1), torch.full((2, 1), 1.5)), ridge=0.5)
+    return bnrank.cost.stationarity(net, (torch.ones(2, 1), torch.full((2, 1), 1.5)), ridge=0.5)
 
 
 def _finished() -> Any:

@@ -187,7 +187,7 @@ ONCE_FOUND = [
     ("bnrank.Jacobian", "tangent", "nested"),
     ("bnrank.Jacobian", "tangent", "sparse CSR"),
     ("bnrank.Task", "class_names", "NaN"),
-    ("bnrank.balance.residual", "net", "complex"),
+    ("bnrank.cost.imbalance", "net", "complex"),
     ("bnrank.cost.bracket", "net", "complex"),
     ("bnrank.escape.exit_time", "x", "1e300"),
     ("bnrank.escape.find", "polish", "array of objects"),

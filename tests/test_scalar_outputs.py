@@ -102,7 +102,7 @@ def test_ranks_checks_and_comparisons_take_outputs_of_shape_n():
     ours, theirs = bnrank.check(SCALAR, X, Y, ridge=1e-3), bnrank.check(COLUMN, X, Y[:, None], ridge=1e-3)
     assert [verdict.status for verdict in ours] == [verdict.status for verdict in theirs]
     assert bnrank.compare(SCALAR, COLUMN, X).data.output_change == 0
-    assert str(bnrank.measures.bottleneck(SCALAR, X)) == str(bnrank.measures.bottleneck(COLUMN, X))
+    assert str(bnrank.bottleneck(SCALAR, X)) == str(bnrank.bottleneck(COLUMN, X))
 
 
 def test_parts_of_a_sequential_still_pass_vectors_on():

@@ -14,7 +14,8 @@ from bnrank._core import validation
 from bnrank._core.content import Part, Table, remarks
 from bnrank._core.results import Printed
 from bnrank._core.validation import Data
-from bnrank.measures import contraction, nonlinearity, spectra
+from bnrank.measures import contraction, spectra
+from bnrank.measures.nonlinearities import Ratio
 from bnrank.networks.capturing import capture, leaving_out
 from bnrank.networks.functional import Functional, check_finite, example
 from bnrank.networks.inputs import Example, Samples
@@ -428,7 +429,7 @@ def bottleneck(
     def acting(reading: Reading) -> tuple[spectra.Spectra, spectra.Spectra, dict[str, float]]:
         if reading.unobserved and not reading.layers:  # there are weights only
             return spectra.Spectra({}), spectra.Spectra({}), {}
-        taker = nonlinearity.Ratio(reading)
+        taker = Ratio(reading)
         both = spectra.activation_spectra(net, samples, reading, also=[taker], **passes)
         return both.values["preactivations"], both.values["activations"], taker.ratios()
 

@@ -16,7 +16,7 @@ from bnrank._core.progress import bar
 from bnrank.measures import bottlenecks, spectra, tensors
 from bnrank.measures.choices import PATCHES, Choice
 from bnrank.measures.layerwise import LayerUse, Uses, few_samples
-from bnrank.measures.nonlinearity import Ratio
+from bnrank.measures.nonlinearities import Ratio
 from bnrank.measures.samplewise import SampleMeasures
 from bnrank.networks.capturing import capture, leaving_out
 from bnrank.networks.inputs import Samples

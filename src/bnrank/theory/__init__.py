@@ -2,7 +2,7 @@
 
 from bnrank.theory import cost, escape, invariants, kernels, stability, structure, symmetry
 from bnrank.theory.facts import Facts
-from bnrank.theory.rank_bounds import RankBracket, rank
+from bnrank.theory.rank_bounds import RankBracket
 from bnrank.theory.registry import STATEMENTS, check
 from bnrank.theory.verdicts import (
     Inconclusive,
@@ -33,7 +33,6 @@ __all__ = [
     "escape",
     "invariants",
     "kernels",
-    "rank",
     "stability",
     "statement",
     "structure",

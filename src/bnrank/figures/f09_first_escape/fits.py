@@ -15,7 +15,7 @@ from bnrank.measures.plateaus import Plateau
 from bnrank.networks import MLP
 from bnrank.reporting import Section
 from bnrank.tasks import Task, handwritten_digits
-from bnrank.theory import rank
+from bnrank.theory.rank_bounds import rank
 from bnrank.training import Adam, Record, train
 from bnrank.training.gradient_flow import Flow
 

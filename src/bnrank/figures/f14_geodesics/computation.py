@@ -18,7 +18,7 @@ from bnrank._core import linalg
 from bnrank.figures.harness.ahead import ahead
 from bnrank.figures.harness.figure import middle
 from bnrank.figures.harness.training import mlp, train_recorded
-from bnrank.measures.nonlinearity import ratio
+from bnrank.measures.nonlinearities import nonlinearity
 from bnrank.measures.representations import Kernels, distance, distances, kernels
 from bnrank.networks import MLP, LinearNetwork
 from bnrank.networks.constructions import completely_positive, diverging_geodesic, linear
@@ -288,7 +288,7 @@ def read_trained(net: MLP, x: Tensor, row: xr.Dataset) -> Trained:
     pairs = list(zip(held.factors[:-1], held.factors[1:], strict=True))
     angles, bures = (np.array([distance(a, b, metric) for a, b in pairs]) for metric in ("angle", "bures"))
     costs = (float(row.loss), float(row.cost), float(row.parameter_norm))
-    bent = np.array([float(v) for v in ratio(net, x).values()])
+    bent = np.array([float(v) for v in nonlinearity(net, x).values()])
     return Trained(net.depth, *costs, held, angles, bures, values.numpy(), bent)
 
 
