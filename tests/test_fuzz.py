@@ -183,9 +183,6 @@ def test_a_sample_of_bad_calls_is_answered_or_refused_by_name():
 
 
 ONCE_FOUND = [
-    ("bnrank.Jacobian", "tangent", "big endian"),
-    ("bnrank.Jacobian", "tangent", "nested"),
-    ("bnrank.Jacobian", "tangent", "sparse CSR"),
     ("bnrank.Task", "class_names", "NaN"),
     ("bnrank.cost.imbalance", "net", "complex"),
     ("bnrank.cost.bracket", "net", "complex"),

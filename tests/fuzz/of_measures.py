@@ -43,7 +43,6 @@ OWN: dict[str, Values] = {
 }
 
 OPTIONAL: dict[str, Values] = {
-    "bnrank.Jacobian": {"tangent": lambda: normal(3, 2)},
     "bnrank.spectra.weight_singular_values": {"x": lambda: normal(6, 3)},
 }
 """Values of optional arguments that the valid call leaves out."""

@@ -103,7 +103,7 @@ class Layers:
         return identity.expand(len(slopes[0]) if slopes else 1, -1, -1)
 
     def jacobian(
-        self, at: Forward, tangent: Tensor | None = None, *, compact: bool = False, trace: bool = False
+        self, at: Forward, *, matrix: bool = True, compact: bool = False, trace: bool = False
     ) -> tuple[Tensor, Tensor | None]:
         """Return the Jacobians and NTK traces of a block of samples, both from the same products.
 
@@ -111,8 +111,8 @@ class Layers:
         ----------
         at : Forward
             The values at the samples.
-        tangent : Tensor, optional
-            Columns Q, (d_in, m) or (n, d_in, m): Jf(x) Q instead of Jf(x).
+        matrix : bool
+            Whether to return the Jacobians, else matrices without columns.
         compact : bool
             Return a smaller matrix with the same non-zero singular values, where the first or last layer allows it.
         trace : bool
@@ -121,13 +121,13 @@ class Layers:
         Returns
         -------
         tuple
-            Jf(x_i) Q, (n, d_out, m); Tr Theta(x_i, x_i), (n,), or None.
+            Jf(x_i), (n, d_out, d_in); Tr Theta(x_i, x_i), (n,), or None.
         """
-        weights = list(self._narrowed if compact and tangent is None else self.weights)
-        if tangent is not None:
-            weights[0] = weights[0] @ tangent
+        weights = list(self._narrowed if compact else self.weights)
+        if not matrix:
+            weights[0] = weights[0][:, :0]
         weights, slopes = self._alive(weights, at.slopes)
-        from_output = trace or weights[-1].shape[-2] <= weights[0].shape[-1]
+        from_output = trace or len(weights[-1]) <= weights[0].shape[1]
         weights, slopes = (weights[::-1], slopes[::-1]) if from_output else ([w.mT for w in weights], slopes)
         product = start = weights[0].contiguous().expand(len(at.inputs[0]), -1, -1)
         norms = [torch.full_like(at.inputs[0][:, 0], self.widths[-1])]  # squares, of layers L, ..., 1
@@ -136,12 +136,11 @@ class Layers:
             if trace:
                 norms.append(torch.linalg.vector_norm(product.view(len(d), -1), dim=1).square())
             product = product @ weight
-        matrix = product if from_output else product.mT
         if not trace:
-            return matrix, None
+            return product if from_output else product.mT, None
         one = 1.0 if self.biases else 0.0
         terms = [((a * a).sum(1) + one) * square for a, square in zip(at.inputs[::-1], norms, strict=True)]
-        return matrix, torch.stack(terms).sum(0)
+        return product, torch.stack(terms).sum(0)
 
     @cached_property
     def _narrowed(self) -> list[Tensor]:
@@ -165,6 +164,6 @@ class Layers:
         if all(len(alive) >= WORTH * d.shape[1] for d, alive in zip(slopes, active, strict=True)):
             return weights, slopes
         for i, alive in enumerate(active):
-            weights[i] = weights[i].index_select(-2, alive)
+            weights[i] = weights[i][alive]
             weights[i + 1] = weights[i + 1][:, alive]
         return weights, [d[:, alive] for d, alive in zip(slopes, active, strict=True)]

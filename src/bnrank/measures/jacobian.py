@@ -21,7 +21,6 @@ from bnrank.networks.functional import Functional, check_finite, example, is_pla
 
 KINK_RTOL = 1e-12
 CHUNK_ENTRIES = 2**24  # float64 entries of the Jacobians of a block, for modules other than MLP: 128 MiB
-INDEPENDENT = 1e-10  # least singular value, relative to the largest, of a basis of columns with largest entry 1
 
 
 @dataclass(frozen=True)
@@ -68,12 +67,8 @@ class Jacobian(Printed):
         Any module that treats samples independently; evaluated in eval mode and left unchanged.
     x : Tensor or ndarray
         Samples, (N, ...), floating point.
-    tangent : Tensor or ndarray, optional
-        Basis of the tangent space of the data, columns of shape (d_in, m) or, one per sample, (N, d_in, m). It is
-        orthonormalized (Gram-Schmidt, which keeps an orthonormal basis) to Q, and Jf(x_i) is restricted to
-        Jf(x_i) Q, (d_out, m).
     kink_rtol : float or None
-        A sample is near a kink if a preactivation z = w.a + b that depends on x (along the tangents) has
+        A sample is near a kink if a preactivation z = w.a + b that depends on x has
         |z| <= kink_rtol (sum_j |w_j| |a_j| + |b|); with 0, only samples on a kink count. For modules other than MLP,
         the arguments of relu and similar operations are compared with the largest argument of the same operation. The
         first computation issues one :class:`KinkWarning` with the number of such samples. None disables the search.
@@ -103,9 +98,6 @@ class Jacobian(Printed):
              [0., 0.]]], dtype=torch.float64)
     >>> print(J)
     Jacobian of ReLU at 1 sample of 2 inputs: rank 1 at sample 0 (rtol 1e-06); singular values 1, 0
-    >>> Jacobian(torch.nn.ReLU(), torch.tensor([[2.0, -1.0]]), tangent=torch.tensor([[3.0], [4.0]])).matrices
-    tensor([[[0.6000],
-             [0.0000]]], dtype=torch.float64)
     """
 
     def __init__(
@@ -113,7 +105,6 @@ class Jacobian(Printed):
         net: nn.Module,
         x: Data,
         *,
-        tangent: Data | None = None,
         kink_rtol: float | None = KINK_RTOL,
         chunk_size: int | None = None,
         dtype: torch.dtype = torch.float64,
@@ -128,17 +119,12 @@ class Jacobian(Printed):
         self.chunk_size = None if chunk_size is None else validation.integer(chunk_size, "chunk_size")
         self._function: Layers | Functional
         self._function = Layers.of(net, dtype, copy=True) if is_plain_mlp(net) else Functional(net, dtype, whole=self.x)
-        self.tangent: Tensor | None = None
-        if tangent is not None:
-            basis = _orthonormal(tangent, len(self.x), self.x[0].numel())
-            self.tangent = basis.to(self._function.device, dtype)
         self._near_kinks: Tensor | None = None
 
     def __str__(self) -> str:
         n, d_in = len(self.x), self.x[0].numel()
         where = f"{n} sample{'s' if n > 1 else ''} of {d_in} inputs"
-        tangent = "" if self.tangent is None else f", on {self.tangent.shape[-1]} tangents"
-        return f"Jacobian of {type(self.net).__name__} at {where}{tangent}: {self.rank()}"
+        return f"Jacobian of {type(self.net).__name__} at {where}: {self.rank()}"
 
     def chunks(self) -> Iterator[Tensor]:
         """Iterate over Jf(x_i) in blocks (n, d_out, d_in), in the order of the samples; nothing is cached."""
@@ -146,12 +132,12 @@ class Jacobian(Printed):
 
     @cached_property
     def matrices(self) -> Tensor:
-        """Jf(x_i), (N, d_out, d_in), with tangents Jf(x_i) Q, (N, d_out, m)."""
+        """Jf(x_i), (N, d_out, d_in)."""
         return torch.cat(list(self.chunks()))
 
     @cached_property
     def singular_values(self) -> Tensor:
-        """Singular values of Jf(x_i), (N, min(d_in, d_out)), with tangents (N, min(m, d_out)), float64, descending.
+        """Singular values of Jf(x_i), (N, min(d_in, d_out)), float64, descending.
 
         Examples
         --------
@@ -162,7 +148,7 @@ class Jacobian(Printed):
 
     @cached_property
     def ntk_trace(self) -> Tensor:
-        """Tr Theta(x_i, x_i), (N,), float64 (see :func:`bnrank.ntk.trace`); tangents make no difference.
+        """Tr Theta(x_i, x_i), (N,), float64 (see :func:`bnrank.ntk.trace`).
 
         For MLPs, a single backward pass computes both this and ``singular_values`` if this is accessed first: the trace
         is a sum over norms of the products J(a~_l -> f), and the last of these, times W_1, is the Jacobian. For other
@@ -186,8 +172,6 @@ class Jacobian(Printed):
 
     def rank(self, rtol: float = 1e-6) -> JacobianRank:
         """Return the largest rank of the Jacobian over the samples, with the sample where it is attained (T18).
-
-        With tangents to the domain Omega, the rank of Jf on T_x Omega.
 
         Parameters
         ----------
@@ -289,8 +273,8 @@ class Jacobian(Printed):
         rtol = default if rtol is None else validation.number(rtol, "rtol", 0.0)
         function, parts = self._function, self._parts()
         if isinstance(function, Layers):
-            return torch.cat([kinks.of_layers(function, function.forward(part), rtol, q) for part, q in parts])
-        return torch.cat([kinks.of_module(function, part, rtol, q) for part, q in parts])
+            return torch.cat([kinks.of_layers(function, function.forward(part), rtol) for part in parts])
+        return torch.cat([kinks.of_module(function, part, rtol) for part in parts])
 
     def _measure(self, trace: bool) -> tuple[Tensor, Tensor | None]:
         """Return the singular values and, for MLPs, the NTK traces if requested."""
@@ -301,7 +285,7 @@ class Jacobian(Printed):
                 raise validation.RangeError("net: its Jacobian has NaN or infinite entries, expected finite ones")
             spectrum = torch.linalg.svdvals(matrix.double())
             if isinstance(self._function, Layers):  # the values omitted by a compact Jacobian are 0
-                count = min(self._columns, self._function.widths[-1])
+                count = min(self._function.widths[0], self._function.widths[-1])
                 spectrum = nn.functional.pad(spectrum, (0, count - spectrum.shape[1]))
             values.append(spectrum)
             if part is not None:
@@ -309,43 +293,34 @@ class Jacobian(Printed):
         return torch.cat(values), ntk.finite(torch.cat(traces)) if traces else None
 
     def _blocks(self, *, compact: bool = False, trace: bool = False) -> Iterator[tuple[Tensor, Tensor | None]]:
-        """Iterate over Jf(x_i) Q and (MLPs) the NTK trace, (n,); warn once of kinks. See `Layers.jacobian`."""
+        """Iterate over Jf(x_i) and (MLPs) the NTK trace, (n,); warn once of kinks. See `Layers.jacobian`."""
         function = self._function
         rtol = self.kink_rtol if self._near_kinks is None else None
         masks = []
-        for part, basis in self._parts(trace):
+        for part in self._parts(trace):
             if isinstance(function, Layers):
                 at = function.forward(part)
-                masks += [] if rtol is None else [kinks.of_layers(function, at, rtol, basis)]
-                yield function.jacobian(at, basis, compact=compact, trace=trace)
+                masks += [] if rtol is None else [kinks.of_layers(function, at, rtol)]
+                yield function.jacobian(at, compact=compact, trace=trace)
             else:
-                masks += [] if rtol is None else [kinks.of_module(function, part, rtol, basis)]
-                matrix = _by_autograd(function, part)
-                yield matrix if basis is None else matrix @ basis, None
+                masks += [] if rtol is None else [kinks.of_module(function, part, rtol)]
+                yield _by_autograd(function, part), None
         if rtol is not None:
             self._near_kinks = torch.cat(masks)
             message = kinks.describe(self._near_kinks, rtol)
             if message:
                 warnings.warn(f"x: {message}", KinkWarning, _level_of_caller())
 
-    def _parts(self, trace: bool = False) -> Iterator[tuple[Tensor, Tensor | None]]:
-        """Iterate over blocks of samples, in the precision of the passes, with their tangents."""
-        function = self._function
+    def _parts(self, trace: bool = False) -> Iterator[Tensor]:
+        """Iterate over blocks of samples, in the precision of the passes."""
+        function, size = self._function, self.chunk_size
         if isinstance(function, Layers):
-            d_out = function.widths[-1]
-            size = function.block(d_out if trace else min(self._columns, d_out))
+            d_in, d_out = function.widths[0], function.widths[-1]
+            size = size or function.block(d_out if trace else min(d_in, d_out))
         else:
             d_out = check_samplewise(function, self.x.to(function.device))
-            size = max(1, CHUNK_ENTRIES // (self.x[0].numel() * d_out))
-        size = self.chunk_size or size
-        for begin in range(0, len(self.x), size):
-            here = slice(begin, begin + size)
-            basis = self.tangent[here] if self.tangent is not None and self.tangent.ndim == 3 else self.tangent
-            yield self.x[here].to(function.device, self.dtype), basis
-
-    @property
-    def _columns(self) -> int:
-        return self.x[0].numel() if self.tangent is None else self.tangent.shape[-1]
+            size = size or max(1, CHUNK_ENTRIES // (self.x[0].numel() * d_out))
+        return (part.to(function.device, self.dtype) for part in self.x.split(size))
 
 
 def _by_autograd(function: Functional, x: Tensor) -> Tensor:
@@ -370,22 +345,3 @@ def _level_of_caller() -> int:
     while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in ("bnrank", "functools"):
         level, frame = level + 1, frame.f_back
     return level
-
-
-def _orthonormal(tangent: object, n: int, d_in: int) -> Tensor:
-    """Return the Gram-Schmidt basis of the columns, float64, (d_in, m) or (N, d_in, m); refuse dependent ones."""
-    expected = f"(d_in, m) or (N, d_in, m) with d_in = {d_in}, N = {n} and 1 <= m <= {d_in}"
-    basis = validation.array(tangent, "tangent", expected, 2, 3).double()
-    shape = tuple(basis.shape)
-    fits = shape[-2] == d_in and 1 <= shape[-1] <= d_in and shape[:-2] in ((), (n,))
-    validation.expect(fits, "tangent", f"shape {shape}", expected)
-    largest = basis.abs().amax(-2, keepdim=True)
-    basis = basis / torch.where(largest > 0, largest, 1.0)  # so that no square under- or overflows
-    values = torch.linalg.svdvals(basis).reshape(-1, shape[-1])
-    dependent = (values[:, -1] <= INDEPENDENT * values[:, 0]).nonzero().flatten()
-    if len(dependent):
-        where = f" at sample {int(dependent[0])}" if len(shape) == 3 else ""
-        raise ValueError(f"tangent: got linearly dependent columns{where}, expected a basis")
-    q, r = torch.linalg.qr(basis)
-    signs = torch.where(r.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0)
-    return torch.mul(q, signs.unsqueeze(-2))

@@ -40,8 +40,8 @@ def describe(near: Tensor, rtol: float, numbers: np.ndarray | None = None) -> st
     return f"{where}; the Jacobian there is that of one side, as PyTorch takes it"
 
 
-def of_layers(layers: Layers, at: Forward, rtol: float, tangent: Tensor | None = None) -> Tensor:
-    """Return a mask of samples with a preactivation near 0 that depends on x (along given tangents), (n,).
+def of_layers(layers: Layers, at: Forward, rtol: float) -> Tensor:
+    """Return a mask of samples with a preactivation near 0 that depends on x, (n,).
 
     Near means |z_i| <= rtol (sum_j |w_ij| |a_j| + |b_i|) for z = W a + b. If there are some, a second pass at points
     near the samples determines whether they depend on x.
@@ -56,20 +56,17 @@ def of_layers(layers: Layers, at: Forward, rtol: float, tangent: Tensor | None =
             near[i] = z.abs() <= rtol * terms, ROUNDING * torch.finfo(z.dtype).eps * terms
     if layers.slope == 1 or not any(bool(mask.any()) for mask, _ in near.values()):
         return moved
-    there = layers.forward(_nearby(at.inputs[0], tangent)).preactivations
+    there = layers.forward(_nearby(at.inputs[0])).preactivations
     for i, (mask, rounding) in near.items():
         moved |= (mask & ((there[i] - at.preactivations[i]).abs() > rounding)).any(1)
     return moved
 
 
-def _nearby(x: Tensor, tangent: Tensor | None) -> Tensor:
-    """Return points near the samples, displaced at random (along given tangents)."""
-    generator = torch.Generator().manual_seed(0)
-    m = x[0].numel() if tangent is None else tangent.shape[-1]
-    direction = (0.5 + torch.rand(len(x), m, generator=generator, dtype=torch.float64)).to(x.device, x.dtype)
-    if tangent is not None:
-        direction = (tangent @ direction[:, :, None])[..., 0]
-    largest = x.flatten(1).abs().amax(1, keepdim=True)
+def _nearby(x: Tensor) -> Tensor:
+    """Return points near the samples, displaced at random."""
+    flat, generator = x.flatten(1), torch.Generator().manual_seed(0)
+    direction = (0.5 + torch.rand(flat.shape, generator=generator, dtype=torch.float64)).to(x.device, x.dtype)
+    largest = flat.abs().amax(1, keepdim=True)
     step = math.sqrt(torch.finfo(x.dtype).eps) * torch.where(largest > 0, largest, 1.0)
     return x + (step * direction).reshape(x.shape)
 
@@ -116,8 +113,8 @@ class _Recorder(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
-def of_module(function: Functional, x: Tensor, rtol: float, tangent: Tensor | None = None) -> Tensor:
-    """Return a mask of samples where the argument of a kink is near it and depends on x (along given tangents), (n,).
+def of_module(function: Functional, x: Tensor, rtol: float) -> Tensor:
+    """Return a mask of samples where the argument of a kink is near it and depends on x, (n,).
 
     Inspects the operations of one forward pass: relu, leaky_relu, prelu, threshold, hardtanh, hardsigmoid, hardswish,
     clamp, abs, maximum and minimum; near means within ``rtol`` of the largest argument of the same operation on the
@@ -138,12 +135,11 @@ def of_module(function: Functional, x: Tensor, rtol: float, tangent: Tensor | No
     with torch.no_grad(), first:
         function(x)
     if any(len(rows(z)) != n for z in first.kept.values()):  # not a fixed number of rows per sample
-        parts = tangent if tangent is not None and tangent.ndim == 3 else [tangent] * n
-        return torch.cat([of_module(function, x[i : i + 1], rtol, parts[i]) for i in range(n)])
+        return torch.cat([of_module(function, x[i : i + 1], rtol) for i in range(n)])
     moved = torch.zeros(n, dtype=torch.bool, device=x.device)
     if not first.kept:
         return moved
-    second, there = _Recorder(lambda number, _: number in first.kept), _nearby(x, tangent)
+    second, there = _Recorder(lambda number, _: number in first.kept), _nearby(x)
     with torch.no_grad(), second:
         function(there)
     for number in first.kept.keys() & second.kept.keys():

@@ -7,6 +7,7 @@ from bnrank._core import validation
 from bnrank._core.validation import Data
 from bnrank.measures import products
 from bnrank.measures.backward import Layers
+from bnrank.networks.chain import as_mlp
 from bnrank.networks.functional import Functional, check_finite, check_unshared, example, is_plain_mlp, unwrap
 
 __all__ = ["gram", "mixed_derivative_norm", "top_eigenvalue", "trace"]
@@ -60,8 +61,7 @@ def trace_of(function: Layers | Functional, x: Tensor, chunk_size: int | None) -
     """Return Tr Theta(x_i, x_i), (N,), for the layers or the function of a network."""
     if isinstance(function, Layers):
         parts = x.split(chunk_size or function.block(function.widths[-1]))
-        nowhere = x.new_empty(function.widths[0], 0, dtype=function.weights[0].dtype, device=function.device)
-        traces = [function.jacobian(function.forward(part), nowhere, trace=True)[1] for part in parts]
+        traces = [function.jacobian(function.forward(part), matrix=False, trace=True)[1] for part in parts]
         return finite(torch.cat([part for part in traces if part is not None]))
     jacobian = products.Products(function, x, chunk_size)
     squares = [torch.stack([(row * row).sum(1) for row in rows]).sum(0) for rows in jacobian.rows()]
@@ -197,23 +197,23 @@ def mixed_derivative_norm(
 
     Theta_ab(x, y) is differentiated by x_i and y_j and taken at y = x: a (d_in d_out) x (d_in d_out) matrix with rows
     (i, a) and columns (j, b). It is M M^T for M = d^2 f_a / dx_i dtheta_p with rows (i, a) and columns p, so the norm
-    is ||M||_op^2, over all parameters as in :func:`trace`. MLPs in closed form,
+    is ||M||_op^2, over all parameters. In closed form,
     sum_l J a_{l-1}^T J a_{l-1} (x) J(a~_l -> f) J(a~_l -> f)^T, (x) the Kronecker product, to which biases do not
-    contribute; the matrix is formed up to d_in d_out = 256, else Lanczos iterations are used. Other modules by
-    automatic differentiation, sample by sample. In float64; at a kink, the one-sided value that PyTorch uses.
+    contribute; the matrix is formed up to d_in d_out = 256, else Lanczos iterations are used. In float64; at a kink,
+    the one-sided value that PyTorch uses.
 
     At least L ||Jf(x)||_op^{2 - 2/L} for ReLU and linear networks of depth L.
 
     Parameters
     ----------
-    net : torch.nn.Module
-        Any module that can be differentiated three times; in eval mode, left unchanged.
+    net : MLP or torch.nn.Sequential
+        A chain of linear layers, as for :func:`bnrank.networks.as_mlp`.
     x : Tensor or ndarray
         Samples, (N, ...), floating point.
     rtol : float
         Relative accuracy of Lanczos iterations, as in :func:`top_eigenvalue`.
     chunk_size : int, optional
-        Samples per block (MLPs).
+        Samples per block.
     seed : int
         Random seed of the starting vectors.
 
@@ -225,8 +225,7 @@ def mixed_derivative_norm(
     Raises
     ------
     TypeError, ValueError
-        As :func:`trace`, or if x is not floating point, the module cannot be differentiated three times, the output for
-        one sample depends on the others, or the accuracy is not reached.
+        As :func:`trace`, or if x is not floating point, the module is not a chain, or the accuracy is not reached.
 
     Examples
     --------
@@ -241,23 +240,13 @@ def mixed_derivative_norm(
     validation.expect(x.is_floating_point(), "x", f"dtype {x.dtype}", "floating point to differentiate by", TypeError)
     rtol = validation.rtol(rtol)
     seed = validation.seed(seed, bits=128)
-    if is_plain_mlp(net):
-        return finite(_mixed_by_layers(Layers.of(net, torch.float64), x, rtol, chunk_size, seed))
-    function = Functional(net)
-    jacobian = products.Products(function, x.to(function.device, torch.float64), chunk_size)
-    products.check_samplewise(function, jacobian.x)
-    norms = [_mixed_at_sample(jacobian, sample[None], rtol, seed) for sample in jacobian.x]
-    return finite(torch.tensor(norms, dtype=torch.float64, device=function.device))
-
-
-def _mixed_by_layers(layers: Layers, x: Tensor, rtol: float, chunk_size: int | None, seed: int) -> Tensor:
-    """Return the norms of sum_l J a_{l-1}^T J a_{l-1} (x) J(a~_l -> f) J(a~_l -> f)^T, (N,), of an MLP."""
+    layers = Layers.of(as_mlp(net), torch.float64)
     d_in, d_out = layers.widths[0], layers.widths[-1]
     size = d_in * d_out
     formed = size <= FORMED
     numbers = sum(layers.widths) * (d_in + d_out) + len(layers.weights) * (d_in**2 + d_out**2) + size**2 * formed
     norms = []
-    for part in x.split(chunk_size or max(1, products.CHUNK_ENTRIES // (4 * numbers))):
+    for part in x.flatten(1).split(chunk_size or max(1, products.CHUNK_ENTRIES // (4 * numbers))):
         slopes = layers.forward(part).slopes
         inner = torch.stack([(a.mT @ a).expand(len(part), -1, -1) for a in layers.from_input(slopes)], 1)
         outer = torch.stack([(g @ g.mT).expand(len(part), -1, -1) for g in layers.to_output(slopes)], 1)
@@ -271,33 +260,7 @@ def _mixed_by_layers(layers: Layers, x: Tensor, rtol: float, chunk_size: int | N
                 return (left @ v.view(d_in, d_out) @ right).sum(0).flatten()
 
             norms.append(outer.new_tensor([products.largest_eigenvalue(apply, outer.new_zeros(size), rtol, seed)]))
-    return torch.cat(norms)
-
-
-def _mixed_at_sample(of: products.Products, sample: Tensor, rtol: float, seed: int) -> float:
-    """Return the norm at one sample, (1, ...), by automatic differentiation: M^T u is a gradient, M v its transpose."""
-    function, parameters = of.function, of.parameters
-    sample = sample.detach().clone().requires_grad_(True)
-    with torch.enable_grad(), products.twice(function):
-        out = function(sample).flatten()
-        if not out.requires_grad:
-            return 0.0
-        one = torch.ones_like(out[0], requires_grad=True)  # detects once_differentiable functions
-        rows = [torch.autograd.grad(f, sample, one, create_graph=True, materialize_grads=True)[0] for f in out]
-        jacobian = torch.stack([row.flatten() for row in rows], 1)  # (d_in, d_out)
-        products.check_connected(function, [jacobian])
-        if not jacobian.requires_grad:
-            return 0.0
-        u = torch.zeros_like(jacobian, requires_grad=True)
-        found = torch.autograd.grad(jacobian, parameters, u, create_graph=True, materialize_grads=True)
-        products.check_connected(function, found)
-
-        def apply(v: Tensor) -> Tensor:
-            v = v.view_as(jacobian)
-            directions = torch.autograd.grad(jacobian, parameters, v, retain_graph=True, materialize_grads=True)
-            return products.transposed(found, u, list(directions), keep=True).flatten()
-
-        return products.largest_eigenvalue(apply, jacobian.detach().flatten(), rtol, seed)
+    return finite(torch.cat(norms))
 
 
 def _checked(net: nn.Module, x: Data, chunk_size: int | None = None) -> tuple[nn.Module, Tensor, int | None]:

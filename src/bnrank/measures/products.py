@@ -81,9 +81,14 @@ class Products:
         pieces = v.split([p.numel() for p in self.parameters])
         directions = [d.view_as(p) for d, p in zip(pieces, self.parameters, strict=True)]
         results = []
-        with twice(self.function):
-            for _, u, found in self.held or self._transposes():
-                results.append(transposed(found, u, directions, keep=bool(self.held)))
+        try:
+            for _, u, gradients in self.held or self._transposes():
+                pairs = [(g, d) for g, d in zip(gradients, directions, strict=True) if g.requires_grad]
+                outputs, weights = zip(*pairs, strict=True)
+                keep = bool(self.held)
+                results += torch.autograd.grad(outputs, u, weights, retain_graph=keep, materialize_grads=True)
+        except RuntimeError as error:
+            raise _once_only(self.function, _reason(error)) from error
         return torch.cat(results)
 
     def _transposes(self) -> Iterator[tuple[Tensor, Tensor, tuple[Tensor, ...]]]:
@@ -185,25 +190,6 @@ def _reason(error: Exception) -> str:
             return f"torch.utils.checkpoint with use_reentrant=True gives no gradients of single tensors; {advice}"
         return "torch.utils.checkpoint runs parts of its forward again, with other parameters; turn it off"
     return str(error).partition(" Hint:")[0].removesuffix(".") or type(error).__name__
-
-
-def transposed(found: tuple[Tensor, ...], u: Tensor, directions: list[Tensor], keep: bool = False) -> Tensor:
-    """Return the gradient with respect to u of sum <found, directions>, for ``found`` linear in u."""
-    pairs = [(f, d) for f, d in zip(found, directions, strict=True) if f.requires_grad]
-    if not pairs:
-        return torch.zeros_like(u)
-    outputs, weights = zip(*pairs, strict=True)
-    (result,) = torch.autograd.grad(outputs, u, weights, retain_graph=keep, materialize_grads=True)
-    return result
-
-
-@contextmanager
-def twice(function: Functional) -> Iterator[None]:
-    """Raise ValueError naming the module if it cannot be differentiated twice."""
-    try:
-        yield
-    except RuntimeError as error:
-        raise _once_only(function, _reason(error)) from error
 
 
 def check_connected(function: Functional, tensors: Iterable[Tensor]) -> None:
