@@ -80,7 +80,7 @@ class Products:
         """Return J v, (N d_out,), for v of shape (P,): the derivative of u -> J^T u, applied to v."""
         pieces = v.split([p.numel() for p in self.parameters])
         directions = [d.view_as(p) for d, p in zip(pieces, self.parameters, strict=True)]
-        results = []
+        results: list[Tensor] = []
         try:
             for _, u, gradients in self.held or self._transposes():
                 pairs = [(g, d) for g, d in zip(gradients, directions, strict=True) if g.requires_grad]
