@@ -11,9 +11,10 @@ from torch import Tensor
 from bnrank._core import validation
 from bnrank.networks.mlp import MLP, leaky_relu
 
-BLOCK_ENTRIES = 2**18  # entries of one product in a block of samples: 2 MiB in float64, the size of a cache
+BLOCK_ENTRIES = 2**17  # entries of one product of a block of samples; two products in float64 fill a cache of 2 MiB
+BLOCKS = 8  # that share a forward pass
 BLOCK_ROWS = 128  # least number of rows of a product, so that wide layers are not read from memory too often
-WORTH = 0.9  # fraction of active neurons of a layer in a block below which dead ones are omitted from the products
+WORTH = 0.9  # fraction of active neurons of a layer at all samples below which dead ones are omitted from the products
 
 
 @dataclass(frozen=True)
@@ -69,8 +70,8 @@ class Layers:
         return [self.weights[0].shape[1], *(w.shape[0] for w in self.weights)]
 
     def block(self, rows: int) -> int:
-        """Return the number of samples whose products of so many rows fit the cache."""
-        return max(1, BLOCK_ENTRIES // (rows * max(self.widths[1:-1], default=1)), BLOCK_ROWS // rows)
+        """Return the number of samples for one forward pass: of blocks whose products of so many rows fit the cache."""
+        return BLOCKS * max(1, BLOCK_ENTRIES // (rows * max(self.widths[1:-1], default=1)), BLOCK_ROWS // rows)
 
     def forward(self, x: Tensor) -> Forward:
         """Return the values of a forward pass on x, (n, d_in)."""
@@ -129,18 +130,26 @@ class Layers:
         weights, slopes = self._alive(weights, at.slopes)
         from_output = trace or len(weights[-1]) <= weights[0].shape[1]
         weights, slopes = (weights[::-1], slopes[::-1]) if from_output else ([w.mT for w in weights], slopes)
-        product = start = weights[0].contiguous().expand(len(at.inputs[0]), -1, -1)
-        norms = [torch.full_like(at.inputs[0][:, 0], self.widths[-1])]  # squares, of layers L, ..., 1
-        for weight, d in zip(weights[1:], slopes, strict=True):
-            product = product * d[:, None] if product is start else product.mul_(d[:, None])
-            if trace:
-                norms.append(torch.linalg.vector_norm(product.view(len(d), -1), dim=1).square())
-            product = product @ weight
+        n, products, norms = len(at.inputs[0]), [], []
+        size = max(1, self.block(weights[0].shape[0]) // BLOCKS)
+        for begin in range(0, n, size):
+            block = [d[begin : begin + size, None] for d in slopes]
+            product = weights[0].contiguous().expand(min(size, n - begin), -1, -1)
+            for i, (weight, d) in enumerate(zip(weights[1:], block, strict=True)):
+                product = product.mul_(d) if i else product * d
+                if trace:
+                    norms.append(torch.linalg.vector_norm(product.view(len(d), -1), dim=1))
+                product = product @ weight
+            products.append(product)
+        matrices = torch.cat(products)
         if not trace:
-            return product if from_output else product.mT, None
+            return matrices if from_output else matrices.mT, None
         one = 1.0 if self.biases else 0.0
-        terms = [((a * a).sum(1) + one) * square for a, square in zip(at.inputs[::-1], norms, strict=True)]
-        return product, torch.stack(terms).sum(0)
+        scales = [(a * a).sum(1) + one for a in at.inputs[::-1]]
+        total = scales[0] * self.widths[-1]
+        for i, scale in enumerate(scales[1:]):
+            total = total + scale * torch.cat(norms[i :: len(slopes)]).square()
+        return matrices, total
 
     @cached_property
     def _narrowed(self) -> list[Tensor]:

@@ -64,7 +64,7 @@ def trace_of(function: Layers | Functional, x: Tensor, chunk_size: int | None) -
         traces = [function.jacobian(function.forward(part), matrix=False, trace=True)[1] for part in parts]
         return finite(torch.cat([part for part in traces if part is not None]))
     jacobian = products.Products(function, x, chunk_size)
-    squares = [torch.stack([(row * row).sum(1) for row in rows]).sum(0) for rows in jacobian.rows()]
+    squares = [torch.stack([torch.einsum("kp,kp->k", row, row) for row in rows]).sum(0) for rows in jacobian.rows()]
     for parameter in jacobian.parameters:
         parameter.requires_grad_(False)
     return finite(torch.cat(squares).view(len(x), -1).sum(1))
