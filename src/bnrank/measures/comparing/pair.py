@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -13,11 +14,14 @@ from bnrank._core.deadline import Deadline
 from bnrank._core.progress import bar
 from bnrank._version import __version__
 from bnrank.measures import weights as spectra
-from bnrank.measures.comparing import representations, weights
-from bnrank.measures.comparing.matching import Matching, matched
+from bnrank.measures.comparing import matching, representations, weights
 from bnrank.measures.comparing.result import Comparison
-from bnrank.measures.comparing.weights import Weights
-from bnrank.networks.reading.matrices import Source, listing
+from bnrank.networks.reading import Listing, listing
+from bnrank.networks.reading.matrices import Source
+from bnrank.networks.reading.stored import UnreadableError
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 
 def compared(
@@ -33,83 +37,69 @@ def compared(
     chunk_size: int,
     dtype: torch.dtype,
     progress: bool,
-    deadline: Deadline | None = None,
+    deadline: Deadline,
 ) -> Comparison:
-    """Return the comparison of two networks, as :func:`bnrank.compare` describes it.
-
-    Examples
-    --------
-    >>> some = {"top": 2, "atol": 0.1, "rtol": 0.01, "max_values": 9, "max_samples": 9, "chunk_size": 9}
-    >>> found = compared(
-    ...     {"w": torch.eye(3)}, {"w": 2 * torch.eye(3)}, None, dtype=torch.float64, progress=False, **some
-    ... )
-    >>> found.data["change"].values, found.data["update_rank"].values
-    (array([1.]), array([3.]))
-    """
-    deadline = deadline or Deadline()
+    """Return the comparison of two networks, as :func:`bnrank.compare` describes it."""
     views = []
     if x is not None:
         views = [representations.View(net, x, name, max_samples, dtype) for net, name in ((a, "a"), (b, "b"))]
         alike = len(views[0].samples) == len(views[1].samples)
         validation.expect(alike, "x", "samples of two kinds", "as many for both")
-    with listing(a, "a") as own, listing(b, "b") as other:
-        title, other_title = own.title, other.title
-        matching = matched(own.records, other.records)
-        shapes = {e.name: e.shape for e in own.records}, {e.name: e.shape for e in other.records}
-        found = Weights()
-        with bar(progress, "tensors", len(matching.pairs)) as tell:
-            for i, pair in enumerate(matching.pairs):
-                tell(i, f"tensors: {pair.a.name[-40:]}")
-                if deadline.over():
-                    found.skipped.append({"name": pair.a.name, "reason": deadline.missed})
-                else:
-                    found.add(pair, shapes, top)
-    notes, skipped = matching.notes + found.notes, found.skipped
-    data = found.dataset(atol, rtol, top, max_values)
+    with listing(a, "a") as first, listing(b, "b") as second, bar(progress, "tensors", 1, counted=False) as tell:
+        data = _tensors(first, second, top, deadline, tell, {"atol": atol, "rtol": rtol, "max_values": max_values})
+        titles = [first.title, second.title]
     if views:
-        measured, more = representations.dataset(*(view.seen(chunk_size, deadline) for view in views))
-        notes += more
-        data = data.merge(measured, combine_attrs="override").assign_attrs(measured.attrs)
-    if not data.sizes["layer"] and not data.sizes["tensor"] and not views:
-        raise ValueError(_nothing(title, other_title, matching, skipped, deadline))
-    same = title == other_title
-    if same and isinstance(a, str | os.PathLike) and isinstance(b, str | os.PathLike):
-        title, other_title = os.fspath(a), os.fspath(b)
-    about = {
-        "title": f"two networks of class {title}"
-        if same and isinstance(a, nn.Module)
-        else f"{title} and {other_title}",
-        "name_a": title,
-        "name_b": other_title,
-        "atol": atol,
-        "weight_rtol": rtol,
-        "top": top,
-        "max_values": max_values,
-        "dtype": str(dtype).removeprefix("torch."),
-        "bnrank_version": __version__,
-    }
-    data = remarks.attach(data.assign_attrs(about), "note", notes)
-    data = remarks.attach(data, "skipped", skipped)
-    data = remarks.attach(data, "unmatched", matching.alone)
+        similar, notes = representations.dataset(*(view.seen(chunk_size, deadline) for view in views))
+        data = data.merge(similar, combine_attrs="override").assign_attrs(similar.attrs)
+        data = remarks.attach(data, "note", notes)
+    elif not data.sizes["layer"] and not data.sizes["tensor"]:
+        reasons = [f"{row['name']}: {row['reason']}" for row in remarks.rows(data, "skipped")]
+        reasons += [
+            f"{row['name']} ({row['shape']}) only in {row['network']}" for row in remarks.rows(data, "unmatched")
+        ]
+        advice = "".join(f"; {row['name']}: {row['note']}" for row in remarks.rows(data, "note"))
+        got = f"no tensors that can be compared ({'; '.join(reasons[:6])})"
+        raise ValueError(f"a, b: got {got}, expected equal names, or shapes in order{advice}")
+    if titles[0] == titles[1] and isinstance(a, str | os.PathLike) and isinstance(b, str | os.PathLike):
+        titles = [os.fspath(a), os.fspath(b)]
+    one_class = titles[0] == titles[1] and isinstance(a, nn.Module)
+    data = data.assign_attrs(
+        title=f"two networks of class {titles[0]}" if one_class else " and ".join(titles),
+        name_a=titles[0],
+        name_b=titles[1],
+        atol=atol,
+        weight_rtol=rtol,
+        top=top,
+        max_values=max_values,
+        dtype=str(dtype).removeprefix("torch."),
+        bnrank_version=__version__,
+    )
     for key, long_name in (weights.LONG_NAMES | representations.LONG_NAMES | spectra.LONG_NAMES).items():
         if key in data:
             data[key].attrs |= {"long_name": long_name, "units": "1"}
     return Comparison(data)
 
 
-def _nothing(title: str, other: str, matching: Matching, skipped: list[dict[str, str]], deadline: Deadline) -> str:
-    late = sum(row["reason"] == deadline.missed for row in skipped)
-    if late:
-        return (
-            f"max_minutes: got {deadline.minutes:g}, in which none of {late} tensors was compared, expected more time"
-        )
-    reasons = [f"{row['name']}: {row['reason']}" for row in skipped[:3]]
-    if not reasons:
-        sides = ((title, matching.only_a), (other, matching.only_b))
-        reasons = [
-            f"{name} has {', '.join(f'{e.name} {tuple(e.shape)}' for e in entries[:3])}{', ...' * (len(entries) > 3)}"
-            for name, entries in sides
-        ]
-    advice = "".join(f"; {row['name']}: {row['note']}" for row in matching.adapters)
-    expected = f"expected equal names, or shapes in order{advice}"
-    return f"a, b: got no tensors that can be compared ({'; '.join(reasons)}), {expected}"
+def _tensors(
+    a: Listing, b: Listing, top: int, deadline: Deadline, tell: Callable[[float, str], object], limits: dict[str, Any]
+) -> xr.Dataset:
+    """Return what differs between the tensors of two networks, and which ones are not compared."""
+    pairs, alone = matching.matched(a, b)
+    rows: list[weights.Row] = []
+    reasons: dict[str, str] = {}  # by the tensor that is not compared
+    for i, pair in enumerate(pairs):
+        tell(i / len(pairs), f"tensors: {pair.a.name[-40:]}")
+        try:
+            rows += weights.measured(pair, top, deadline)
+        except UnreadableError as error:
+            reasons[pair.a.name] = str(error)
+    unread = {t.name for held in (a, b) for t in held.records if not (t.is_tensor and t.floating)}
+    reasons |= {other.name: other.reason for held in (a, b) for other in held.others if other.name in unread}
+    unmatched = [
+        {"name": tensor.name, "shape": " x ".join(map(str, tensor.shape)), "network": network}
+        for network, tensors in alone.items()
+        for tensor in tensors
+    ]
+    data = remarks.attach(weights.dataset(rows, **limits), "note", matching.notes(pairs, alone))
+    data = remarks.attach(data, "skipped", [{"name": name, "reason": text} for name, text in reasons.items()])
+    return remarks.attach(data, "unmatched", unmatched)
