@@ -9,7 +9,6 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
 from bnrank._core import validation
 from bnrank._core.content import Part, Table, remarks
@@ -18,9 +17,9 @@ from bnrank.networks import reasons
 from bnrank.networks.chain import Segment, outermost, parts_of, registered
 from bnrank.networks.functional import example, unwrap
 from bnrank.networks.inputs import Example
-from bnrank.networks.reading.matrices import TIED, Listing, Matrix, listed
+from bnrank.networks.reading.matrices import Listing, Matrix, listed
 from bnrank.networks.reading.recording import Trial, base_of, holders_of, overrides_forward
-from bnrank.networks.reading.stored import derived, of_module
+from bnrank.networks.reading.stored import Stored, derived, of_module
 from bnrank.networks.reasons import Skipped
 
 
@@ -234,7 +233,7 @@ def read(
             else:
                 observed.append((0 if trial is None else trial.order(name), layer, name, i))
     scripted = [m for m in held.matrices if m not in [known for some in holders.values() for known in some]]
-    rest += [Layer(0, matrix, reason="scripted layers call no hooks") for matrix in scripted]
+    rest += [Layer(0, matrix, reason=reasons.SCRIPTED) for matrix in scripted]
     observed.sort(key=lambda row: row[0])  # stable: of one call in the order of its matrices
     layers = _connected(observed, trial)
     numbered = [replace(layer, index=i) for i, layer in enumerate(layers + rest, 1)]
@@ -247,8 +246,8 @@ def _connected(rows: Sequence[tuple[float, Layer, str, int]], trial: Trial | Non
     """Return the layers with whether and how the next one reads what they return."""
     if trial is None:
         return [layer for _, layer, _, _ in rows]
-    layers = []
-    for (_, layer, name, number), after in zip(rows, [*rows[1:], None], strict=True):
+    layers: list[Layer] = []
+    for (_, layer, name, number), after in zip(rows, [*rows[1:], None][: len(rows)], strict=True):
         end, _, reader, place = after or (float("inf"), None, None, 0)
         follows = trial.following(name, number, reader, end)
         if reader is not None:  # an index is no activation
@@ -271,7 +270,7 @@ def _sharing(net: nn.Module, held: Listing, trial: Trial | None) -> dict[str, st
             continue
         owner = matrix.stored.owner
         others = [name for name in matrix.tied if modules.get(name.rpartition(".")[0]) is not part]
-        plain = base_of(part) is not None and derived(part, "weight") is None
+        plain = base_of(part) is not None and not any(derived(part, key) is not None for key in ("weight", "bias"))
         if others:
             shown = ", ".join(repr(name.rpartition(".")[0]) for name in others)
             why[matrix.name] = f"its {matrix.stored.key} is shared with {shown}"
@@ -295,39 +294,26 @@ def _reason_without_example(matrix: Matrix) -> str:
 
 
 def _skipped(net: nn.Module, held: Listing, unobserved: Sequence[Layer]) -> Iterator[Skipped]:
-    """Iterate over the parts that are not read, in order of registration."""
-    with_matrices = {matrix.stored.module: matrix for matrix in held.matrices}
-    tied = {other.name for other in held.others if other.reason.startswith(TIED[0])}
+    """Iterate over the unobserved matrices and the modules with other parameters, in order of registration."""
+    used = {id(stored) for matrix in held.matrices for stored in (matrix.stored, matrix.bias_stored)}
+    rest: dict[str, list[Stored]] = defaultdict(list)
+    for stored in held.records:
+        is_own = stored.module is not None and stored.key in stored.module._parameters
+        if is_own and id(stored) not in used and not stored.into:
+            rest[stored.owner].append(stored)
     alone: dict[nn.Module, list[Layer]] = defaultdict(list)
     for layer in unobserved:
         alone[layer.module].append(layer)
+    with_matrices = {matrix.module for matrix in held.matrices}
+    why = {other.name: other.reason for other in held.others}
     for name, part in net.named_modules():
-        yield from (Skipped.part(layer.name, part, layer.reason) for layer in alone.pop(part, ()))
-        own = [key for key, p in part._parameters.items() if p is not None]
-        if (not own and not parametrize.is_parametrized(part)) or ".parametrizations." in f".{name}.":
-            continue
-        known = reasons.of_type(part)
-        if part not in with_matrices:
-            whole = {f"{name}.{key}".lstrip(".") for key in own}
-            if not whole <= tied or not whole:
-                yield Skipped.part(name, part, known or _reason_of_parameters(part))
-        elif known is None or base_of(part) is not None:
-            matrix = with_matrices[part]
-            used = {m.stored.key for m in held.matrices if m.stored.module is part}
-            used |= {m.bias_stored.key for m in held.matrices if m.stored.module is part and m.bias_stored is not None}
-            rest = [key for key in own if key.removesuffix("_orig") not in used and not key.startswith("weight_")]
-            if rest and matrix.name not in {layer.name for layer in unobserved}:
-                yield Skipped.part(name, part, f"parameters besides its weights: {', '.join(rest)}")
-
-
-def _reason_of_parameters(part: nn.Module) -> str:
-    if parametrize.is_parametrized(part):
-        which = ", ".join(cast(Any, part).parametrizations.keys())
-        return f"parametrized ({which}) and not a linear or convolutional layer"
-    names = ", ".join(key for key, p in part._parameters.items() if p is not None)
-    if any(True for _ in part.children()):
-        return f"parameters registered on the module itself: {names}"
-    return f"not a linear or convolutional layer (parameters: {names})"
+        layers, others = alone.pop(part, []), rest.pop(name, [])
+        yield from (Skipped.part(layer.name, part, layer.reason) for layer in layers)
+        if others and part not in with_matrices:
+            yield Skipped.part(name, part, reasons.of_type(part) or why[others[0].name])
+        elif others and not layers:
+            keys = ", ".join(stored.key for stored in others)
+            yield Skipped.part(name, part, f"parameters besides its weights: {keys}")
 
 
 def _segments(net: nn.Module, layers: Sequence[Layer], trial: Trial | None) -> Iterator[Segment]:

@@ -88,6 +88,16 @@ class Matrix:
     note: str = ""
 
     @property
+    def tensor(self) -> str:
+        """The name of its tensor."""
+        return self.stored.name
+
+    @property
+    def module(self) -> nn.Module | None:
+        """The module that holds its tensor (not a copy); None for a state dict or a file."""
+        return self.stored.module
+
+    @property
     def size(self) -> tuple[int, int]:
         """(rows, columns) of each of its ``blocks()``."""
         if len(self.shape) == 2:
@@ -141,6 +151,7 @@ def blocks(kernel: Tensor, transposed: bool = False, groups: int = 1) -> Tensor:
 
     Examples
     --------
+    >>> import torch
     >>> blocks(torch.ones(4, 6, 3, 3), transposed=True, groups=2).shape
     torch.Size([2, 6, 18])
     """
@@ -208,6 +219,7 @@ def listing(source: Source, name: str = "net") -> Iterator[Listing]:
 
     Examples
     --------
+    >>> import torch
     >>> with listing({"a.weight": torch.eye(3), "a.bias": torch.ones(3)}) as held:
     ...     [matrix.name for matrix in held.matrices], [other.reason for other in held.others]
     (['a'], ['bias'])
@@ -216,7 +228,9 @@ def listing(source: Source, name: str = "net") -> Iterator[Listing]:
         with files.opened(source, name) as records:
             yield listed(records, Path(source).name)
     elif isinstance(source, nn.Module):
-        yield listed(of_module(source), type(source).__name__)
+        records, kind = of_module(source), type(source).__name__
+        validation.expect(records, name, f"{kind} without parameters and buffers", "a module with some")
+        yield listed(records, kind)
     elif isinstance(source, Mapping):
         yield listed(of_mapping(source, name), "a state dict")
     else:
@@ -253,6 +267,8 @@ def listed(records: Sequence[Stored], title: str) -> Listing:
 def matrices_in(stored: Stored, shapes: Shapes) -> tuple[list[Matrix], str]:
     """Return the matrices of a tensor, or none and the reason."""
     reason = stored.reason or _reason(stored, shapes)
+    if not reason and stored.module is not None and stored.key in stored.module._buffers and not stored.note:
+        reason = "a buffer, which is not trained"
     if reason:
         return [], reason
     shape, whole = stored.shape, stored.name.removesuffix(".weight")
@@ -433,7 +449,7 @@ def _name_of_bias(name: str) -> str:
 def _with_bias(matrix: Matrix, known: Mapping[str, Stored]) -> Matrix:
     """Return a matrix with its bias: by its name, or as the only vector that is a parameter of its module."""
     own = matrix.stored
-    bias = known.get(_name_of_bias(own.name))
+    bias = known.get(_name_of_bias(own.name)) if _name_of_bias(own.name) != own.name else None
     if own.module is not None and own.key != "weight" and bias is None and not own.role:
         inside = [
             stored for stored in known.values() if stored.module is own.module and stored.key in own.module._parameters
@@ -441,7 +457,7 @@ def _with_bias(matrix: Matrix, known: Mapping[str, Stored]) -> Matrix:
         vectors = [stored for stored in inside if len(stored.shape) == 1]
         alone = len([stored for stored in inside if len(stored.shape) > 1]) == 1
         bias = vectors[0] if alone and len(vectors) == 1 else None
-    if bias is None or bias is own or len(bias.shape) != 1 or matrix.kind in ("embedding", "expert"):
+    if bias is None or len(bias.shape) != 1 or matrix.kind in ("embedding", "expert"):
         return matrix
     out = matrix.shape[1] * matrix.groups if matrix.kind.startswith("transposed") else matrix.shape[0]
     rows = matrix.bias_rows or matrix.rows

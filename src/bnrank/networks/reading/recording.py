@@ -49,7 +49,10 @@ def overrides_forward(part: nn.Module) -> bool:
 
 
 def holders_of(matrices: Sequence[Matrix], net: nn.Module) -> dict[str, list[Matrix]]:
-    """Return the matrices of a module by the name of the submodule that runs them: attention runs its projections."""
+    """Return the matrices of a module by the name of the submodule that runs them: attention runs its projections.
+
+    Submodules that run a matrix which is listed elsewhere, tied to it, have none.
+    """
     modules = dict(net.named_modules(remove_duplicate=False))
     holders: dict[str, list[Matrix]] = defaultdict(list)
     for matrix in matrices:
@@ -57,6 +60,9 @@ def holders_of(matrices: Sequence[Matrix], net: nn.Module) -> dict[str, list[Mat
         parent, _, last = owner.rpartition(".")
         inner = last == "out_proj" and isinstance(modules.get(parent), nn.MultiheadAttention)
         holders[parent if inner else owner].append(matrix)
+        for name in (tied.rpartition(".")[0] for tied in matrix.tied):
+            if modules.get(name) is not matrix.module:
+                holders.setdefault(name, [])
     return {name: held for name, held in holders.items() if not isinstance(modules[name], torch.jit.ScriptModule)}
 
 
@@ -81,6 +87,8 @@ def observed(
     part: nn.Module, name: str, matrices: Sequence[Matrix], args: Any, kwargs: Any, output: Any
 ) -> list[Values | None]:
     """Return the values of every matrix of a module in one call, None where they cannot be told."""
+    if not matrices:
+        return []
     if isinstance(part, nn.MultiheadAttention | nn.RNNBase | nn.RNNCellBase):
         call = _bound(part, args, kwargs)
         observe: Any = inside.attention if isinstance(part, nn.MultiheadAttention) else inside.recurrent
@@ -207,16 +215,22 @@ class Trial:
         try:
             with torch.enable_grad(), _Attached() as mode:
                 self._run(function, _marked(x), mode)
-        except Exception:
-            with torch.no_grad():
-                self._run(function, x, _Attached())
-            self._entered, self._left = {}, {}
+        except Exception as error:
+            try:
+                with torch.no_grad():
+                    self._run(function, x, _Attached())
+            except Exception:
+                raise error from error.__cause__
+            self._entered.clear()
+            self._left.clear()
 
     def _run(self, function: Functional, x: Samples, mode: _Attached) -> None:
         order, net = itertools.count(), function.module
         self.calls: dict[str, list[Call]] = defaultdict(list)
         self.shapes: dict[str, list[tuple[tuple[int, ...], ...]]] = defaultdict(list)
-        self._flattenings, self._entered, self._left = mode.flattened, dict[str | None, Point](), dict[str, Point]()
+        self._entered: dict[str | None, Point] = {}
+        self._left: dict[str, Point] = {}
+        self._flattenings = mode.flattened
 
         def enter(name: str | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
             tensor = next((value for value in [*args, *kwargs.values()] if isinstance(value, Tensor)), None)

@@ -14,7 +14,8 @@ from torch.nn.utils import parametrize
 from torch.nn.utils.prune import BasePruningMethod
 
 from bnrank._core import validation
-from bnrank.networks.functional import replica, sandbox, unwrap
+from bnrank.networks.functional import unwrap
+from bnrank.networks.replicas import replica, sandbox
 
 _TRAINING = re.compile(r"(^|_)(optim|optimi[sz]ers?|(lr_)?sched(ulers?)?|scaler|rng|amp|opt_state)(_|$)", re.IGNORECASE)
 _OPTIMIZER = {"state", "param_groups"}  # keys of its state
@@ -206,9 +207,8 @@ def of_module(net: nn.Module) -> list[Stored]:
     """
     net = unwrap(net)
     if isinstance(net, torch.jit.ScriptModule):
-        return of_mapping(net.state_dict(keep_vars=True))
+        return [record(name, value) for name, value in net.state_dict(keep_vars=True).items()]
     state = net.state_dict(keep_vars=True)
-    validation.expect(state, "net", f"{type(net).__name__} without parameters and buffers", "a module with some")
     owners = dict(net.named_modules(remove_duplicate=False))
     records: dict[str, Stored] = {}
     for name, value in state.items():
