@@ -7,14 +7,18 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
 from bnrank._core import validation
 from bnrank._core.deadline import Deadline
 from bnrank.measures import similarity
 from bnrank.measures.comparing import Comparison, representations
+from bnrank.measures.comparing.matching import read_as
 from bnrank.measures.comparing.pair import compared
 from bnrank.networks.inputs import Example
-from bnrank.networks.reading.matrices import Source, listing
+from bnrank.networks.reading import listed, listing
+from bnrank.networks.reading.matrices import Source
+from bnrank.networks.reading.stored import of_module
 from bnrank.training.watching import quantities
 from bnrank.training.watching.checkpoints import record_of
 from bnrank.training.watching.records import Measured, Record, dataset
@@ -116,7 +120,7 @@ def compare(
     >>> state["layers.0.weight"] += torch.linspace(0, 1, 20)[:, None] * torch.ones(6)
     >>> found = compare(net.state_dict(), state)
     >>> found.data.layer_name.values.tolist(), found.data.update_rank.values
-    (['layers.0.weight', 'layers.1.weight'], array([1., 0.]))
+    (['layers.0', 'layers.1'], array([1., 0.]))
     >>> round(float(compare(net, net, torch.randn(30, 6)).data.cka[0, 0]), 9)
     1.0
     """
@@ -155,6 +159,7 @@ def _sequence(sources: list[Any], x: Any, top: int, some: dict[str, Any], deadli
     changes = quantities.Changes(top)
     views: list[representations.Seen] = []
     notes: list[str] = []
+    module = next((source for source in sources if isinstance(source, nn.Module)), None)
     for step, source in enumerate(sources):
         if measured and deadline.over():
             notes.append(f"networks {step} to {len(sources) - 1}: {deadline.missed}")
@@ -162,7 +167,8 @@ def _sequence(sources: list[Any], x: Any, top: int, some: dict[str, Any], deadli
         rows: dict[str, dict[str, float]] = {}
         values: dict[str, list[float]] = {}
         with listing(source, f"a[{step}]") as held:
-            matrices = {matrix.name: matrix.blocks().clone() for matrix in held.matrices}
+            parts = held.matrices if module is None else read_as(held, listed(of_module(module), ""))
+            matrices = {matrix.name: matrix.blocks().clone() for matrix in parts}
         for name, matrix in matrices.items():
             found, values[name] = quantities.of_weight(matrix)
             rows[name] = found | changes.of(name, step, matrix) | quantities.of_entries(matrix)

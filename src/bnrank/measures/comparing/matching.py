@@ -66,6 +66,13 @@ def matched(a: Listing, b: Listing) -> tuple[list[Pair], dict[str, list[Stored]]
     return list(pairs.values()), alone
 
 
+def read_as(held: Listing, module: Listing) -> list[Matrix]:
+    """Return the matrices of a file, those of tensors that a module has too as it reads them."""
+    matrices = [matrix for pair in matched(module, held)[0] for _, matrix in pair.matrices]
+    known = {_key(matrix.stored) for matrix in matrices}
+    return matrices + [matrix for matrix in held.matrices if _key(matrix.stored) not in known]
+
+
 def notes(pairs: Sequence[Pair], alone: Mapping[str, Sequence[Stored]]) -> list[dict[str, str]]:
     """Return which tensors of different names are pairs, and which adapters have no partner."""
     groups = {

@@ -58,8 +58,8 @@ def compared(
             f"{row['name']} ({row['shape']}) only in {row['network']}" for row in remarks.rows(data, "unmatched")
         ]
         advice = "".join(f"; {row['name']}: {row['note']}" for row in remarks.rows(data, "note"))
-        got = f"no tensors that can be compared ({'; '.join(reasons[:6])})"
-        raise ValueError(f"a, b: got {got}, expected equal names, or shapes in order{advice}")
+        name = "max_minutes" if deadline.over() else "a, b"
+        raise ValueError(f"{name}: got no tensors to compare ({'; '.join(reasons[:6])}), expected some{advice}")
     if titles[0] == titles[1] and isinstance(a, str | os.PathLike) and isinstance(b, str | os.PathLike):
         titles = [os.fspath(a), os.fspath(b)]
     one_class = titles[0] == titles[1] and isinstance(a, nn.Module)

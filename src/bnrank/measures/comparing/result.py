@@ -54,44 +54,45 @@ class Comparison(Printed):
     def _changes(self) -> list[str]:
         """Return sentences on matrices that changed, by more than rounding or within it, and on other tensors."""
         data, others = self.data, self.data["tensor_change"].values
-        change, rank = (data[name].values if name in data else np.zeros(0) for name in ("change", "update_rank"))
-        compared = int((~np.isnan(change)).sum()) + len(others)
-        if not (change > 0).any() and not (others > 0).any():
-            sentences = [f"No difference in {_counted(compared, 'compared tensor')}."] if compared else []
-        else:
-            updated, rounded = (change > 0) & (rank > 0), (change > 0) & (rank == 0)
-            parts = [(which, about(which)) for which, about in ((updated, self._ranks), (rounded, self._types))]
-            sentences = [
-                f"{which.sum()} of {_counted(len(change), 'matrix', 'matrices')} changed, by {_range(change[which])} "
-                f"times their norm{text}."
-                for which, text in parts
-                if text
-            ]
+        change = data["change"].values if "change" in data else np.zeros(0)
+        compared, apart = np.isfinite([*change, *others]).sum(), int(np.isnan(change).sum())
+        sentences = [self._updated(), self._rounded()] if (change > 0).any() else []
         if (others > 0).any():
-            beyond = sum(others > [eps(name) for name in data["tensor_storage"].values.tolist()])
+            spacing = [eps(name) for name in data["tensor_storage"].values.tolist()]
+            beyond = int((others > spacing).sum())
             sentences.append(f"{beyond} of {_counted(len(others), 'other tensor')} changed by more than rounding.")
-        if np.isnan(change).any():
-            apart = _counted(int(np.isnan(change).sum()), "matrix", "matrices")
-            sentences.append(f"{apart} with a partner of another shape.")
-        return sentences or ["No tensors to compare."]
+        elif not sentences:
+            sentences.append(f"No difference in {_counted(compared, 'compared tensor')}.")
+        if apart:
+            sentences.append(f"{_counted(apart, 'matrix', 'matrices')} with a partner of another shape.")
+        return [sentence for sentence in sentences if sentence]
 
-    def _ranks(self, which: np.ndarray) -> str:
-        """Return the ranks of changes in words; nothing if there are none."""
-        if not which.any():
+    def _updated(self) -> str:
+        """Return how far matrices changed by more than rounding, and the rank of the change."""
+        frame = self.to_frame()
+        some = frame[frame["update_rank"] > 0]
+        if some.empty:
             return ""
-        data = self.data
-        stable, weights = data["update_stable_rank"].values[which], data["stable_rank"].values[0][which]
-        text = f"; the stable rank of the change is {_range(stable)} (that of the weights {_range(weights)})"
-        large = which & (data["full_rank"].values[0] > self.top)
-        if not large.any():
-            return text
-        share = 100 * float(np.median(data["update_share"].values[large]))
-        return f"{text}, and {share:.3g} percent of it (median) is in its {self.top} largest singular values"
+        text = (
+            f"{len(some)} of {_counted(len(frame), 'matrix', 'matrices')} changed, by {_range(some['change'])} times "
+        )
+        text += f"their norm; the stable rank of the change is {_range(some['update_stable_rank'])} (that of the "
+        text += f"weights {_range(some['stable_rank_a'])})"
+        share = some["update_share"][some["full_rank_a"] > self.top].median()
+        if np.isfinite(share):
+            text += f", and {100 * share:.3g} percent of it (median) is in its {self.top} largest singular values"
+        return f"{text}."
 
-    def _types(self, which: np.ndarray) -> str:
-        """Return the types in which matrices are stored that changed by no more than rounding; nothing without any."""
-        types = " and ".join(dict.fromkeys(self.data["layer_storage"].values[which].tolist()))
-        return f", within the rounding of {types} storage" if types else ""
+    def _rounded(self) -> str:
+        """Return how far matrices changed by no more than what storing their entries in fewer bits can give."""
+        frame = self.to_frame().assign(storage=self.data["layer_storage"].values)
+        some = frame[(frame["change"] > 0) & (frame["update_rank"] == 0)]
+        if some.empty:
+            return ""
+        text = (
+            f"{len(some)} of {_counted(len(frame), 'matrix', 'matrices')} changed, by {_range(some['change'])} times "
+        )
+        return f"{text}their norm, within the rounding of {' and '.join(some['storage'].unique())} storage."
 
     @property
     def notes(self) -> list[str]:
@@ -231,7 +232,7 @@ def _counted(count: int, one: str, many: str = "") -> str:
     return f"{count} {one if count == 1 else many or one + 's'}"
 
 
-def _range(values: np.ndarray) -> str:
+def _range(values: pd.Series) -> str:
     """Return the least and the largest value in words."""
-    known = values[~np.isnan(values)]
-    return " to ".join(dict.fromkeys(f"{end:.3g}" for end in (known.min(), known.max()))) if known.size else "undefined"
+    known = values.dropna()
+    return " to ".join(dict.fromkeys(f"{end:.3g}" for end in (known.min(), known.max()))) if len(known) else "undefined"
