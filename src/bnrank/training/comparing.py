@@ -125,21 +125,20 @@ def compare(
     1.0
     """
     top = validation.integer(top, "top")
-    some: dict[str, Any] = {
+    passes: dict[str, Any] = {
         "max_samples": validation.integer(max_samples, "max_samples"),
         "chunk_size": validation.integer(chunk_size, "chunk_size"),
         "dtype": validation.dtype(dtype),
     }
-    deadline = Deadline(max_minutes)
     limits: dict[str, Any] = {
         "atol": validation.number(atol, "atol", 0.0),
         "rtol": validation.rtol(weight_rtol, "weight_rtol"),
         "max_values": validation.integer(max_values, "max_values"),
-        "progress": validation.flag(progress, "progress"),
     }
+    deadline, progress = Deadline(max_minutes), validation.flag(progress, "progress")
     if b is not None:
         one: Any = a
-        return compared(one, b, x, top=top, deadline=deadline, **limits, **some)
+        return compared(one, b, x, top=top, limits=limits, passes=passes, progress=progress, deadline=deadline)
     validation.expect(top <= quantities.LARGEST, "top", top, f"at most {quantities.LARGEST} without b")
     if isinstance(a, str | os.PathLike):
         expected = "it with modules: files of weights have no code"
@@ -149,10 +148,10 @@ def compare(
     if not isinstance(a, list | tuple):
         raise TypeError(f"a, b: got {validation.describe(a)} alone, expected {expected}")
     validation.expect(len(a) > 1, "a", f"{len(a)} networks", "at least 2")
-    return _sequence(list(a), x, top, some, deadline)
+    return _sequence(list(a), x, top, passes, deadline)
 
 
-def _sequence(sources: list[Any], x: Any, top: int, some: dict[str, Any], deadline: Deadline) -> Record:
+def _sequence(sources: list[Any], x: Any, top: int, passes: dict[str, Any], deadline: Deadline) -> Record:
     """Return the record of networks in order, each compared with the first."""
     measured: list[Measured] = []
     layers: dict[str, None] = {}
@@ -174,8 +173,8 @@ def _sequence(sources: list[Any], x: Any, top: int, some: dict[str, Any], deadli
             rows[name] = found | changes.of(name, step, matrix) | quantities.of_entries(matrix)
             layers[name] = None
         if x is not None:
-            view = representations.View(source, x, f"a[{step}]", some["max_samples"], some["dtype"])
-            views = [*views[:1], view.seen(some["chunk_size"], deadline)]
+            view = representations.View(source, x, f"a[{step}]", **passes)
+            views = [*views[:1], view.seen(deadline)]
             notes += [text for text in views[-1].left_out if text not in notes]
             for name, row in _similar(views[0], views[-1]).items():
                 rows.setdefault(name, {}).update(row)

@@ -56,9 +56,9 @@ def matched(a: Listing, b: Listing) -> tuple[list[Pair], dict[str, list[Stored]]
         one, other = first[i], second[j]
         mine, others = parts[0].get(_key(one), []), parts[1].get(_key(other), [])
         if one.shape == other.shape and one.module is not None and other.module is None:
-            others = _read_as(mine, others, other)
+            others = _read_as(mine, others, other, second)
         elif one.shape == other.shape and one.module is None and other.module is not None:
-            mine = _read_as(others, mine, one)
+            mine = _read_as(others, mine, one, first)
         both = zip(mine, others, strict=True) if len(mine) == len(others) else ()
         pairs.setdefault((_key(one), _key(other)), Pair(one, other, how, tuple(both)))
     known = {one for one, _ in pairs}, {other for _, other in pairs}
@@ -89,12 +89,17 @@ def _key(tensor: Stored) -> object:
     return tensor.name if tensor.storage is None else tensor.storage
 
 
-def _read_as(known: Sequence[Matrix], bare: Sequence[Matrix], tensor: Stored) -> list[Matrix]:
+def _read_as(
+    known: Sequence[Matrix], bare: Sequence[Matrix], tensor: Stored, tensors: Sequence[Stored]
+) -> list[Matrix]:
     """Return the matrices of a tensor of a file, read as those of a module."""
-    if len(known) != len(bare):
-        return [replace(matrix, stored=tensor, bias_stored=None) for matrix in known]
-    both = zip(known, bare, strict=True)
-    return [replace(matrix, name=own.name, stored=tensor, bias_stored=own.bias_stored) for matrix, own in both]
+    names = [matrix.name for matrix in (bare if len(bare) == len(known) else known)]
+    read = []
+    for matrix, name in zip(known, names, strict=True):
+        last = "" if matrix.bias_stored is None else matrix.bias_stored.name.rpartition(".")[2]
+        bias = next((t for t in tensors if last and t.name == f"{tensor.owner}.{last}".lstrip(".")), None)
+        read.append(replace(matrix, name=name, stored=tensor, bias_stored=bias))
+    return read
 
 
 def _by_name(a: Sequence[Stored], b: Sequence[Stored]) -> Partners:

@@ -29,13 +29,11 @@ LONG_NAMES = {
     "cka_debiased": "linear CKA by the unbiased estimator of HSIC (Song et al., 2012)",
     "cca": "mean canonical correlation of the components with 99 percent of variance (SVCCA)",
 }
-for _letter in "ab":
-    LONG_NAMES |= {
-        f"units_{_letter}": f"width of the layer of {_letter}: features, or channels of an image",
-        f"dimension_95_{_letter}": f"dimension of the centered activations of {_letter} at 95 percent of the variance",
-        f"dimension_99_{_letter}": f"dimension of the centered activations of {_letter} at 99 percent of the variance",
-        f"dead_units_{_letter}": f"number of units of {_letter} that are 0 on all samples; NaN for a single row",
-    }
+for _n in "ab":
+    LONG_NAMES[f"units_{_n}"] = f"width of the layer of {_n}: features, or channels of an image"
+    LONG_NAMES[f"dimension_95_{_n}"] = f"dimension of the centered activations of {_n} at 95 percent of the variance"
+    LONG_NAMES[f"dimension_99_{_n}"] = f"dimension of the centered activations of {_n} at 99 percent of the variance"
+    LONG_NAMES[f"dead_units_{_n}"] = f"number of units of {_n} that are 0 on all samples; NaN for a single row"
 OUTPUT = -1  # in place of a layer
 UNKNOWN = LayerUse(0, (math.nan, math.nan), math.nan)  # of a layer that was not reached in time
 
@@ -79,21 +77,22 @@ class _Rows(Taker):
 class View:
     """A network and the samples that it is looked at on, read and checked; ``name`` is for errors."""
 
-    def __init__(self, net: object, x: Any, name: str, max_samples: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self, net: object, x: Any, name: str, *, max_samples: int, chunk_size: int, dtype: torch.dtype
+    ) -> None:
         if not isinstance(net, nn.Module):
             expected = "a torch.nn.Module where x is given: tensors alone cannot be run"
             raise TypeError(f"{name}: got {validation.describe(net)}, expected {expected}")
-        self.net, self.name, self.dtype = net, name, dtype
+        self.net, self.name = net, name
+        self.passes: dict[str, Any] = {"chunk_size": chunk_size, "dtype": dtype}
         with _named(name):
             samples = example(net, x, inputs=True)
             rows = evenly_spaced(len(samples), max_samples)
             self.samples = samples[rows.to(samples.device)]
             check_finite(net)
             self.reading = read(net, self.samples, dtype=dtype)
-        empty = [layer.name for layer in self.reading.layers if 0 in layer.weight.shape]
-        validation.expect(not empty, name, f"layers {empty} without units", "at least one unit in each")
 
-    def seen(self, chunk_size: int, deadline: Deadline) -> Seen:
+    def seen(self, deadline: Deadline) -> Seen:
         """Return what the network does on the samples, as far as the time suffices.
 
         The activations of as many layers as fit in 128 MiB are in memory together, or those of one layer. Layers that
@@ -101,21 +100,21 @@ class View:
         """
 
         def measure(reading: Reading) -> Seen:
-            return self._seen(reading, chunk_size, deadline)
+            return self._seen(reading, deadline)
 
         with _named(self.name):
-            return leaving_out(self.net, self.samples, self.reading, measure, self.dtype)[0]
+            return leaving_out(self.net, self.samples, self.reading, measure, self.passes["dtype"])[0]
 
-    def _seen(self, reading: Reading, chunk_size: int, deadline: Deadline) -> Seen:
+    def _seen(self, reading: Reading, deadline: Deadline) -> Seen:
         layers, count = reading.layers, len(self.samples)
-        passes: dict[str, Any] = {"chunk_size": chunk_size, "dtype": self.dtype, "layers": False}
+        passes = {**self.passes, "layers": False, "over": deadline.over}
         uses, waiting = Uses(reading, count), [*range(len(layers)), OUTPUT]
         grams: dict[int, Tensor] = {}
         output = None
         while waiting:
             rows = _Rows(waiting, count)
             takers: list[Taker] = [rows, uses] if output is None else [rows]
-            if deadline.over() or stream(self.net, self.samples, reading, takers, **passes, over=deadline.over) < count:
+            if deadline.over() or stream(self.net, self.samples, reading, takers, **passes) < count:
                 break
             waiting = [i for i in waiting if i not in rows.blocks]
             output = torch.cat(rows.blocks.pop(OUTPUT)).cpu() if output is None else output

@@ -12,7 +12,6 @@ from bnrank._core.axes import OKABE_ITO, axes_for, dress
 from bnrank._core.content import Part, Table
 from bnrank._core.results import Printed
 from bnrank._core.sampling import evenly_spaced
-from bnrank.measures.comparing.weights import eps
 from bnrank.measures.weights import NOT_FINITE
 
 if TYPE_CHECKING:
@@ -39,60 +38,48 @@ class Comparison(Printed):
     @property
     def headline(self) -> str:
         """The comparison in a few sentences."""
-        data = self.data
+        data, frame = self.data, self.to_frame()
         lost = [row["name"] for row in remarks.rows(data, "skipped") if NOT_FINITE in row["reason"]]
-        sentences = (
-            [f"{_counted(len(lost), 'tensor')} not compared, NaN or infinite: {remarks.some(lost)}."] if lost else []
-        )
-        sentences += self._changes()
+        changes = [*(frame["change"] if len(frame) else ()), *data["tensor_change"].values]
+        apart, moved = np.isnan(changes).sum(), np.nansum(changes) > 0
         networks = [row["network"] for row in remarks.rows(data, "unmatched")]
-        sentences += [f"{_counted(networks.count(n), 'tensor')} only in {n}." for n in "ab" if n in networks]
-        sizes = {"norm": data.attrs.get("output_change"), "spread": data.attrs.get("output_change_of_spread")}
-        moved = " and ".join(f"{_share(size)} their {name}" for name, size in sizes.items() if size is not None)
-        return " ".join([*sentences, f"The outputs change by {moved}."] if moved else sentences)
+        outputs = {
+            name: data.attrs.get(f"output_change{end}") for name, end in (("norm", ""), ("spread", "_of_spread"))
+        }
+        sizes = [f"{100 * size:.3g} percent of their {name}" for name, size in outputs.items() if size is not None]
+        sentences = [
+            f"{_counted(len(lost), 'tensor')} not compared, NaN or infinite: {remarks.some(lost)}." if lost else "",
+            *(self._changes() if moved else [f"No difference in {_counted(len(changes) - apart, 'compared tensor')}."]),
+            f"{_counted(apart, 'matrix', 'matrices')} with a partner of another shape." if apart else "",
+            *(f"{_counted(networks.count(n), 'tensor')} only in {n}." for n in "ab" if n in networks),
+            f"The outputs change by {' and '.join(sizes)}." if sizes else "",
+        ]
+        return " ".join(filter(None, sentences))
 
     def _changes(self) -> list[str]:
-        """Return sentences on matrices that changed, by more than rounding or within it, and on other tensors."""
-        data, others = self.data, self.data["tensor_change"].values
-        change = data["change"].values if "change" in data else np.zeros(0)
-        compared, apart = np.isfinite([*change, *others]).sum(), int(np.isnan(change).sum())
-        sentences = [self._updated(), self._rounded()] if (change > 0).any() else []
+        """Return sentences on the matrices that changed, and on other tensors."""
+        frame, sentences = self.to_frame(), []
+        if len(frame) and (frame["change"] > 0).any():
+            changed = frame[frame["change"] > 0].assign(types=self.data["layer_storage"].values[frame["change"] > 0])
+            large, small = changed[changed["update_rank"] > 0], changed[changed["update_rank"] == 0]
+            text = f"{len(changed)} of {_counted(len(frame), 'matrix', 'matrices')} changed, by "
+            text += f"{_range(changed['change'])} times their norm"
+            if len(small):
+                text += f", {len(small)} within the rounding of {' and '.join(small['types'].unique())} storage"
+            if len(large):
+                text += (
+                    f"; the stable rank of the change is {_range(large['update_stable_rank'])} (that of the weights "
+                )
+                text += f"{_range(large['stable_rank_a'])})"
+            share = large["update_share"][large["full_rank_a"] > self.top].median()
+            if np.isfinite(share):
+                text += f", and {100 * share:.3g} percent of it (median) is in its {self.top} largest singular values"
+            sentences.append(f"{text}.")
+        others, rounding = self.data["tensor_change"].values, self.data["tensor_rounding"].values
         if (others > 0).any():
-            spacing = [eps(name) for name in data["tensor_storage"].values.tolist()]
-            beyond = int((others > spacing).sum())
-            sentences.append(f"{beyond} of {_counted(len(others), 'other tensor')} changed by more than rounding.")
-        elif not sentences:
-            sentences.append(f"No difference in {_counted(compared, 'compared tensor')}.")
-        if apart:
-            sentences.append(f"{_counted(apart, 'matrix', 'matrices')} with a partner of another shape.")
-        return [sentence for sentence in sentences if sentence]
-
-    def _updated(self) -> str:
-        """Return how far matrices changed by more than rounding, and the rank of the change."""
-        frame = self.to_frame()
-        some = frame[frame["update_rank"] > 0]
-        if some.empty:
-            return ""
-        text = (
-            f"{len(some)} of {_counted(len(frame), 'matrix', 'matrices')} changed, by {_range(some['change'])} times "
-        )
-        text += f"their norm; the stable rank of the change is {_range(some['update_stable_rank'])} (that of the "
-        text += f"weights {_range(some['stable_rank_a'])})"
-        share = some["update_share"][some["full_rank_a"] > self.top].median()
-        if np.isfinite(share):
-            text += f", and {100 * share:.3g} percent of it (median) is in its {self.top} largest singular values"
-        return f"{text}."
-
-    def _rounded(self) -> str:
-        """Return how far matrices changed by no more than what storing their entries in fewer bits can give."""
-        frame = self.to_frame().assign(storage=self.data["layer_storage"].values)
-        some = frame[(frame["change"] > 0) & (frame["update_rank"] == 0)]
-        if some.empty:
-            return ""
-        text = (
-            f"{len(some)} of {_counted(len(frame), 'matrix', 'matrices')} changed, by {_range(some['change'])} times "
-        )
-        return f"{text}their norm, within the rounding of {' and '.join(some['storage'].unique())} storage."
+            many = _counted(len(others), "other tensor")
+            sentences.append(f"{(others > rounding).sum()} of {many} changed by more than rounding.")
+        return sentences
 
     @property
     def notes(self) -> list[str]:
@@ -152,22 +139,21 @@ class Comparison(Printed):
         if "cka" not in data:
             return []
         names = data["layer_b"].values.tolist()
-        numbered = [f"{j}: {name}" for j, name in enumerate(names, 1)]
-        partners = {name: name for name in names}
+        partners = dict(zip(names, names, strict=True))
         if "layer_name" in data.coords:
             partners |= dict(zip(data["layer_name"].values.tolist(), data["layer_name_b"].values.tolist(), strict=True))
         for i, name in enumerate(data["layer_a"].values.tolist()):
-            one = data.isel(layer_a=i)
             row: dict[str, object] = {"layer of a": f"{i + 1}: {name}", "layer of b": None}
-            row |= {"dim. a": one["dimension_95_a"].item(), "of": one["units_a"].item()}
+            row |= {"dim. a": data["dimension_95_a"].values[i], "of": data["units_a"].values[i]}
             if partners.get(name) in names:
                 j = names.index(partners[name])
-                other = one.isel(layer_b=j)
-                row |= {"layer of b": numbered[j], "dim. b": other["dimension_95_b"].item()}
-                row |= {"of b": other["units_b"].item(), "CKA": other["cka"].item()}
-                row |= {"debiased": other["cka_debiased"].item(), "mean CCA": other["cca"].item()}
-            if one["cka"].notnull().any():
-                row["most similar"] = numbered[int(np.nanargmax(one["cka"].values))]
+                row["layer of b"] = f"{j + 1}: {names[j]}"
+                row |= {"dim. b": data["dimension_95_b"].values[j], "of b": data["units_b"].values[j]}
+                for heading, key in (("CKA", "cka"), ("debiased", "cka_debiased"), ("mean CCA", "cca")):
+                    row[heading] = data[key].values[i, j]
+            if data["cka"][i].notnull().any():
+                j = int(np.nanargmax(data["cka"].values[i]))
+                row["most similar"] = f"{j + 1}: {names[j]}"
             rows.append(row)
         return rows
 
@@ -192,19 +178,17 @@ class Comparison(Printed):
         >>> len(bnrank.compare(*nets, x).plot())
         3
         """
-        data = self.data
-        weights, similar = data.sizes["layer"] > 0, "cka" in data and data["cka"].size > 0
-        panels = 2 * weights + similar
+        data, frame = self.data, self.to_frame()
+        similar = "cka" in data and data["cka"].size > 0
+        panels = 2 * (len(frame) > 0) + similar
         validation.expect(panels, "comparison", "neither matched matrices nor activations", "some")
         axes = axes_for(axes, (1, panels), (4.2 * panels, 3.6))
-        if weights:
-            x = data["layer"].values
-            axes[0].bar(x, data["change"].values, color=OKABE_ITO[0])
+        if len(frame):
+            axes[0].bar(data["layer"], frame["change"], color=OKABE_ITO[0])
             dress(axes[0], "layer", "", "relative change of W")
-            rows = {f"{n}: {data.attrs[f'name_{n}']}": data["stable_rank"].values[k] for k, n in enumerate("ab")}
-            rows["difference"] = data["update_stable_rank"].values
-            for (label, values), color in zip(rows.items(), OKABE_ITO, strict=False):
-                axes[1].plot(x, values, marker=".", color=color, label=label)
+            labels = {f"stable_rank_{n}": f"{n}: {data.attrs[f'name_{n}']}" for n in "ab"}
+            for color, (key, label) in enumerate({**labels, "update_stable_rank": "difference"}.items()):
+                axes[1].plot(data["layer"], frame[key], marker=".", color=OKABE_ITO[color], label=label)
             axes[1].set_ylim(bottom=0)
             axes[1].legend(fontsize=7, frameon=False)
             dress(axes[1], "layer", "", "stable rank")
@@ -222,10 +206,6 @@ class Comparison(Printed):
             if len(chosen) < len(rows):
                 lines.append(f"{len(chosen)} of {len(rows)} {what} shown; .data has all")
         return [*lines, *self.notes]
-
-
-def _share(value: float) -> str:
-    return f"{100 * value:.3g} percent of" if value < 1 else f"{value:.3g} times"
 
 
 def _counted(count: int, one: str, many: str = "") -> str:
