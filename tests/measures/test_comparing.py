@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 import bnrank
@@ -534,3 +535,102 @@ def test_networks_without_activations_are_compared_by_weights_and_outputs():
     assert "a, b: outputs: not reached within max_minutes=1e-09" in late.notes
     with pytest.raises(ValueError, match="layer that runs once, with a value for each sample, in Repeated"):
         bnrank.measures.representations.kernels(a, x)
+
+
+class Experts(nn.Module):
+    """A mixture whose experts are one parameter (experts, out, in), in a precision that float64 lacks."""
+
+    def __init__(self):
+        super().__init__()
+        self.mix = nn.Module()
+        self.mix.weight = nn.Parameter(torch.randn(4, 12, 6))
+        self.head = nn.Linear(12, 3)
+
+    def forward(self, x):
+        if x.dtype == torch.float64:
+            raise RuntimeError("expected float32 or bfloat16")
+        return self.head(torch.relu(torch.einsum("eoi,ni->neo", self.mix.weight, x)).mean(1))
+
+
+def test_stacked_experts_are_compared_one_by_one():
+    torch.manual_seed(0)
+    a, b = Experts(), Experts()
+    b.load_state_dict(a.state_dict())
+    with torch.no_grad():
+        b.mix.weight[2] += torch.outer(torch.ones(12), torch.arange(6.0))
+    for sources in ((a, b), (a, b.state_dict()), (a.state_dict(), b)):  # a kernel by its name alone
+        data = bnrank.compare(*sources).data
+        assert data.layer_name.values.tolist() == ["mix[0]", "mix[1]", "mix[2]", "mix[3]", "head"]
+        assert data.update_rank.values.tolist() == [0, 0, 1, 0, 0]
+        size = float((b.mix.weight[2] - a.mix.weight[2]).detach().norm() / a.mix.weight[2].detach().norm())
+        assert data.change.values == pytest.approx([0, 0, size, 0, 0], rel=1e-6)
+        assert "only in" not in str(bnrank.compare(*sources))
+
+
+def test_a_mixture_that_lacks_float64_is_compared_in_another_precision():
+    torch.manual_seed(0)
+    net, x = Experts(), normal(20, 6)
+    with pytest.raises(ValueError, match=r"^a: .*dtype="):
+        bnrank.compare(net, net, x)
+    data = bnrank.compare(net, net, x, dtype=torch.float32).data
+    assert data.attrs["output_change"] == 0
+    assert float(data.cka.sel(layer_a="head", layer_b="head")) == pytest.approx(1)
+
+
+def test_quantized_weights_are_compared_as_what_they_stand_for(tmp_path):
+    weight = normal(256, 256) * torch.logspace(0, -3, 256)[:, None]
+    scale = weight.abs().amax(1, keepdim=True) / 448
+    codes = (weight / scale).to(torch.float8_e4m3fn)
+    save_file({"q.weight": codes, "q.weight_scale": scale}, tmp_path / "fp8.safetensors")
+    save_file({"q.weight": weight.bfloat16()}, tmp_path / "bf16.safetensors")
+    data = bnrank.compare(tmp_path / "bf16.safetensors", tmp_path / "fp8.safetensors").data
+    plain = weight.bfloat16().double()
+    right = float((codes.double() * scale.double() - plain).norm() / plain.norm())
+    assert data.change.values == pytest.approx([right], rel=1e-6)
+    assert (data.layer_name.values.tolist(), data.sizes["tensor"]) == (["q"], 0)
+    packed = {"q.qweight": torch.ones(4, 8, dtype=torch.int32), "q.scales": torch.ones(2, 8)}
+    data = bnrank.compare(packed, packed).data  # how they are packed, the file does not say
+    assert (data.skipped_name.values.tolist(), data.sizes["layer"]) == (["q.qweight"], 0)
+
+
+def test_tensors_that_cannot_be_read_are_listed():
+    states = [{"m": torch.empty(3, 3, device="meta"), "s": torch.eye(3).to_sparse(), "w": normal(3, 3)} for _ in "ab"]
+    states[1]["m"] = torch.eye(3)
+    found = bnrank.compare(*states)
+    reasons = dict(zip(found.data.skipped_name.values, found.data.skipped_reason.values, strict=True))
+    assert reasons.keys() == {"m", "s"}
+    assert reasons["m"].startswith("in a, on the meta device")
+    assert reasons["s"].startswith("in a, sparse")
+    assert found.data.layer_name.values.tolist() == ["w"]
+
+    class Sharded(torch.Tensor):
+        def full_tensor(self):
+            raise RuntimeError("no process group")
+
+    found = bnrank.compare(
+        {"w": normal(3, 3), "v": normal(2, 3)}, {"w": normal(3, 3).as_subclass(Sharded), "v": normal(2, 3)}
+    )
+    assert found.data.skipped_name.values.tolist() == ["w"]
+    assert "sharded" in found.data.skipped_reason.values[0]
+
+
+def test_weights_tied_in_one_network_only_are_compared_with_both():
+    tied = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6))
+    tied[2].weight = tied[0].weight
+    state = {name: value.clone() for name, value in tied.state_dict().items()}
+    state["2.weight"] += 1
+    for sources in ((tied, state), (state, tied)):
+        data = bnrank.compare(*sources).data
+        assert data.update_norm.values == pytest.approx([0, 6], rel=1e-6)
+    assert bnrank.compare(tied, tied).data.sizes["layer"] == 1
+
+
+def test_a_file_with_a_prefix_is_read_as_the_module_is():
+    net = nn.Sequential(nn.ConvTranspose2d(5, 4, 3), nn.Conv2d(4, 8, 3, groups=4))
+    state = {f"model.{name}": value + 0.1 for name, value in net.state_dict().items()}
+    moved = copy.deepcopy(net)
+    moved.load_state_dict({name.removeprefix("model."): value for name, value in state.items()})
+    expected, found = bnrank.compare(net, moved).data, bnrank.compare(net, state).data
+    assert found.layer_name_b.values.tolist() == ["model.0", "model.1"]
+    for name in ("stable_rank", "parameter_norm", "update_norm", "update_stable_rank"):
+        assert np.allclose(found[name], expected[name], rtol=1e-12), name
