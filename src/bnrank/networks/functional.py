@@ -71,7 +71,8 @@ class Functional:
 
     def __init__(self, net: nn.Module, dtype: torch.dtype = torch.float64, whole: Samples | None = None) -> None:
         self.dtype, self.whole, self._explained = validation.dtype(dtype), whole, False
-        self.module = replica(unwrap(net), self.dtype)
+        self._net = unwrap(net)
+        self.module = replica(self._net, self.dtype)
         self.parameters = {name: p.detach() for name, p in self.module.named_parameters()}
         self.buffers = dict(self.module.named_buffers())
         self._aliases = aliases(self.module)
@@ -188,12 +189,12 @@ class Functional:
             where = "which is run without, expected one with torch.enable_grad() around the part that needs them"
             error = ValueError(f"net: {kind} takes gradients in its forward, {where}")
             yield torch.enable_grad()(functools.partial(self._returned, parameters, x)), error
-        own = [p.dtype for p in self.module.parameters() if p.is_floating_point()]
+        own = [p.dtype for p in self._net.parameters() if p.is_floating_point()]
         for other in dict.fromkeys([torch.float32, *own, torch.float64]):
             if other != self.dtype:
                 advice = f"pass dtype={other} to a function that has this argument, as bnrank.profile has"
                 text = f"net: {kind} runs on x of shape {shapes} in {other}, but not in {self.dtype}: {why}; {advice}"
-                function = Functional(self.module, other)
+                function = Functional(self._net, other)
                 yield functools.partial(function._returned, function.parameters, x), PrecisionError(text, other, advice)
         if isinstance(x, Tensor) and x.is_floating_point():
             got = f"x: got real numbers of dtype {x.dtype}, on which {kind} fails"

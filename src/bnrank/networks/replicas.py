@@ -69,7 +69,7 @@ def copied(value: Copied, memo: dict[int, Any] | None = None) -> Copied:
         made = copy.deepcopy(value, done)
     parts = {id(sub): done[id(sub)] for sub in modules if isinstance(done.get(id(sub)), nn.Module)}
     for part in parts.values():
-        hooks = [registry for name, registry in vars(part).items() if name.endswith("_hooks") and registry]
+        hooks: list[Any] = [registry for name, registry in vars(part).items() if name.endswith("_hooks") and registry]
         for functions in [vars(part), *hooks]:
             functions.update({key: _rebound(value, parts) for key, value in functions.items() if _closure(value)})
     return made
@@ -131,7 +131,7 @@ def replica(net: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
     for tensor in (tensor for sub in plain for tensor in _tensors(list(vars(sub).values()))):
         if id(tensor) not in memo:
             own = converted(tensor.detach(), dtype or tensor.dtype)
-            memo[id(tensor)] = nn.Parameter(own, requires_grad=False) if isinstance(tensor, nn.Parameter) else own
+            memo[id(tensor)] = nn.Parameter(own, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else own
     try:
         made = copied(net, memo)
     except Exception as error:
