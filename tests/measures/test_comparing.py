@@ -241,7 +241,7 @@ def test_networks_of_other_shapes_have_ranks_and_no_change():
 
 def test_networks_without_common_tensors_are_refused_without_samples():
     a, b = {"u": normal(4, 3)}, {"w": normal(5, 2)}
-    with pytest.raises(ValueError, match=r"^a, b: .*u \(4 x 3\).*w \(5 x 2\)"):
+    with pytest.raises(ValueError, match=r"^a, b: .*only in a: u; only in b: w"):
         bnrank.compare(a, b)
 
 
@@ -316,19 +316,19 @@ def test_two_files_of_onnx_are_compared(tmp_path):
     assert float(found.data.change[0]) == pytest.approx(20**0.5 / np.linalg.norm(w))
 
 
-def test_one_sample_and_constant_activations_have_no_cka_and_are_noted():
+def test_one_sample_and_constant_activations_have_no_cka():
     net = mlp(4, 6, 2)
     found = bnrank.compare(net, net, normal(1, 4))
     assert np.isnan(found.data.cka).all()
-    assert "x: 1 samples" in str(found)
-    assert "x: 3 samples" in str(bnrank.compare(net, net, normal(3, 4)))
+    few = bnrank.compare(net, net, normal(3, 4)).data
+    assert np.allclose(np.diag(few.cka), 1)
+    assert np.isnan(few.cka_debiased).all()
     dead = copy.deepcopy(net)
     with torch.no_grad():
         dead[0].weight.zero_()
         dead[0].bias.fill_(0.3)
     found = bnrank.compare(net, dead, normal(10, 4))
     assert np.isnan(found.data.cka[:, 0]).all()
-    assert "constant in b" in str(found)
     assert float(found.data.change[0]) == pytest.approx(1)
     zero = bnrank.compare(dead, net)
     assert math.isinf(float(zero.data.change[0]))
@@ -467,7 +467,7 @@ def test_the_headline_says_what_is_rounding(dtype):
     [
         ((3, {"w": normal(2, 2)}), TypeError, "a: got 3"),
         (({"w": normal(2, 2)}, "none.safetensors"), ValueError, "b: got 'none.safetensors'"),
-        (({"w": normal(2, 2)}, {"w": normal(2, 2)}, normal(3, 2)), TypeError, "a: got .*nn.Module where x is given"),
+        (({"w": normal(2, 2)}, {"w": normal(2, 2)}, normal(3, 2)), TypeError, "a: got .*Module"),
         ((nn.Linear(2, 2), nn.Linear(3, 2), normal(3, 2)), ValueError, "b: "),
         ((nn.Linear(2, 2),), TypeError, "a, b: got .* alone, expected two networks"),
         (([nn.Linear(2, 2)],), ValueError, "a: got 1 networks, expected at least 2"),

@@ -71,21 +71,17 @@ def compared(
         similar, notes = representations.dataset(*(view.seen(deadline) for view in views))
         data = data.merge(similar, combine_attrs="override").assign_attrs(similar.attrs)
         data = remarks.attach(data, "note", notes)
-    elif not data.sizes["layer"] and not data.sizes["tensor"]:
-        reasons = [f"{row['name']}: {row['reason']}" for row in remarks.rows(data, "skipped")]
-        reasons += [
-            f"{row['name']} ({row['shape']}) only in {row['network']}" for row in remarks.rows(data, "unmatched")
-        ]
-        advice = "".join(f"; {row['name']}: {row['note']}" for row in remarks.rows(data, "note"))
-        name = "max_minutes" if deadline.over() else "a, b"
-        raise ValueError(f"{name}: got no tensors to compare ({'; '.join(reasons[:6])}), expected some{advice}")
     names = [str(net) if isinstance(net, str | Path) else held.title for net, held in ((a, first), (b, second))]
     about = {"title": " and ".join(names), "name_a": names[0], "name_b": names[1], "top": top}
     data = data.assign_attrs(about, dtype=str(passes["dtype"]).removeprefix("torch."), bnrank_version=__version__)
-    for key, long_name in (LONG_NAMES | representations.LONG_NAMES | weights.LONG_NAMES).items():
+    for key, text in (LONG_NAMES | representations.LONG_NAMES | weights.LONG_NAMES).items():
         if key in data:
-            data[key].attrs |= {"long_name": long_name, "units": "1"}
-    return Comparison(data)
+            data[key].attrs |= {"long_name": text, "units": "1"}
+    found = Comparison(data)
+    if not views and not data.sizes["layer"] and not data.sizes["tensor"]:
+        name = "max_minutes" if deadline.over() else "a, b"
+        raise ValueError(f"{name}: got no tensors to compare ({'; '.join(found.notes[:6])}), expected some")
+    return found
 
 
 def _tensors(

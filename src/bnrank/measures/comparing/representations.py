@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ from bnrank.measures import similarity
 from bnrank.measures.layerwise import ROUNDING, LayerUse, Uses, few_samples
 from bnrank.measures.spectra import MAX_TOGETHER
 from bnrank.networks.functional import check_finite, example
-from bnrank.networks.reading import Reading, Taker, leaving_out, named, read, stream
+from bnrank.networks.reading import Reading, Taker, leaving_out, read, stream
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -80,17 +81,14 @@ class View:
     def __init__(
         self, net: object, x: Any, name: str, *, max_samples: int, chunk_size: int, dtype: torch.dtype
     ) -> None:
-        if not isinstance(net, nn.Module):
-            expected = "a torch.nn.Module where x is given: tensors alone cannot be run"
-            raise TypeError(f"{name}: got {validation.describe(net)}, expected {expected}")
-        self.net, self.name = net, name
+        self.net, self.name = validation.kind(net, name, nn.Module), name  # tensors alone cannot be run
         self.passes: dict[str, Any] = {"chunk_size": chunk_size, "dtype": dtype}
         with _named(name):
-            samples = example(net, x, inputs=True)
+            samples = example(self.net, x, inputs=True)
             rows = evenly_spaced(len(samples), max_samples)
             self.samples = samples[rows.to(samples.device)]
-            check_finite(net)
-            self.reading = read(net, self.samples, dtype=dtype)
+            check_finite(self.net)
+            self.reading = read(self.net, self.samples, dtype=dtype)
 
     def seen(self, deadline: Deadline) -> Seen:
         """Return what the network does on the samples, as far as the time suffices.
@@ -98,11 +96,8 @@ class View:
         The activations of as many layers as fit in 128 MiB are in memory together, or those of one layer. Layers that
         only some samples reach are left out.
         """
-
-        def measure(reading: Reading) -> Seen:
-            return self._seen(reading, deadline)
-
         with _named(self.name):
+            measure = functools.partial(self._seen, deadline=deadline)
             return leaving_out(self.net, self.samples, self.reading, measure, self.passes["dtype"])[0]
 
     def _seen(self, reading: Reading, deadline: Deadline) -> Seen:
@@ -119,7 +114,7 @@ class View:
             waiting = [i for i in waiting if i not in rows.blocks]
             output = torch.cat(rows.blocks.pop(OUTPUT)).cpu() if output is None else output
             for i in sorted(rows.blocks):
-                grams[i] = _gram(torch.cat(rows.blocks.pop(i)), named(layers, i, "activations"))
+                grams[i] = similarity.gram(torch.cat(rows.blocks.pop(i)))
         use = {} if output is None else uses.use()
         missed = [layer.name for i, layer in enumerate(layers) if i not in grams]
         left_out = [f"activations of {', '.join(missed)}: {deadline.missed}"] if missed else []
@@ -130,12 +125,6 @@ class View:
         names = tuple(layer.name for layer in layers)
         used = tuple(use.get(name, UNKNOWN) for name in names)
         return Seen(names, tuple(grams.get(i) for i in range(len(layers))), used, output, count, tuple(left_out))
-
-
-def _gram(rows: Tensor, name: str) -> Tensor:
-    if not bool(torch.isfinite(rows).all()):
-        raise ValueError(f"net: {name}: got NaN or infinite entries, expected finite ones")
-    return similarity.gram(rows)
 
 
 @contextmanager
@@ -155,9 +144,10 @@ def dataset(a: Seen, b: Seen) -> tuple[xr.Dataset, list[dict[str, str]]]:
 
     notes = [{"name": letter, "note": text} for letter, seen in (("a", a), ("b", b)) for text in seen.left_out]
     notes += few_samples(a.samples, dict(enumerate((*a.use, *b.use))))
-    if a.samples < 4:
-        notes.append({"name": "x", "note": f"{a.samples} samples: CKA needs at least 2, the debiased one 4"})
-    grams = [[torch.zeros(a.samples, a.samples) if k is None else k for k in seen.grams] for seen in (a, b)]
+    grams = [
+        [torch.zeros(a.samples, a.samples, dtype=torch.float64) if k is None else k for k in seen.grams]
+        for seen in (a, b)
+    ]
     shape = len(a.names), len(b.names)
     components = [[similarity.components(k) for k in side] for side in grams]
     cca = [similarity.mean_correlation(u, v) for u in components[0] for v in components[1]]
@@ -175,13 +165,7 @@ def dataset(a: Seen, b: Seen) -> tuple[xr.Dataset, list[dict[str, str]]]:
         }
         for name, column in columns.items():
             data[f"{name}_{letter}"] = f"layer_{letter}", np.array(column, dtype=float)
-        constant = [name for name, k in zip(seen.names, seen.grams, strict=True) if k is not None and not k.any()]
-        if constant and a.samples > 1:
-            notes.append({"name": ", ".join(constant), "note": f"constant in {letter}: no CKA"})
-    if a.output is not None and b.output is not None and a.output.shape != b.output.shape:
-        text = f"shapes {tuple(a.output.shape[1:])} and {tuple(b.output.shape[1:])}: no change"
-        notes.append({"name": "outputs", "note": text})
-    elif a.output is not None and b.output is not None:
+    if a.output is not None and b.output is not None and a.output.shape == b.output.shape:
         data.attrs |= _change(a.output, b.output)
     return data, notes
 
