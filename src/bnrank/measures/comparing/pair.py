@@ -20,7 +20,7 @@ from bnrank.measures import weights
 from bnrank.measures.comparing import matching, representations
 from bnrank.measures.comparing.result import Comparison
 from bnrank.measures.weights import Measured
-from bnrank.networks.reading import Listing, listing
+from bnrank.networks.reading import Listing, Matrix, listing
 from bnrank.networks.reading.matrices import Source
 from bnrank.networks.reading.stored import Stored, UnreadableError
 
@@ -116,13 +116,8 @@ def _measured(pair: matching.Pair, top: int, deadline: Deadline) -> list[Row]:
     a, b = _loaded(pair.a, "a"), _loaded(pair.b, "b")
     b = b.to(a.device)
     dtype = max(pair.a.dtype, pair.b.dtype, key=_eps)  # the coarser one
-    rows = []
-    for one, other in pair.matrices:
-        first, second = one.blocks(a), other.blocks(b)
-        both = {"a": weights.of_matrix(one, first), "b": weights.of_matrix(other, second)}
-        rows.append({"storage": dtype, **both, **_update(first, second, both["a"], both["b"], _eps(dtype), top)})
-    if rows:
-        return rows
+    if pair.matrices:
+        return [_compared(one, other, one.blocks(a), other.blocks(b), dtype, top) for one, other in pair.matrices]
     if a.shape != b.shape:
         raise UnreadableError("no matrix, and of different shapes")
     change = _ratio(float((_wide(b) - _wide(a)).norm()), float(_wide(a).norm()))
@@ -158,27 +153,31 @@ def _dataset(rows: Sequence[Row], atol: float, rtol: float, max_values: int) -> 
     for name in ("left_angles", "right_angles"):
         angles = [torch.tensor(row.get(name, (math.nan,)), dtype=torch.float64) for row in matrices]
         data[name] = ("layer", "angle"), pad_sequence(angles, True, math.nan).numpy()
+    for name in ("update_relative_rank", "update_stable_rank", "update_entropy_rank"):
+        data[name] = data[name].where(data["update_norm"] > 0)
     return data.assign(subspace=data["left_angles"].notnull().sum("angle").astype(float))
 
 
-def _update(a: Tensor, b: Tensor, own: Measured, other: Measured, spacing: float, top: int) -> Row:
-    """Return the difference of two matrices, or of several together, and the angles of their leading subspaces."""
-    if a.shape != b.shape:
-        return {"update": Measured(own.matrix, torch.zeros(0, dtype=torch.float64), 0.0, 0)}
-    difference = _wide(b) - _wide(a)
+def _compared(a: Matrix, b: Matrix, first: Tensor, second: Tensor, dtype: str, top: int) -> Row:
+    """Return what is measured of two matrices, given as blocks, of their difference, and of their leading subspaces."""
+    own, other = weights.of_matrix(a, first), weights.of_matrix(b, second)
+    row = {"storage": dtype, "a": own, "b": other, "update": Measured(a, torch.zeros(0, dtype=torch.float64), 0.0, 0)}
+    if first.shape != second.shape:
+        return row
+    difference, spacing = _wide(second) - _wide(first), _eps(dtype)
     by_gram = min(difference.shape[-2:]) > weights.GRAM and spacing > 1e-10
     values = weights.singular_values(difference, gram=by_gram).cpu()
     norm, shares = float(values.norm()), (values / values[:1]).square()  # squares of small numbers vanish
-    row = {
-        "update": Measured(own.matrix, values, norm**2, 0),
+    row |= {
+        "update": Measured(a, values, norm**2, 0),
         "change": _ratio(norm, float(own.values.norm())),
         "update_norm": norm,
-        "update_rank": float((values > max(_rounding(a, spacing), _rounding(b, spacing))).sum()),
+        "update_rank": float((values > max(_rounding(first, spacing), _rounding(second, spacing))).sum()),
         "update_share": float(shares[:top].sum() / shares.sum()),
     }
-    k = min(top, int(linalg.rank(own.values)), int(linalg.rank(other.values)), min(a.shape[-2:]) // 2)
-    if len(a) == 1 and k:
-        (u, v), (w, z) = _leading(a[0], k), _leading(b[0], k)
+    k = min(top, int(linalg.rank(own.values)), int(linalg.rank(other.values)), min(first.shape[-2:]) // 2)
+    if len(first) == 1 and k:
+        (u, v), (w, z) = _leading(first[0], k), _leading(second[0], k)
         row |= {"left_angles": _angles(u, w), "right_angles": _angles(v, z)}
     return row
 

@@ -157,14 +157,10 @@ def dataset(a: Seen, b: Seen) -> tuple[xr.Dataset, list[dict[str, str]]]:
     data.attrs["samples"] = a.samples
     for letter, seen in (("a", a), ("b", b)):
         data[f"layer_{letter}"] = np.array(seen.names, dtype=str)
-        columns = {
-            "units": [use.units or math.nan for use in seen.use],
-            "dimension_95": [use.dimensions[0] for use in seen.use],
-            "dimension_99": [use.dimensions[1] for use in seen.use],
-            "dead_units": [use.dead for use in seen.use],
-        }
-        for name, column in columns.items():
-            data[f"{name}_{letter}"] = f"layer_{letter}", np.array(column, dtype=float)
+        columns = [(use.units or math.nan, *use.dimensions, use.dead) for use in seen.use]
+        table = np.array(columns, dtype=float).reshape(-1, 4)
+        for name, column in zip(("units", "dimension_95", "dimension_99", "dead_units"), table.T, strict=True):
+            data[f"{name}_{letter}"] = f"layer_{letter}", column
     if a.output is not None and b.output is not None and a.output.shape == b.output.shape:
         data.attrs |= _change(a.output, b.output)
     return data, notes

@@ -52,7 +52,7 @@ def _ranks(found: Comparison, hover: list[str], x: dict[str, object]) -> Chart:
     data, drawn, tops = found.data, [], []
     for name in RANKS.values():
         own = data["weight_relative_rank" if name == "relative_rank" else name].values
-        change = np.where(data["update_norm"].values > 0, data[f"update_{name}"].values, np.nan)
+        change = data[f"update_{name}"].values
         drawn.append([parts.numbers(row) for row in (*own, change)])
         tops.append([0, parts.numbers(1.06 * parts.largest(np.vstack([own, change])))])
     places = list(range(1, len(hover) + 1))
