@@ -43,9 +43,10 @@ def compare(
 ) -> Comparison | Record:
     """Return what differs between two networks, layer by layer; with one argument, along the checkpoints of a training.
 
-    Tensors are matched by name; if no names are equal, by name without a prefix of modules ("model."). Tensors without a
-    partner are then matched in order where their shapes are equal. The result says so, and lists what remains. Matrices
-    are those of :func:`bnrank.profile`, with their names; a tensor of a file is read as its partner in a module is.
+    Tensors are matched by name; if no names are equal, by name without a prefix of modules ("model."). Tensors without
+    a partner are then matched in order where their shapes are equal. The result says so, and lists what remains.
+    Matrices are those of :func:`bnrank.profile`, by the same names; a tensor of a file is read as its partner in a
+    module is.
     Low-rank adapters (LoRA) are not added to the weights beside them: merge them first.
 
     Parameters
