@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,6 @@ from bnrank._version import __version__
 from bnrank.measures import weights
 from bnrank.measures.comparing import matching, representations
 from bnrank.measures.comparing.result import Comparison
-from bnrank.measures.weights import Measured
 from bnrank.networks.reading import Listing, Matrix, listing
 from bnrank.networks.reading.matrices import Source
 from bnrank.networks.reading.stored import Stored, UnreadableError
@@ -161,7 +161,7 @@ def _dataset(rows: Sequence[Row], atol: float, rtol: float, max_values: int) -> 
 def _compared(a: Matrix, b: Matrix, first: Tensor, second: Tensor, dtype: str, top: int) -> Row:
     """Return what is measured of two matrices, given as blocks, of their difference, and of their leading subspaces."""
     own, other = weights.of_matrix(a, first), weights.of_matrix(b, second)
-    row = {"storage": dtype, "a": own, "b": other, "update": Measured(a, torch.zeros(0, dtype=torch.float64), 0.0, 0)}
+    row = {"storage": dtype, "a": own, "b": other, "update": replace(own, values=own.values[:0])}
     if first.shape != second.shape:
         return row
     difference, spacing = _wide(second) - _wide(first), _eps(dtype)
@@ -169,7 +169,7 @@ def _compared(a: Matrix, b: Matrix, first: Tensor, second: Tensor, dtype: str, t
     values = weights.singular_values(difference, gram=by_gram).cpu()
     norm, shares = float(values.norm()), (values / values[:1]).square()  # squares of small numbers vanish
     row |= {
-        "update": Measured(a, values, norm**2, 0),
+        "update": replace(own, values=values),
         "change": _ratio(norm, float(own.values.norm())),
         "update_norm": norm,
         "update_rank": float((values > max(_rounding(first, spacing), _rounding(second, spacing))).sum()),
