@@ -165,11 +165,9 @@ def test_an_mlp_has_a_vertex_per_neuron():
     assert [len(cut) for cut in graph.cuts()] == [12 + 4 + 4 + 2, 16 + 4 + 2, 8 + 2]
 
 
-def test_drawings_have_the_layers_as_headings():
+def test_fixed_edges_are_drawn_dashed():
     _, _, graph = expanded("skip")
     ax = graph.draw()
-    places = {t.get_text(): t.get_position() for t in ax.texts}
-    assert [places[name][0] for name in ("input", "a", "b", "add", "c")] == [0, 1, 2, 3, 4]
     dashed = [p for p in ax.patches if p.get_linestyle() not in ("solid", "-")]
     assert len(dashed) == 6
 

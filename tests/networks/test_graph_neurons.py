@@ -349,7 +349,7 @@ def test_drawings_go_from_left_to_right(g):
         assert (style in ("solid", "-")) == free
     widths = [width for _, width, _, _ in drawn]
     assert np.array_equal(np.argsort(widths, kind="stable"), np.argsort(np.abs(graph.weights), kind="stable"))
-    assert [t.get_text() for t in ax.texts].count("const") == ("constant" in graph.vertices)
+    assert [t.get_text() for t in ax.texts].count("constant") == ("constant" in graph.vertices)
 
 
 def test_drawings_take_axes_and_have_a_limit():

@@ -150,8 +150,7 @@ class LayerGraph(Printed):
     def draw(self, axes: Any = None) -> Axes:
         """Draw the operations from left to right, in the order of execution, colored by kind.
 
-        Skip connections are drawn as arcs. Where the shape of a value changes, it is shown below the operation. Graphs
-        with more than 9 steps have vertical labels.
+        Skip connections are drawn as arcs, with the shape of every value below its operation.
 
         Parameters
         ----------
@@ -162,7 +161,7 @@ class LayerGraph(Printed):
         -------
         matplotlib axes
         """
-        return drawing.draw_operations(self.nodes, self.output, axes)
+        return drawing.draw_operations(self.nodes, axes)
 
 
 def neurons(graph: LayerGraph, parameters: Mapping[str, Tensor], max_edges: int = EDGE_LIMIT) -> NeuronGraph:

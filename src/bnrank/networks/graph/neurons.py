@@ -324,11 +324,10 @@ class NeuronGraph:
         ValueError
             If there are more than 2000 edges.
         """
-        places = drawing.graph_places(self.wiring)
-        ends = np.stack([self.wiring.sources, self.wiring.targets], 1)
-        names, headings = drawing.graph_names(self.vertices, places[0])
-        values = (self.weights, self.learnable, self.slopes)
-        return drawing.draw_neurons(places, ends, *values, names, axes, headings=headings)
+        columns, ends = self.wiring.levels.copy(), np.stack([self.wiring.sources, self.wiring.targets], 1)
+        columns[np.setdiff1d(self.wiring.outputs, self.wiring.sources)] = columns.max()
+        rows, values = drawing.heights(columns, ends), (self.weights, self.learnable, self.slopes)
+        return drawing.draw_neurons(columns, rows, ends, *values, self.vertices, axes)
 
     def __eq__(self, other: object) -> bool:
         """Return whether another graph has the same vertices, edges and attributes, in the same order."""
