@@ -14,7 +14,7 @@ from bnrank.figures.f06_falling_ball import figure as f06
 from bnrank.figures.f06_falling_ball import readouts as reading
 from bnrank.figures.f06_falling_ball.computation import Ball, Setup
 from bnrank.figures.f06_falling_ball.readouts import Read, Readout
-from bnrank.networks.capturing import capture
+from bnrank.networks.reading import capture
 from bnrank.tasks import falling_ball
 
 DEPTH = 6

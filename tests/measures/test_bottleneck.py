@@ -7,7 +7,7 @@ from torch import nn
 
 import bnrank
 from bnrank.measures import bottlenecks, contraction, spectra
-from bnrank.networks import capturing
+from bnrank.networks.reading import capturing
 from bnrank.networks.mlp import from_layers
 from oracles import circular_convolution_matrix, layer_values, spectrum
 

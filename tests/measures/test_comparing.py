@@ -14,7 +14,7 @@ from bnrank._core import deadline
 from bnrank.measures import spectra
 from bnrank.measures.comparing import representations
 from bnrank.measures.comparing.matching import matched
-from bnrank.networks import capturing
+from bnrank.networks.reading import capturing
 from bnrank.networks.tensors import of_mapping
 
 
@@ -376,7 +376,7 @@ def test_a_module_tells_how_the_kernels_of_its_state_dict_are_read():
 def test_a_large_matrix_has_the_same_numbers_by_the_gram_matrix(monkeypatch):
     a, b = {"w": normal(30, 20)}, {"w": normal(30, 20, seed=1)}
     exact = bnrank.compare(a, b).data
-    monkeypatch.setattr("bnrank.measures.tensors.GRAM", 5)
+    monkeypatch.setattr("bnrank.measures.weights.GRAM", 5)
     gram = bnrank.compare(a, b).data
     for name in ("update_singular_values", "update_stable_rank", "weight_singular_values", "left_angles"):
         assert np.allclose(exact[name], gram[name], rtol=1e-6, equal_nan=True)

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 from bnrank.networks import casting, functional, read
-from bnrank.networks.capturing import Taker, stream
+from bnrank.networks.reading import Taker, stream
 from bnrank.networks.functional import Functional
 from helpers import normal
 

@@ -36,10 +36,10 @@ def test_every_parameter_is_measured_or_has_a_reason(name, example):
         pieces = [
             piece
             for layer in owners
-            if layer.parameter == entry.name or entry.name.endswith("bias")
-            for piece in [layer.weight if layer.parameter == entry.name else layer.bias]
+            if layer.matrix.tensor == entry.name or entry.name.endswith("bias")
+            for piece in [layer.weight if layer.matrix.tensor == entry.name else layer.bias]
         ]
-        transposed = any(layer.source is not None and layer.source.transposed for layer in owners)
+        transposed = any(layer.matrix.is_turned for layer in owners)
         for piece in pieces:
             own = held[entry.name].T if transposed and piece.ndim == 2 else held[entry.name]
             assert piece.data_ptr() in {row.data_ptr() for row in own}  # a part of this parameter
@@ -269,7 +269,7 @@ def test_tied_weights_are_measured_once():
     reading = read(net, x)
     assert [layer.name for layer in reading.weights].count("embed") == 1
     assert "head" not in [layer.name for layer in reading.weights]
-    assert "shared with 'embed'" in next(s.reason for s in reading.skipped if s.name == "head")
+    assert "the same tensor as embed.weight" in next(s.reason for s in reading.skipped if s.name == "head")
     ds = bnrank.profile(net, x)
     total = sum(float(p.detach().double().square().sum()) for p in net.parameters())
     assert float(ds.parameter_norm.sum()) == pytest.approx(total)
@@ -311,7 +311,10 @@ def test_scripted_parts_are_listed_with_what_to_do():
             (part,) = reading.skipped
             assert part.name == "1.0"
             assert "give the module that it was made from" in part.reason
-        assert bnrank.profile(net, x)["units"].values.tolist() == [4, 2]
+        ds = bnrank.profile(net, x)
+        assert ds["units"].values.tolist()[:2] == [4, 2]
+        assert ds["layer_name"].values.tolist() == ["0", "2", "1.0"]
+        assert "only its weight is measured" in str(describe(ds))
 
 
 def test_what_cannot_be_read_says_what_to_do():

@@ -74,7 +74,7 @@ def test_layers_come_in_order_of_execution_and_the_others_with_a_reason():
     assert "never called" in reasons["unused"]
     assert "called 2 times" in reasons["twice"]
     assert "'copy'" in reasons["tied"]
-    assert "'tied'" in reasons["copy"]
+    assert reasons["copy"] == "tied: the same tensor as tied.weight, counted once"
     assert "scale" in reasons[""]
 
 
@@ -135,7 +135,7 @@ def test_pruned_layers_are_measured_on_samples_with_the_masked_weight():
     state = {key: value.clone() for key, value in net.state_dict().items()}
     x = torch.randn(6, 2, 4, 4, generator=generator())
     ds = bnrank.profile(net, x)
-    assert ds.layer_name.values.tolist() == ["0", "3", "5", "7"]
+    assert ds.layer_name.values.tolist() == ["0", "3", "5.matrix", "7"]
     assert "skipped" not in ds.dims
     plain = copied(net)
     for index, name in ((0, "weight"), (3, "weight"), (3, "bias"), (5, "matrix"), (7, "bias")):
@@ -305,7 +305,7 @@ def test_a_forward_that_cannot_run_in_float64_says_so_and_runs_in_float32():
             self.a, self.fixed = nn.Linear(3, 2), torch.ones(2, 2)
 
         def forward(self, x):
-            return self.a(x) @ self.fixed
+            return self.a(x) @ self.fixed.float()
 
     net, x = Stubborn(), torch.randn(4, 3, generator=generator())
     reading = read(net, x)
@@ -348,8 +348,6 @@ def test_errors_name_the_argument():
         list(capture(unused, x, read(unused)))
     with pytest.raises(ValueError, match="reading: got one of another module"):
         capture(bnrank.MLP([3, 2]), x, read(bnrank.MLP([3, 2])))
-    with pytest.raises(ValueError, match="DataParallel"):
-        read(nn.DataParallel(nn.Linear(3, 3)))
 
 
 def test_numpy_samples_and_compiled_modules_are_read():

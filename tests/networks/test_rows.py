@@ -99,7 +99,7 @@ def test_one_graph_per_sample_is_measured():
     )
     assert bnrank.profile(Graph(), NODES[None]).sizes["sample"] == 1
     alone = bnrank.profile(Graph())
-    first = alone.weight_singular_values.values[alone.layer_name == "a.weight"][0]
+    first = alone.weight_singular_values.values[alone.layer_name == "a"][0]
     np.testing.assert_allclose(first[:5], ds.weight_singular_values[0, :5], rtol=1e-6)
 
 

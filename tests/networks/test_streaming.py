@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 import bnrank
-from bnrank.networks import capture, capturing, read
+from bnrank.networks import capture, read
+from bnrank.networks.reading import capturing
 from helpers import normal
 
 

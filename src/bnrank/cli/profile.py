@@ -12,7 +12,7 @@ from bnrank.cli import terminal
 from bnrank.cli.arguments import DATA, ModelFiles, Quiet, TableColumns, page_path, words, write_page
 from bnrank.cli.naming import Names
 from bnrank.cli.terminal import escape
-from bnrank.networks.tensor_files import is_named_so
+from bnrank.networks.reading.files import is_named_so
 from bnrank.training.history import NETWORKS
 
 # Headings that fit a terminal of 80 columns.

@@ -16,7 +16,7 @@ from bnrank.discovery.adapter_training import CONVOLUTIONS, IGNORED, PENALTY, RA
 from bnrank.networks.chain import registered
 from bnrank.networks.functional import check_finite, copied, example, unwrap
 from bnrank.networks.inputs import Samples
-from bnrank.networks.reading import weight_holders
+from bnrank.networks.reading import listing
 from bnrank.tasks.losses import LOSSES
 
 MULTIPLE = 4  # rank of the adapters that are trained, in uniform ranks
@@ -286,7 +286,8 @@ def _layers(net: nn.Module) -> tuple[dict[str, Any], dict[str, str]]:
             users[id(parameter)] = users.get(id(parameter), 0) + 1
     layers: dict[str, Any] = {}
     skipped: dict[str, str] = {}
-    holders = weight_holders(net)
+    with listing(net) as held:
+        holders = {matrix.stored.module for matrix in held.matrices}
     for name, module in net.named_modules():
         if not isinstance(module, (nn.Linear, *CONVOLUTIONS)):
             if module in holders or isinstance(module, nn.Bilinear):

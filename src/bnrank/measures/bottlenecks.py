@@ -16,10 +16,9 @@ from bnrank._core.results import Printed
 from bnrank._core.validation import Data
 from bnrank.measures import contraction, nonlinearity, spectra
 from bnrank.measures.accumulating import METHODS
-from bnrank.networks.capturing import capture, leaving_out
 from bnrank.networks.functional import Functional, check_finite, example
 from bnrank.networks.inputs import Example, Samples
-from bnrank.networks.reading import Layer, Reading, read_or
+from bnrank.networks.reading import Layer, Reading, capture, leaving_out, read_or
 from bnrank.networks.reasons import Skipped
 
 __all__ = ["Bottleneck", "LayerStructure", "Structure", "bottleneck", "detect", "ranks"]

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from bnrank._core.sampling import evenly_spaced
-from bnrank.networks.capturing import Taker, UnobservedError, stream
 from bnrank.networks.inputs import Inputs, Samples
-from bnrank.networks.reading import Reading
+from bnrank.networks.reading import Reading, Taker, UnobservedError, stream
 
 MAX_SAMPLES = 64  # that are looked at
 INTEGERS = 1.0  # the variation of integers, such as tokens: that of vectors with a 1 at their place, at most

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from bnrank.measures.usage import FEW, LEAST, SHARES, variance_dimension
-from bnrank.networks.capturing import Taker, stream
-from bnrank.networks.reading import Layer, Reading
+from bnrank.networks.reading import Layer, Reading, Taker, stream
 
 POSITIONS = 64  # of one sample, in an image or a sequence
 ROUNDING = 100  # units in the last place within which activations of equal rows can differ

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,17 +12,14 @@ from torch import Tensor, nn
 from bnrank._core import heap
 from bnrank._core.deadline import Deadline
 from bnrank._core.progress import bar
-from bnrank.measures import bottlenecks, spectra, tensors
+from bnrank.measures import bottlenecks, spectra, weights
 from bnrank.measures.choices import PATCHES, Choice
 from bnrank.measures.layerwise import LayerUse, Uses, few_samples
 from bnrank.measures.nonlinearity import Ratio
 from bnrank.measures.samplewise import SampleMeasures
-from bnrank.networks.capturing import capture, leaving_out
 from bnrank.networks.inputs import Samples
-from bnrank.networks.reading import Layer, Reading
+from bnrank.networks.reading import Layer, Reading, capture, leaving_out
 from bnrank.networks.reasons import Skipped, only_weight
-from bnrank.networks.tensor_matrices import pieces
-from bnrank.networks.tensors import entry
 
 
 @dataclass(frozen=True)
@@ -89,7 +85,7 @@ def measure(net: nn.Module, x: Samples, choice: Choice, reading: Reading, d_out:
         capture(net, x, reading)  # says so
     kind, deadline = type(net).__name__, settings.deadline
     with bar(settings.progress, "weights", 3, counted=False) as tell:
-        weights, kernels = _weights(choice, reading, deadline)
+        measured, kernels = _weights(choice, reading, deadline)
         tell(1, "activations")
         acting, reading, unobserved = leaving_out(
             net, x, reading, lambda some: _activations(net, x, choice, some, settings), settings.dtype
@@ -101,16 +97,16 @@ def measure(net: nn.Module, x: Samples, choice: Choice, reading: Reading, d_out:
         heap.give_back()
         samples = SampleMeasures(net, rows, d_out, settings.dtype, numbers.numpy(), parts, deadline)
     for name, reason in unobserved.items():
-        if name in weights:
-            weights.notes[name] = "; ".join(filter(None, [weights.notes.get(name), only_weight(reason)]))
-    values = {**weights, **kernels}
-    layers = tuple(_measured(layer, weights, kernels, settings.atol, acting) for layer in reading.weights)
+        if name in measured:
+            measured.notes[name] = "; ".join(filter(None, [measured.notes.get(name), only_weight(reason)]))
+    values = {**measured, **kernels}
+    layers = tuple(_measured(layer, measured, kernels, settings.atol, acting) for layer in reading.weights)
     reasons = [*acting.reasons, *([left] if left else [])]
     alone = {layer.name for layer in reading.unobserved}
-    listed = [s for part in (weights, acting.after, acting.before) for s in part.skipped if s.name not in alone]
-    late = [s for s in weights.skipped if s.name in alone and deadline.missed in s.reason]
+    listed = [s for part in (measured, acting.after, acting.before) for s in part.skipped if s.name not in alone]
+    late = [s for s in measured.skipped if s.name in alone and deadline.missed in s.reason]
     skipped = dict.fromkeys([*listed, *late, *(Skipped("", kind, reason) for reason in reasons)])
-    notes = [{"name": name, "note": note} for name, note in (weights.notes | dict.fromkeys(kernels, PATCHES)).items()]
+    notes = [{"name": name, "note": note} for name, note in (measured.notes | dict.fromkeys(kernels, PATCHES)).items()]
     notes += [{"name": name, "note": use.note} for name, use in acting.used.items() if use.note]
     notes += few_samples(len(x), acting.used)
     return Found(
@@ -190,11 +186,7 @@ def _weights(choice: Choice, reading: Reading, deadline: Deadline) -> tuple[spec
 
 def kernel_values(layer: Layer) -> Tensor:
     """Return the singular values of a convolution's kernel as a matrix (out, in x taps), in float64, descending."""
-    module: Any = layer.module
-    role = "transposed" if getattr(module, "transposed", False) else "conv"
-    found = entry(layer.name, layer.weight, role=role, groups=module.groups)
-    ((piece,), _) = pieces(found, {})
-    return tensors.singular_values(piece.take(found.load()))
+    return weights.singular_values(layer.matrix.blocks())
 
 
 def _bottleneck(

@@ -4,9 +4,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bnrank.networks.capturing import Taker, stream
 from bnrank.networks.inputs import Example
-from bnrank.networks.reading import Reading, read_or
+from bnrank.networks.reading import Reading, Taker, read_or, stream
 
 __all__ = ["ratio"]
 

@@ -17,7 +17,7 @@ from bnrank.measures.convolution import (
     layer_blocks,
     per_dimension,
 )
-from bnrank.networks.layers import Layer
+from bnrank.networks.reading import Layer
 
 DENSE_WORK = 2e9  # rows x columns x the smaller of both, of a matrix whose singular values are all computed
 DENSE_ENTRIES = 2**25  # entries of such a matrix: 256 MiB

@@ -6,9 +6,8 @@ from torch import Tensor, nn
 
 from bnrank._core import validation
 from bnrank._core.validation import Data
-from bnrank.networks.capturing import capture
 from bnrank.networks.functional import example
-from bnrank.networks.reading import read
+from bnrank.networks.reading import capture, read
 
 __all__ = ["collapse", "collapse_by_layer", "rotations"]
 

@@ -16,14 +16,14 @@ from bnrank._core.deadline import Deadline
 from bnrank._core.sampling import evenly_spaced
 from bnrank._core.validation import Data
 from bnrank._version import __version__
-from bnrank.measures import choices, tensors, usage
+from bnrank.measures import choices, usage, weights
 from bnrank.measures.frequencies.profiled import with_frequencies
 from bnrank.measures.layerwise import LayerUse
 from bnrank.measures.measuring import Found, Settings, measure
 from bnrank.measures.samplewise import RTOL
 from bnrank.networks.functional import Functional, check_finite, example
 from bnrank.networks.inputs import Example, Samples
-from bnrank.networks.reading import Layer, read_except
+from bnrank.networks.reading import Layer, read
 from bnrank.networks.reasons import Skipped
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ RANDOM = {
 METHOD = "qr"  # how spectra are combined over blocks of samples
 
 _LONG_NAMES = {
-    **tensors.LONG_NAMES,
+    **weights.LONG_NAMES,
     "weight_singular_values": "singular values of W_l (convolutions: as operators on images, see the notes)",
     "activation_singular_values": "singular values of a_l(X) / sqrt(N)",
     "preactivation_singular_values": "singular values of the preactivations a~_l(X) / sqrt(N)",
@@ -186,7 +186,7 @@ def profile(
         validation.expect("operators" not in parts, "what", wanted, on_images)
         validation.expect("weights" in parts, "what", wanted, "'weights' without x: the others are measured on samples")
         limits: dict[str, Any] = {"max_values": max_values, "max_minutes": max_minutes, "progress": progress}
-        return _described(tensors.weights(net, atol=atol, rtol=weight_rtol, **limits))
+        return _described(weights.weights(net, atol=atol, rtol=weight_rtol, **limits))
     if not isinstance(net, nn.Module):
         expected = "a torch.nn.Module where x is given: tensors alone cannot be run"
         raise TypeError(f"net: got {validation.describe(net)}, expected {expected}")
@@ -202,7 +202,7 @@ def profile(
         progress=progress,
         dtype=dtype,
     )
-    reading = read_except(net, x, {}, settings.dtype)
+    reading = read(net, x, dtype=settings.dtype)
     shape, is_random = _tried(Functional(net, dtype), x[:2])  # no copy of the weights is kept
     target = None if y is None else _target(y, len(x), shape)
     check_finite(net)
@@ -242,14 +242,14 @@ def _tried(function: Functional, x: Samples) -> tuple[tuple[int, ...], bool]:
 
 def _variables(found: Found, weight_rtol: float, length: int) -> dict[str, Any]:
     """Return the variables of a profile over layers and samples, with ``length`` singular values."""
-    layers, weights = found.layers, found.reading.weights
+    layers, every = found.layers, found.reading.weights
     variables: dict[str, Any] = {
         name: (("layer", "index"), _padded(rows, length)) for name, rows in found.spectra.items()
     }
     columns = {
         "nonlinearity": [layer.nonlinearity for layer in layers],
         "weight_rank": [math.nan if layer.count is None else float(layer.count) for layer in layers],
-        **tensors.ranks([layer.singular_values for layer in layers], weight_rtol, [one.squared_norm for one in layers]),
+        **weights.ranks([layer.singular_values for layer in layers], weight_rtol, [one.squared_norm for one in layers]),
     }
     unused = LayerUse(0, (math.nan, math.nan), 0)
     uses = [found.used.get(layer.name, unused) for layer in layers]
@@ -257,8 +257,8 @@ def _variables(found: Found, weight_rtol: float, length: int) -> dict[str, Any]:
         columns[f"dimension_{share}"] = [float(use.dimensions[i]) for use in uses]
     columns["units"] = [float(use.units) if use.units else math.nan for use in uses]
     columns["dead_units"] = [float(use.dead) if use.units else math.nan for use in uses]
-    columns["subnormals"] = [float(usage.subnormals(layer.weight)) for layer in weights]
-    columns["parameter_norm"] = [_squared_norm(layer) for layer in weights]
+    columns["subnormals"] = [float(usage.subnormals(layer.weight)) for layer in every]
+    columns["parameter_norm"] = [_squared_norm(layer) for layer in every]
     variables |= {name: ("layer", column) for name, column in columns.items()}
     samples = found.samples
     variables["jacobian_singular_values"] = ("sample", "index"), _padded(samples.jacobian_singular_values, length)
@@ -322,7 +322,7 @@ def describe(profile: xr.Dataset) -> list[str]:
     known = "bottleneck_reason" in getattr(profile, "attrs", ())
     validation.expect(known, "profile", "a dataset without 'bottleneck_reason'", "the result of bnrank.profile")
     if "tensors" in profile.attrs:
-        return tensors.summary(profile)
+        return weights.summary(profile)
     skipped = [Skipped(**row) for row in remarks.rows(profile, "skipped")]
     notes = remarks.rows(profile, "note")
     return [f"skipped {part}" for part in skipped] + [f"{row['name']}: {row['note']}" for row in notes]

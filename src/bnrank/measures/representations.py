@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from bnrank._core import linalg, validation
 from bnrank._core.validation import Data
 from bnrank.measures.spectra import WHICH
-from bnrank.networks.capturing import capture, named
 from bnrank.networks.functional import example
-from bnrank.networks.reading import read
+from bnrank.networks.reading import capture, named, read
 
 __all__ = ["METRICS", "Kernels", "Layout", "distance", "distances", "kernels", "layout"]
 

@@ -14,10 +14,9 @@ from bnrank._core.linalg import effective_rank, entropy_rank, rank, stable_rank,
 from bnrank.measures.accumulating import METHODS, Accumulator
 from bnrank.measures.convolution import conv_singular_values, per_dimension
 from bnrank.measures.operators import are_disjoint_patches, layer_singular_values, layer_squared_norm
-from bnrank.networks.capturing import Taker, leaving_out, named, stream
 from bnrank.networks.functional import example
 from bnrank.networks.inputs import Example, Samples
-from bnrank.networks.reading import Reading, read_or
+from bnrank.networks.reading import Reading, Taker, leaving_out, named, read_or, stream
 from bnrank.networks.reasons import Skipped, only_weight
 
 __all__ = ["Accumulator", "Spectra", "activation_singular_values", "conv_singular_values", "effective_rank", "rank"]

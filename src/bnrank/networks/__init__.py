@@ -2,12 +2,11 @@
 
 from bnrank.networks import constructions, graph
 from bnrank.networks.accounting import Account, Entry, account
-from bnrank.networks.capturing import Captured, capture
 from bnrank.networks.chain import Chain, Segment, as_mlp, read_chain
 from bnrank.networks.convolutional import CircularConvolutional, Convolutional, LinearConvolutional, Window
 from bnrank.networks.files import load, load_module, save
 from bnrank.networks.mlp import MLP, LinearNetwork, from_layers
-from bnrank.networks.reading import Layer, Reading, read
+from bnrank.networks.reading import Captured, Layer, Listing, Matrix, Reading, capture, listing, read
 from bnrank.networks.reasons import Skipped
 from bnrank.networks.stack import (
     DiagonalBlock,
@@ -33,6 +32,8 @@ __all__ = [
     "Layer",
     "LinearConvolutional",
     "LinearNetwork",
+    "Listing",
+    "Matrix",
     "Reading",
     "ResNetDiagonal",
     "ResNetFree",
@@ -47,6 +48,7 @@ __all__ = [
     "constructions",
     "from_layers",
     "graph",
+    "listing",
     "load",
     "load_module",
     "read",

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
-from bnrank._core import validation
 from bnrank._core.content import Part, Table
 from bnrank._core.results import Printed
 from bnrank.networks.functional import unwrap
 from bnrank.networks.inputs import Example
-from bnrank.networks.layers import Layer, derived
 from bnrank.networks.reading import Reading, read_or
 
 
@@ -115,41 +112,16 @@ def account(net: nn.Module, x: Example | None = None, *, reading: Reading | None
     reading = read_or(reading, net, x)
     layers: dict[str, list[str]] = {}
     for layer in reading.weights:
-        for name in _parameters(layer):
+        parts = [layer.matrix.stored, *([layer.matrix.bias_stored] if layer.matrix.bias_stored is not None else [])]
+        names = {stored.name for stored in parts}
+        for name in names | {stored.name for stored in reading.listing.records if stored.into in names}:
             layers.setdefault(name, []).append(layer.name)
     reasons = {part.name: part.reason for part in reading.skipped}
+    others = {other.name: other.reason for other in reading.listing.others}
     entries = []
     for name, parameter in net.named_parameters():
-        found = tuple(dict.fromkeys(layers.get(name, ())))
-        entries.append(Entry(name, tuple(parameter.shape), found, "" if found else _reason(name, parameter, reasons)))
-    validation.expect(all(e.layers or e.reason for e in entries), "net", "a parameter without a reason", "none")
+        owners, reason = tuple(layers.get(name, ())), ""
+        if not owners:
+            reason = reasons.get(name.rpartition(".")[0]) or others.get(name, "a tensor that no layer uses")
+        entries.append(Entry(name, tuple(parameter.shape), owners, reason))
     return Account(tuple(entries))
-
-
-def _parameters(layer: Layer) -> list[str]:
-    """Return the names of the parameters that a layer's weight and bias are or are computed from."""
-    owner = layer.name if layer.source is None else layer.source.owner
-    inside = f"{owner}." if owner else ""
-    wanted = ("weight", "bias") if layer.source is None else (layer.source.weight, layer.source.bias)
-    found = []
-    for key in filter(None, wanted):
-        how: Any = derived(layer.module, key)
-        if how is None:
-            found.append(f"{inside}{key}")
-        elif isinstance(how, nn.Module):
-            found += [f"{inside}parametrizations.{key}.{name}" for name, _ in how.named_parameters()]
-        else:
-            found += [f"{inside}{name}" for name in layer.module._parameters if name.startswith(f"{key}_")]
-    return found
-
-
-def _reason(name: str, parameter: Tensor, reasons: dict[str, str]) -> str:
-    """Return the reason of the innermost module that was skipped, or that of the shape."""
-    owner = name
-    while owner:
-        owner = owner.rpartition(".")[0]
-        if owner in reasons:
-            return reasons[owner]
-    if parameter.ndim < 2 or min(parameter.shape, default=0) < 2:
-        return f"a vector or a single row or column, {tuple(parameter.shape)}, and no matrix"
-    return f"its {parameter.ndim} dimensions are not those of a matrix or a convolution"

@@ -1,24 +1,27 @@
-"""A module as a pure function: any precision, eval mode, and no trace left on the module."""
+"""A module as a pure function of its samples, in any precision and in eval mode, on a replica of it."""
 
 from __future__ import annotations
 
 import copy
+import inspect
 import itertools
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from typing import Any, Literal, TypeGuard, TypeVar, overload
+import math
+import types
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, Literal, TypeGuard, TypeVar, cast, overload
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from bnrank._core import devices, validation
+from bnrank._core import validation
 from bnrank._core.onlooker import only_looks_on
-from bnrank._core.shared import Shared
 from bnrank.networks.casting import cast_when_run, converted, large_weights, same
-from bnrank.networks.inputs import OUTPUTS, Inputs, Samples, columns, main_output, several
+from bnrank.networks.inputs import OUTPUTS, Inputs, Samples, columns, floating_outputs, main_output, several
 from bnrank.networks.mlp import MLP, LinearNetwork
 
 MAX_WHOLE = 2**22  # numbers in x for which an error tells whether the module runs on all samples
@@ -41,13 +44,242 @@ class PrecisionError(ExplainedError):
         self.dtype, self.advice = dtype, advice
 
 
+# Replicas -------------------------------------------------------------------------------------------------------------
+
+
+def copied(value: Copied, memo: dict[int, Any] | None = None) -> Copied:
+    """Return a deep copy of a module or of several, also where tensors on it are results of a computation.
+
+    Such is the weight of a layer with ``torch.nn.utils.weight_norm``, which ``copy.deepcopy`` refuses: it is copied
+    without its history, and computed anew when the layer runs. Attributes that cannot be copied, such as locks, are
+    shared. A function on a module that has parts of the module in its closure gets the copies of these.
+
+    Examples
+    --------
+    >>> layer = nn.Linear(2, 2)
+    >>> layer.result = layer.weight.sum()
+    >>> torch.equal(copied(layer).result, layer.result)
+    True
+    """
+    known: dict[int, Any] = {} if memo is None else memo
+    modules = [sub for net in ([value] if isinstance(value, nn.Module) else value) for sub in net.modules()]
+    for sub in modules:
+        for held in vars(sub).values():
+            if isinstance(held, Tensor) and not held.is_leaf:
+                known.setdefault(id(held), held.detach().clone())
+    try:
+        made = copy.deepcopy(value, done := dict(known))
+    except Exception:
+        shared = {id(held): held for sub in modules for held in vars(sub).values() if not _is_copied(held, modules)}
+        if not shared:
+            raise
+        made = copy.deepcopy(value, done := {**shared, **known})
+    parts = {id(sub): done[id(sub)] for sub in modules if isinstance(done.get(id(sub)), nn.Module)}
+    for twin in parts.values():
+        for held in [vars(twin), *(hooks for name, hooks in vars(twin).items() if name.endswith("_hooks") and hooks)]:
+            held.update({name: _rebound(function, parts) for name, function in held.items() if _closure(function)})
+    return made
+
+
+def _is_copied(held: object, modules: list[nn.Module]) -> bool:
+    """Return whether an attribute of a module can be copied, apart from the modules in it."""
+    try:
+        copy.deepcopy(held, {id(part): None for part in modules})
+    except Exception:
+        return isinstance(held, Tensor | nn.Module | dict)
+    return True
+
+
+def _closure(function: object) -> list[Any]:
+    """Return what the closure of a function holds."""
+    cells = function.__closure__ if isinstance(function, types.FunctionType) else None
+    contents = []
+    for cell in cells or ():
+        try:
+            contents.append(cell.cell_contents)
+        except ValueError:  # an empty cell
+            contents.append(None)
+    return contents
+
+
+def _rebound(function: Any, parts: dict[int, nn.Module]) -> Any:
+    """Return a function with other modules in its closure; itself where it has none of them."""
+    contents = _closure(function)
+    if not any(id(content) in parts for content in contents):
+        return function
+    closure = tuple(types.CellType(parts.get(id(content), content)) for content in contents)
+    code, named = function.__code__, function.__globals__
+    again = types.FunctionType(code, named, function.__name__, function.__defaults__, closure)
+    again.__kwdefaults__ = function.__kwdefaults__
+    return again
+
+
+def replica(net: nn.Module, dtype: torch.dtype | None = None, kept: Iterable[Tensor] = ()) -> nn.Module:
+    """Return a copy of a module that is the caller's own: in eval mode, uncompiled, its tensors in a precision.
+
+    Hooks of the module come along and act on the copy; those of a watch do not. Plain tensors among the attributes are
+    converted as parameters and buffers are. Tensors in ``kept`` are shared with the module.
+
+    Raises
+    ------
+    ValueError
+        If the module cannot be copied.
+
+    Examples
+    --------
+    >>> net = nn.Sequential(nn.Linear(2, 3), nn.Dropout())
+    >>> own = replica(net, torch.float64)
+    >>> own[0].weight.dtype, own.training, net.training
+    (torch.float64, False, True)
+    """
+    memo: dict[int, Any] = {id(tensor): tensor for tensor in kept}
+    plain = [sub for sub in net.modules() if not isinstance(sub, torch.jit.ScriptModule)]
+    for tensor in (tensor for sub in plain for tensor in _tensors(list(vars(sub).values()))):
+        if id(tensor) not in memo:
+            own = converted(tensor.detach(), dtype or tensor.dtype)
+            memo[id(tensor)] = nn.Parameter(own, requires_grad=False) if isinstance(tensor, nn.Parameter) else own
+    try:
+        made = copied(net, memo)
+    except Exception as error:
+        advice = (
+            "; where it is sharded, build it anew and load get_model_state_dict(net, options=StateDictOptions("
+            "full_state_dict=True)) of torch.distributed.checkpoint.state_dict"
+        )
+        advice = advice if any(hasattr(p, "full_tensor") for p in net.parameters()) else ""
+        raise ValueError(f"net: {type(net).__name__} cannot be copied: {error}{advice}") from error
+    for sub in made.eval().modules():
+        if isinstance(sub, torch.jit.ScriptModule):
+            sub.to(dtype)
+        elif "_orig_mod" in sub._modules:  # torch.compile
+            sub.forward = cast(nn.Module, sub._modules["_orig_mod"]).forward
+        elif type(sub).forward is nn.MultiheadAttention.forward and "forward" not in vars(sub):
+            _with_products(cast(nn.MultiheadAttention, sub))
+        for name, held in list(vars(sub).items()):
+            if callable(held) and hasattr(held, "_torchdynamo_orig_callable"):
+                vars(sub)[name] = held._torchdynamo_orig_callable
+    return made
+
+
+def _tensors(structure: Any) -> Iterator[Tensor]:
+    """Iterate over the tensors in nested lists, tuples and dictionaries."""
+    if isinstance(structure, Tensor):
+        yield structure
+    elif isinstance(structure, list | tuple | dict):
+        for held in structure.values() if isinstance(structure, dict) else structure:
+            yield from _tensors(held)
+
+
+def _with_products(attention: nn.MultiheadAttention) -> None:
+    """Let attention of a replica compute its weights, (N, heads, L, S), as products, and keep them as ``products``.
+
+    Products can be differentiated twice, and tell what enters the output projection.
+    """
+    plain, signature = attention.forward, inspect.signature(attention.forward)
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        call = signature.bind(*args, **kwargs)
+        call.apply_defaults()
+        output, weights = plain(**{**call.arguments, "need_weights": True, "average_attn_weights": False})
+        attention.products = weights
+        if not call.arguments["need_weights"]:
+            return output, None
+        return output, weights.mean(-3) if call.arguments["average_attn_weights"] else weights
+
+    attention.forward = forward  # type: ignore[method-assign, assignment]
+
+
+class _Products(TorchFunctionMode):
+    """Attention as matrix products, in this thread: it is observed and differentiated as any other operation.
+
+    Layers of transformers take no path of their own, which calls no hooks, while any such mode is on.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run a function of torch."""
+        if func is nn.functional.scaled_dot_product_attention and not args[0].is_nested:
+            return _attention(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Return scaled dot product attention, by its definition in torch."""
+    if enable_gqa:
+        groups = query.shape[-3] // key.shape[-3]
+        key, value = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3)
+    scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
+    if is_causal:
+        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+    if attn_mask is not None:
+        scores = scores.masked_fill(~attn_mask, -math.inf) if attn_mask.dtype == torch.bool else scores + attn_mask
+    masked = (scores == -math.inf).all(-1, keepdim=True)  # rows that attend to nothing give 0
+    weights = scores.masked_fill(masked, 0.0).softmax(-1).masked_fill(masked, 0.0)
+    return (nn.functional.dropout(weights, dropout_p) if dropout_p else weights) @ value
+
+
+class _Draws(TorchDispatchMode):
+    """Random numbers from a generator of its own, in this thread: those of the process are not touched."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # its base class in torch has no types
+        self.seed, self.generators = seed, dict[torch.device, torch.Generator]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operation, with the generator where it draws numbers."""
+        kwargs = kwargs or {}
+        if torch.Tag.nondeterministic_seeded not in func.tags or kwargs.get("generator") is not None:
+            return func(*args, **kwargs)
+        device = next((t.device for t in _tensors(args)), torch.device(kwargs.get("device") or "cpu"))
+        if device not in self.generators:
+            self.generators[device] = torch.Generator(device).manual_seed(self.seed)
+        drawn = {"generator": self.generators[device]}
+        name = func.overloadpacket.__name__
+        if name == "native_dropout":
+            kept = torch.full_like(args[0], 1 - args[1]).bernoulli_(**drawn) if args[2] else torch.ones_like(args[0])
+            return args[0] * kept / (1 - args[1]), kept.bool()
+        if any(argument.name == "generator" for argument in func._schema.arguments):
+            return func(*args, **{**kwargs, **drawn})
+        if name.endswith("_like"):  # of the shape of a tensor
+            like = torch.empty_like(args[0], **kwargs)
+            fill = {"rand_like": like.uniform_, "randn_like": like.normal_, "randint_like": like.random_}[name]
+            return fill(*([0, *args[1:]][-2:] if name == "randint_like" else []), **drawn)
+        overload = {"default": "generator", "low": "low_generator"}.get(func._overloadname, "")
+        known = overload in func.overloadpacket.overloads()
+        return getattr(func.overloadpacket, overload)(*args, **kwargs, **drawn) if known else func(*args, **kwargs)
+
+
+@contextmanager
+def sandbox(seed: int = 0) -> Iterator[None]:
+    """Run a replica so that nothing outside it is changed or depended on, in this thread alone.
+
+    Random numbers come from an own generator; attention runs as matrix products.
+
+    Examples
+    --------
+    >>> before = torch.get_rng_state()
+    >>> with sandbox():
+    ...     _ = nn.functional.dropout(torch.rand(3))
+    >>> torch.equal(torch.get_rng_state(), before)
+    True
+    """
+    with _Draws(seed), _Products():
+        yield
+
+
 class Functional:
     """A module as a function of x in one precision; calls do not change the module.
 
-    Parameters and buffers are copied and cast once. Every call runs in eval mode; modes and random generators are
-    restored afterwards. Complex numbers are cast to those of the precision. Attributes that are neither parameters nor
-    buffers are not cast. Of several outputs the main one counts, see :func:`~bnrank.networks.inputs.main_output`; one
-    of shape (N,), or () for one sample, is returned as one feature, (N, 1).
+    It runs on a :func:`replica`, in a :func:`sandbox`; what a call sets on the replica is restored after it. Of several
+    outputs the main one counts, see :func:`~bnrank.networks.inputs.main_output`; one of shape (N,), or () for one
+    sample, is returned as one feature, (N, 1).
 
     Parameters
     ----------
@@ -61,12 +293,19 @@ class Functional:
     whole : Tensor or Inputs, optional
         The samples that a user gave. Where the module fails on some of them, errors say whether it runs on all.
 
+    Attributes
+    ----------
+    module : torch.nn.Module
+        The replica.
+    parameters, buffers : dict of Tensor
+        What it runs with.
+
     Raises
     ------
     TypeError, ValueError
-        If it is not a module, has lazy parameters without a shape, or is wrapped in DataParallel; when called, if the
-        forward fails on x in this precision (:class:`PrecisionError` where it runs in another one) or does not return a
-        tensor with an entry per sample.
+        If it is not a module, has lazy parameters without a shape, or cannot be copied; when called, if the forward
+        fails on x in this precision (:class:`PrecisionError` where it runs in another one) or does not return a tensor
+        with an entry per sample.
     """
 
     def __init__(
@@ -76,12 +315,13 @@ class Functional:
         lean: bool = False,
         whole: Samples | None = None,
     ) -> None:
-        self.module, self.whole, self._explained = unwrap(net), whole, False
+        net, self.whole, self._explained = unwrap(net), whole, False
         self.dtype = validation.dtype(dtype)
-        self._large = large_weights(self.module, dtype) if lean else {}
-        named = self.module.named_parameters()
-        self.parameters = {n: p.detach() if n in self._large else converted(p.detach(), self.dtype) for n, p in named}
-        self.buffers = {n: converted(b.detach(), self.dtype) for n, b in self.module.named_buffers()}
+        large = large_weights(net, dtype) if lean else {}
+        self.module = replica(net, self.dtype, [part.weight for part in large.values()])
+        self._large = [self.module.get_submodule(name.rpartition(".")[0]) for name in large]
+        self.parameters = {name: p.detach() for name, p in self.module.named_parameters()}
+        self.buffers = dict(self.module.named_buffers())
         self._aliases = aliases(self.module)
         tensors = [*self.parameters.values(), *self.buffers.values()]
         self.device = tensors[0].device if tensors else torch.device("cpu")
@@ -123,11 +363,13 @@ class Functional:
 
     def twice(self, x: Samples) -> tuple[Tensor, Tensor]:
         """Return f(x) of two runs without gradients, which differ where the forward draws noise in eval mode, too."""
-        with torch.no_grad(), devices.forked(self.device):
-            first = self(x)
-            for device in {torch.device("cpu"), self.device}:
-                torch.rand(1, device=device)  # calls draw the same numbers from the same state
-            return first, self(x)
+        with torch.no_grad():
+            first, second = (self._main_of(self._returned(self.parameters, x, seed), x) for seed in (0, 1))
+        return columns(first), columns(second)
+
+    def outputs(self, x: Samples) -> dict[str, Tensor]:
+        """Return every floating-point tensor that the module returns, by name; "" where it returns one tensor."""
+        return floating_outputs(self._run(self.parameters, x))
 
     def is_random(self, x: Samples) -> bool:
         """Return whether f(x) differs from call to call by more than rounding."""
@@ -173,14 +415,15 @@ class Functional:
         except Exception as error:
             raise self._failure(parameters, x, error) from error
 
-    def _returned(self, parameters: dict[str, Tensor], x: Samples) -> Any:
+    def _returned(self, parameters: dict[str, Tensor], x: Samples, seed: int = 0) -> Any:
         """Return what the module returns."""
+        if torch.compiler.is_compiling():
+            return torch.compiler.disable(self._returned)(parameters, x, seed)
         # a copy: the module's first operation may work in place
         given = (x if isinstance(x, Inputs) else Inputs((x,))).to(self.device, self.dtype)
         held = {**parameters, **self.buffers}
         held |= {alias: held[name] for alias, name in self._aliases.items()}
-        casting = cast_when_run(self._large.values(), self.dtype)
-        with eval_mode(self.module), PLAIN_ATTENTION, devices.forked(self.device), casting:
+        with restored(self.module), sandbox(seed), cast_when_run(self._large, self.dtype):
             return torch.func.functional_call(self.module, held, given.positional, given.named, tie_weights=False)
 
     def _failure(self, parameters: dict[str, Tensor], x: Samples, error: Exception) -> ValueError:
@@ -220,11 +463,8 @@ class Functional:
                 return validation.DtypeError(f"x: got {got}, expected integers; convert it with .long()")
             return self._of_rows(x, why) or plain
         advice = f"pass dtype={other} to a function that has this argument, as bnrank.profile has"
-        held = self._held_back(x)
-        shown = ", ".join(held[:3]) + (f" and {len(held) - 3} more" if len(held) > 3 else "")
-        why += f"; register as buffers the tensors that are plain attributes ({shown}), or " if held else "; "
         what = f"net: {kind} runs on x of shape {_shapes(x)} in {other}, but not in {self.dtype}"
-        return PrecisionError(f"{what}: {why}{advice}", other, advice)
+        return PrecisionError(f"{what}: {why}; {advice}", other, advice)
 
     def _of_rows(self, x: Samples, why: str) -> ExplainedError | None:
         """Return the error for a module that runs on all samples, but not on other numbers of them; else None."""
@@ -262,20 +502,6 @@ class Functional:
                     function._returned(function.parameters, x)
                     return dtype
         return None
-
-    def _held_back(self, x: Samples) -> list[str]:
-        """Return the names of tensors that are plain attributes, if the module runs on x when they are cast, too."""
-        found: list[str] = []
-        with suppress(Exception), eval_mode(self.module):
-            for prefix, sub in self.module.named_modules():
-                for name, value in list(vars(sub).items()):
-                    changed = converted(value, self.dtype) if isinstance(value, Tensor) else value
-                    if changed is not value and changed.dtype != value.dtype:
-                        vars(sub)[name] = changed
-                        found.append(f"{prefix}.{name}" if prefix else name)
-            self._returned(self.parameters, x)
-            return found
-        return []
 
     def _needs_integers(self, parameters: dict[str, Tensor], x: Tensor) -> bool:
         """Return whether the module fails on zeros, but not if they are integers, as one of tokens does."""
@@ -404,17 +630,23 @@ def _overlapping(net: nn.Module) -> list[tuple[str, str]]:
 
 
 def unwrap(net: nn.Module, values: bool = True) -> nn.Module:
-    """Return the module inside ``torch.compile``; refuse other objects, and parameters without a shape or values."""
+    """Return the module inside ``torch.compile``, DataParallel or DistributedDataParallel.
+
+    Other objects are refused, and so are parameters without a shape or values.
+    """
     if not isinstance(net, nn.Module):
         raise TypeError(f"net: got {validation.describe(net)}, expected a torch.nn.Module")
-    if isinstance(net, nn.DataParallel | nn.parallel.DistributedDataParallel):
-        raise ValueError(f"net: got a {type(net).__name__} wrapper, expected the module inside it, .module")
-    original = getattr(net, "_orig_mod", None)  # torch.compile
-    net = original if isinstance(original, nn.Module) else net
-    empty = [name for name, p in [*net.named_parameters(), *net.named_buffers()] if p.is_meta and not is_lazy(p)]
+    while True:
+        parallel = isinstance(net, nn.DataParallel | nn.parallel.DistributedDataParallel)
+        inner = net.module if parallel else getattr(net, "_orig_mod", None)
+        if not isinstance(inner, nn.Module):
+            break
+        net = inner
+    tensors = [*net.named_parameters(), *net.named_buffers()]
+    empty = [name for name, p in tensors if p.is_meta and not is_lazy(p)]
     if empty and values:
         raise ValueError(f"net: parameters on the meta device ({', '.join(empty[:5])}), expected some with values")
-    lazy = [name for name, p in [*net.named_parameters(), *net.named_buffers()] if is_lazy(p)]
+    lazy = [name for name, p in tensors if is_lazy(p)]
     if lazy:
         raise ValueError(f"net: parameters without a shape yet ({', '.join(lazy)}); run it once on data first")
     return net
@@ -435,73 +667,25 @@ def aliases(net: nn.Module) -> dict[str, str]:
     return further
 
 
-def copied(value: Copied) -> Copied:
-    """Return a deep copy of a module or of several, also where tensors on it are results of a computation.
-
-    Such is the weight of a layer with ``torch.nn.utils.weight_norm``, which ``copy.deepcopy`` refuses: it is copied
-    without its history, and computed anew when the layer runs.
-
-    Examples
-    --------
-    >>> layer = nn.Linear(2, 2)
-    >>> layer.result = layer.weight.sum()
-    >>> torch.equal(copied(layer).result, layer.result)
-    True
-    """
-    memo: dict[int, Any] = {}
-    for net in [value] if isinstance(value, nn.Module) else value:
-        for sub in net.modules():
-            for held in vars(sub).values():
-                if isinstance(held, Tensor) and not held.is_leaf:
-                    memo[id(held)] = held.detach().clone()
-    return copy.deepcopy(value, memo)
-
-
 @contextmanager
-def eval_mode(net: nn.Module) -> Iterator[None]:
-    """Run in eval mode, without compiled code, and restore modes and what hooks or forwards set.
-
-    This is attributes, hooks, tensors and submodules.
-    """
-    before = [(sub, sub.training, dict(vars(sub)), _registered(sub)) for sub in net.modules()]
+def restored(net: nn.Module) -> Iterator[None]:
+    """Restore what hooks and forwards set on a module: attributes, hooks, tensors and submodules."""
+    plain = [sub for sub in net.modules() if not isinstance(sub, torch.jit.ScriptModule)]
+    before = [
+        (held, held.copy())
+        for sub in plain
+        for held in (vars(sub), *map(vars(sub).get, _REGISTRIES))
+        if held is not None
+    ]
     try:
-        for sub, *_ in before:
-            sub.training = False
-        with UNCOMPILED:
-            yield
+        yield
     finally:
-        for sub, mode, attributes, registered in before:
-            sub.training = mode  # of a scripted module no entry of its dictionary
-            for name in vars(sub).keys() - attributes.keys():
-                del vars(sub)[name]
-            vars(sub).update(attributes)
-            for held, content in registered:
-                if held or content:  # most are empty
-                    held.clear()
-                    held.update(content)
+        for held, content in before:
+            held.clear()
+            held.update(content)
 
 
 _REGISTRIES = [name for name, value in vars(nn.Module()).items() if isinstance(value, dict | set)]
-
-
-def _registered(sub: nn.Module) -> list[tuple[Any, Any]]:
-    """Return where a module registers hooks, tensors and submodules, with copies of what is there."""
-    if isinstance(sub, torch.jit.ScriptModule):
-        return []
-    found = map(vars(sub).get, _REGISTRIES)  # None where a module is of an older torch
-    return [(held, held.copy() if held else ()) for held in found]
-
-
-@contextmanager
-def unchanged(net: nn.Module) -> Iterator[None]:
-    """Run in eval mode on copies of the buffers, and restore buffers, modes and attributes."""
-    own = [sub._buffers for sub in net.modules() if not isinstance(sub, torch.jit.ScriptModule)]
-    buffers = {id(held): held for some in own for held in some.values() if held is not None}
-    copies = {key: held.detach().clone() for key, held in buffers.items()}  # one of a buffer in two places
-    with eval_mode(net):
-        for some in own:
-            some.update({name: copies.get(id(held)) for name, held in some.items()})
-        yield
 
 
 def _as_real(x: Samples, dtype: torch.dtype) -> Iterator[tuple[Samples, tuple[str, torch.dtype]]]:
@@ -546,35 +730,6 @@ def _shapes(x: Samples) -> str:
     return ", ".join(f"({', '.join(some)}{',' * (len(some) == 1)})" for some in sizes)
 
 
-@contextmanager
-def _plain_attention() -> Iterator[None]:
-    """Run the layers of transformers operation by operation: their fast path calls no submodule and no hook."""
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)
-
-
-PLAIN_ATTENTION = Shared(_plain_attention)
-
-
 def uncompiled(function: Callable[[], Returned]) -> Callable[[], Returned]:
     """Return a function that runs uncompiled, also where it is called inside a compiled one."""
     return torch.compiler.disable(function) if torch.compiler.is_compiling() else function
-
-
-def _uncompiled() -> AbstractContextManager[object]:
-    """Run what is in torch.compile as it is written: compiled code calls no hooks and cannot be followed.
-
-    Inside a compiled function this cannot be changed.
-    """
-    loaded = "torch._dynamo" in sys.modules  # else nothing was compiled, and loading it takes seconds
-    if loaded and not torch.compiler.is_compiling():
-        with suppress(RuntimeError):  # of a compiled function that runs uncompiled pieces
-            return torch.compiler.set_stance("force_eager")
-    return nullcontext()
-
-
-UNCOMPILED = Shared(_uncompiled)

@@ -188,6 +188,27 @@ def main_output(out: Any) -> Any:
     return next((value for value in values if isinstance(value, Tensor) and value.is_floating_point()), out)
 
 
+def floating_outputs(returned: Any, name: str = "") -> dict[str, Tensor]:
+    """Return the floating-point tensors among what a module returns, by name: keys, fields and places.
+
+    Examples
+    --------
+    >>> list(floating_outputs({"boxes": torch.ones(2, 4), "hidden": (torch.ones(2), torch.ones(2).int())}))
+    ['boxes', 'hidden[0]']
+    """
+    if isinstance(returned, Tensor):
+        return {name: returned} if returned.is_floating_point() else {}
+    found: dict[str, Tensor] = {}
+    for key, value in entries(returned).items() if _is_structure(returned) else ():
+        own = f"[{key}]" if isinstance(key, int) else str(key)
+        found |= floating_outputs(value, f"{name}{own}" if isinstance(key, int) or not name else f"{name}.{own}")
+    return found
+
+
+def _is_structure(value: Any) -> bool:
+    return isinstance(value, Mapping | tuple | list) or (is_dataclass(value) and not isinstance(value, type))
+
+
 def columns(out: Tensor) -> Tensor:
     """Return outputs or targets (N, ...); those of shape (N,) count as one feature, (N, 1).
 

@@ -34,6 +34,8 @@ _TYPES: tuple[tuple[tuple[type[nn.Module], ...], str], ...] = (
     ((nn.LPPool1d, nn.LPPool2d, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d), "pooling that bnrank does not read"),
 )
 
+SCRIPTED = "scripted or traced, and bnrank cannot see its layers; give the module that it was made from"
+
 _OPERATIONS = {
     "normalization: divides by a function of the values": (
         "batchnorm layernorm groupnorm instancenorm rmsnorm normalize localresponsenorm norm var std rsqrt"
@@ -96,7 +98,7 @@ def of_operation(name: str) -> str | None:
 def of_type(part: nn.Module) -> str | None:
     """Return why modules of a class are not read, or None."""
     if isinstance(part, torch.jit.ScriptModule):
-        return "scripted or traced, and bnrank cannot see its layers; give the module that it was made from"
+        return SCRIPTED
     known = next((reason for types, reason in _TYPES if isinstance(part, types)), None)
     vectors = all(p is None or p.ndim < 2 for p in part._parameters.values())
     return known or ("normalization, by the name of its class" if vectors and "Norm" in type(part).__name__ else None)

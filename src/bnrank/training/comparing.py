@@ -7,26 +7,24 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import nn
 
 from bnrank._core import validation
 from bnrank._core.deadline import Deadline
-from bnrank.measures import similarity, tensors
+from bnrank.measures import similarity
 from bnrank.measures.comparing import Comparison, representations
 from bnrank.measures.comparing.pair import compared
 from bnrank.networks.inputs import Example
-from bnrank.networks.tensors import of_module
+from bnrank.networks.reading.matrices import Source, listing
 from bnrank.training.watching import quantities
 from bnrank.training.watching.checkpoints import record_of
-from bnrank.training.watching.parts import matrices_of
 from bnrank.training.watching.records import Measured, Record, dataset
 
 __all__ = ["compare"]
 
 
 def compare(
-    a: tensors.Source | Sequence[tensors.Source],
-    b: tensors.Source | None = None,
+    a: Source | Sequence[Source],
+    b: Source | None = None,
     x: Example | None = None,
     *,
     top: int = 8,
@@ -157,16 +155,14 @@ def _sequence(sources: list[Any], x: Any, top: int, some: dict[str, Any], deadli
     changes = quantities.Changes(top)
     views: list[representations.Seen] = []
     notes: list[str] = []
-    module = next((source for source in sources if isinstance(source, nn.Module)), None)
-    known = {} if module is None else {e.name: e for e in of_module(module)}
     for step, source in enumerate(sources):
         if measured and deadline.over():
             notes.append(f"networks {step} to {len(sources) - 1}: {deadline.missed}")
             break
         rows: dict[str, dict[str, float]] = {}
         values: dict[str, list[float]] = {}
-        with tensors.opened(source, f"a[{step}]") as (_, entries):
-            matrices = {name: matrix.clone() for name, matrix in matrices_of(entries, known).items()}
+        with listing(source, f"a[{step}]") as held:
+            matrices = {matrix.name: matrix.blocks().clone() for matrix in held.matrices}
         for name, matrix in matrices.items():
             found, values[name] = quantities.of_weight(matrix)
             rows[name] = found | changes.of(name, step, matrix) | quantities.of_entries(matrix)

@@ -25,7 +25,6 @@ from bnrank.measures import balance, convolution
 from bnrank.networks import MLP, reading
 from bnrank.networks.files import blueprint, build
 from bnrank.networks.functional import unwrap
-from bnrank.networks.layers import Source
 from bnrank.training import overview
 from bnrank.training.ensemble import Workers, filled, split, squared_norm
 from bnrank.training.options import Watcher
@@ -86,7 +85,7 @@ class Recorder:
         self.top_k = 0
         self.layers: list[tuple[str, int, Callable[[Tensor], Tensor]]] = []
         for layer in read.layers:
-            weight = layer.parameter
+            weight = layer.matrix.stored.name
             spectrum, count, note = _spectrum(layer, settings.top_k)
             reason = "its weight is not trained" if weight not in trained else note if spectrum is None else ""
             if reason or spectrum is None:
@@ -94,7 +93,7 @@ class Recorder:
                 continue
             matrix = self.lanczos and not layer.is_convolution
             if matrix and min(layer.weight.shape) > max(LARGE, 4 * settings.top_k):
-                spectrum = _of_part(layer.source, functools.partial(_leading, k=settings.top_k))
+                spectrum = functools.partial(_of_layer, layer, _leading, settings.top_k)
             self.layers.append((layer.name, names.index(weight), spectrum))
             self.top_k = max(self.top_k, min(settings.top_k, count))
             if note:
@@ -226,8 +225,7 @@ def _spectrum(layer: reading.Layer, k: int) -> tuple[Callable[[Tensor], Tensor] 
     if layer.is_transposed:
         return None, 0, "transposed convolution"
     if not layer.is_convolution:
-        top = _of_part(layer.source, functools.partial(top_singular_values, k=k))
-        return top, min(layer.weight.shape), ""
+        return functools.partial(_of_layer, layer, top_singular_values, k), min(layer.matrix.shape), ""
     values, note = convolution.circular_singular_values(layer)
     if values is None or layer.input_shape is None:
         return None, 0, note
@@ -243,9 +241,9 @@ def _spectrum(layer: reading.Layer, k: int) -> tuple[Callable[[Tensor], Tensor] 
     return of_operator, len(values), note
 
 
-def _of_part(source: Source | None, function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """Return a function of the weight as one of the tensor that stores it among others."""
-    return function if source is None else lambda tensor: function(source.matrix(tensor))
+def _of_layer(layer: reading.Layer, values: Callable[[Tensor, int], Tensor], k: int, tensor: Tensor) -> Tensor:
+    """Return the k largest singular values of a layer's weight from the tensor that stores it, perhaps among others."""
+    return values(layer.matrix.part(tensor), k)
 
 
 def top_singular_values(matrix: Tensor, k: int) -> Tensor:

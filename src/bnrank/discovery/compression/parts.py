@@ -12,10 +12,10 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 from bnrank.measures.convolution import conv_singular_values
 from bnrank.networks import Segment, Skipped, reasons
 from bnrank.networks.completion import Completion
-from bnrank.networks.functional import copied, hooked, unchanged
+from bnrank.networks.functional import copied, hooked, restored
 from bnrank.networks.gated import FactoredRecurrent
-from bnrank.networks.layers import derived
 from bnrank.networks.reading import read
+from bnrank.networks.reading.stored import derived
 
 Parts = tuple[nn.Module, ...]
 Counts = tuple[int, int, int]
@@ -113,7 +113,7 @@ def segments(net: nn.Module, x: Tensor) -> tuple[list[Segment], list[Skipped]]:
         if not is_linear(part) and any(True for _ in part.parameters())
     ]
     inside = tuple(f"{name}." for segment in linear for name in segment.names)
-    whole = {layer.name if layer.source is None else layer.source.owner: layer.module for layer in reading.layers}
+    whole = {layer.matrix.stored.owner: layer.module for layer in reading.layers}
     others = [*reading.skipped, *(_skipped(name, module) for name, module in whole.items())]
     return found, left + [other for other in others if not f"{other.name}.".startswith(inside)]
 
@@ -221,7 +221,7 @@ def multiply_adds(net: nn.Module, x: Tensor) -> int:
     recurrent = [sub for sub in net.modules() if isinstance(sub, kinds) and not getattr(sub, "unrolled", False)]
     handles += [layer.register_forward_hook(note_recurrent) for layer in recurrent]
     try:
-        with torch.no_grad(), unchanged(net):
+        with torch.no_grad(), restored(net):
             net(x[:1].clone())
     finally:
         for handle in handles:

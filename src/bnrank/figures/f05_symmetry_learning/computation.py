@@ -13,7 +13,7 @@ from bnrank.figures.harness.training import held_out, relative_error
 from bnrank.measures import dependence, orbits, profile
 from bnrank.measures.bottlenecks import Bottleneck, detect
 from bnrank.networks import MLP
-from bnrank.networks.capturing import capture
+from bnrank.networks.reading import capture
 from bnrank.tasks import RankOneFactorization, Task
 
 Array = NDArray[np.float64]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 
-from bnrank.networks.tensors import Entry
+from bnrank.networks.reading.stored import Stored
 
 NAME, PREFIX, ORDER = "name", "name without prefix", "order and shape"
 UNKNOWN = "has its name, or in its order its shape"
@@ -17,8 +17,8 @@ MERGE = "to compare the weights that are used, merge them first (in peft: merge_
 class Pair:
     """A tensor of network a, the tensor of b that it is compared with, and what says so."""
 
-    a: Entry
-    b: Entry
+    a: Stored
+    b: Stored
     by: str
 
 
@@ -27,8 +27,8 @@ class Matching:
     """Pairs of tensors in the order of a, and the tensors of a and of b without a partner."""
 
     pairs: tuple[Pair, ...]
-    only_a: tuple[Entry, ...]
-    only_b: tuple[Entry, ...]
+    only_a: tuple[Stored, ...]
+    only_b: tuple[Stored, ...]
 
     @property
     def notes(self) -> list[dict[str, str]]:
@@ -71,7 +71,7 @@ class Matching:
         return found
 
 
-def matched(a: Sequence[Entry], b: Sequence[Entry]) -> Matching:
+def matched(a: Sequence[Stored], b: Sequence[Stored]) -> Matching:
     """Return tensors in pairs: by equal names, else by names without a prefix; then by order and shape.
 
     Equal names match whatever the shapes are. By order and shape, floating-point tensors without a partner form pairs
@@ -81,7 +81,7 @@ def matched(a: Sequence[Entry], b: Sequence[Entry]) -> Matching:
     Examples
     --------
     >>> import torch
-    >>> from bnrank.networks.tensors import of_mapping
+    >>> from bnrank.networks.reading.stored import of_mapping
     >>> one = of_mapping({"fc.weight": torch.eye(2), "head.weight": torch.ones(3, 2), "x": torch.ones(1)})
     >>> other = of_mapping({"fc.weight": torch.eye(2), "classifier.weight": torch.ones(3, 2)})
     >>> found = matched(one, other)
@@ -122,13 +122,13 @@ def _by_prefix(a: Sequence[str], b: Sequence[str]) -> dict[int, tuple[int, str]]
     return dict(sorted(max(found.values(), key=len).items())) if found else {}
 
 
-def _by_order(a: Sequence[Entry], b: Sequence[Entry], chosen: dict[int, tuple[int, str]]) -> None:
+def _by_order(a: Sequence[Stored], b: Sequence[Stored], chosen: dict[int, tuple[int, str]]) -> None:
     _by_last_name(a, b, chosen)
     for matrices in (True, False):  # of which a module has the weight first, and a file the bias
         _in_order(a, b, chosen, matrices)
 
 
-def _by_last_name(a: Sequence[Entry], b: Sequence[Entry], chosen: dict[int, tuple[int, str]]) -> None:
+def _by_last_name(a: Sequence[Stored], b: Sequence[Stored], chosen: dict[int, tuple[int, str]]) -> None:
     """Choose in order those that have one shape and the end of the name in common."""
     taken = {j for j, _ in chosen.values()}
     groups: list[dict[tuple[str, tuple[int, ...]], list[int]]] = []
@@ -141,7 +141,7 @@ def _by_last_name(a: Sequence[Entry], b: Sequence[Entry], chosen: dict[int, tupl
         chosen.update({i: (j, ORDER) for i, j in zip(places, groups[1].get(key, []), strict=False)})
 
 
-def _in_order(a: Sequence[Entry], b: Sequence[Entry], chosen: dict[int, tuple[int, str]], matrices: bool) -> None:
+def _in_order(a: Sequence[Stored], b: Sequence[Stored], chosen: dict[int, tuple[int, str]], matrices: bool) -> None:
     taken = {j for j, _ in chosen.values()}
     free_a, free_b = (
         [

@@ -12,16 +12,17 @@ from bnrank._core import remarks, validation
 from bnrank._core.deadline import Deadline
 from bnrank._core.progress import bar
 from bnrank._version import __version__
-from bnrank.measures import tensors
+from bnrank.measures import weights as spectra
 from bnrank.measures.comparing import representations, weights
 from bnrank.measures.comparing.matching import Matching, matched
 from bnrank.measures.comparing.result import Comparison
 from bnrank.measures.comparing.weights import Weights
+from bnrank.networks.reading.matrices import Source, listing
 
 
 def compared(
-    a: tensors.Source,
-    b: tensors.Source,
+    a: Source,
+    b: Source,
     x: Any,
     *,
     top: int,
@@ -51,9 +52,10 @@ def compared(
         views = [representations.View(net, x, name, max_samples, dtype) for net, name in ((a, "a"), (b, "b"))]
         alike = len(views[0].samples) == len(views[1].samples)
         validation.expect(alike, "x", "samples of two kinds", "as many for both")
-    with tensors.opened(a, "a") as (title, own), tensors.opened(b, "b") as (other_title, other):
-        matching = matched(own, other)
-        shapes = {e.name: e.shape for e in own}, {e.name: e.shape for e in other}
+    with listing(a, "a") as own, listing(b, "b") as other:
+        title, other_title = own.title, other.title
+        matching = matched(own.records, other.records)
+        shapes = {e.name: e.shape for e in own.records}, {e.name: e.shape for e in other.records}
         found = Weights()
         with bar(progress, "tensors", len(matching.pairs)) as tell:
             for i, pair in enumerate(matching.pairs):
@@ -89,7 +91,7 @@ def compared(
     data = remarks.attach(data.assign_attrs(about), "note", notes)
     data = remarks.attach(data, "skipped", skipped)
     data = remarks.attach(data, "unmatched", matching.alone)
-    for key, long_name in (weights.LONG_NAMES | representations.LONG_NAMES | tensors.LONG_NAMES).items():
+    for key, long_name in (weights.LONG_NAMES | representations.LONG_NAMES | spectra.LONG_NAMES).items():
         if key in data:
             data[key].attrs |= {"long_name": long_name, "units": "1"}
     return Comparison(data)

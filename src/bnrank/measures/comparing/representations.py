@@ -18,9 +18,8 @@ from bnrank._core.sampling import evenly_spaced
 from bnrank.measures import similarity
 from bnrank.measures.layerwise import ROUNDING, LayerUse, Uses, few_samples
 from bnrank.measures.spectra import Widths, grouped
-from bnrank.networks.capturing import Taker, leaving_out, named, stream
 from bnrank.networks.functional import check_finite, example
-from bnrank.networks.reading import Reading, read_except
+from bnrank.networks.reading import Reading, Taker, leaving_out, named, read, stream
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -100,7 +99,7 @@ class View:
             rows = evenly_spaced(len(samples), max_samples)
             self.samples = samples[rows.to(samples.device)]
             check_finite(net)
-            self.reading = read_except(net, self.samples, {}, dtype)
+            self.reading = read(net, self.samples, dtype=dtype)
         empty = [layer.name for layer in self.reading.layers if 0 in layer.weight.shape]
         validation.expect(not empty, name, f"layers {empty} without units", "at least one unit in each")
 

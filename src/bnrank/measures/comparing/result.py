@@ -15,7 +15,7 @@ from bnrank._core.results import Printed
 from bnrank._core.sampling import evenly_spaced
 from bnrank.measures.comparing.matching import UNKNOWN
 from bnrank.measures.comparing.weights import eps
-from bnrank.measures.tensors import NOT_FINITE
+from bnrank.measures.weights import NOT_FINITE
 
 if TYPE_CHECKING:
     import pandas as pd

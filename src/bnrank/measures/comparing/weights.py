@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from bnrank._core import linalg
-from bnrank.measures import similarity, tensors
+from bnrank.measures import similarity
+from bnrank.measures import weights as spectra
 from bnrank.measures.comparing.matching import Pair
-from bnrank.measures.tensors import Measured
-from bnrank.networks import tensor_matrices
-from bnrank.networks.tensor_matrices import Piece
-from bnrank.networks.tensors import Entry
+from bnrank.measures.weights import Measured
+from bnrank.networks.reading.matrices import Matrix, matrices_in
+from bnrank.networks.reading.stored import Stored
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -66,23 +66,19 @@ class Weights:
 
     def add(self, pair: Pair, shapes: tuple[dict[str, Any], dict[str, Any]], top: int) -> None:
         """Measure a pair of tensors, or note why it is not measured."""
-        pair = replace(pair, a=tensor_matrices.told_by(pair.a, pair.b), b=tensor_matrices.told_by(pair.b, pair.a))
         key = tuple(e.storage if e.storage is not None else e.name for e in (pair.a, pair.b))
         if (key[0], key[1]) in self.seen:
             self._skip(pair.a.name, "tied in both networks, compared once")
             return
         self.seen.add((key[0], key[1]))
-        (pieces, why), (others, why_b) = (
-            tensor_matrices.pieces(pair.a, shapes[0]),
-            tensor_matrices.pieces(pair.b, shapes[1]),
-        )
+        (pieces, why), (others, why_b) = matrices_in(pair.a, shapes[0]), matrices_in(pair.b, shapes[1])
         reason = "" if pieces and others else why if not pieces else why_b
         if not reason and len(pieces) != len(others):
             reason = f"read as {len(pieces)} matrices in a and as {len(others)} in b"
         if reason and pair.a.shape != pair.b.shape:
             self._skip(pair.a.name, f"{reason}, of different shapes")
             return
-        loaded = [tensors.loaded(entry) for entry in (pair.a, pair.b)]
+        loaded = [_loaded(stored) for stored in (pair.a, pair.b)]
         if reason and not all(e.floating and _is_plain(t) for e, t in zip((pair.a, pair.b), loaded, strict=True)):
             self._skip(pair.a.name, reason)
             return
@@ -96,19 +92,18 @@ class Weights:
         else:
             self._measure(pair, list(zip(pieces, others, strict=True)), (tensor, other), top)
 
-    def _measure(self, pair: Pair, pieces: list[tuple[Piece, Piece]], both: tuple[Tensor, Tensor], top: int) -> None:
+    def _measure(self, pair: Pair, pieces: list[tuple[Matrix, Matrix]], both: tuple[Tensor, Tensor], top: int) -> None:
         coarse = _coarse(pair)
         for piece, other in pieces:
-            a, b = piece.take(both[0]), other.take(both[1])
-            gram = [min(p.shape) > tensors.GRAM and both[i].element_size() <= 4 for i, p in enumerate((piece, other))]
-            self.a.append(tensors.of_matrix(piece, a, gram=gram[0]))
-            self.b.append(tensors.of_matrix(other, b, gram=gram[1]))
+            a, b = piece.blocks(both[0]), other.blocks(both[1])
+            self.a.append(spectra.of_matrix(piece, a))
+            self.b.append(spectra.of_matrix(other, b))
             self.storage["layer"].append(coarse.dtype)
             if a.shape != b.shape:
                 self.updates.append(None)
                 self.notes.append({"name": piece.name, "note": OTHER_SHAPE})
                 continue
-            self.updates.append(_update(a, b, self.a[-1].values, self.b[-1].values, eps(coarse.dtype), top, gram[0]))
+            self.updates.append(_update(a, b, self.a[-1].values, self.b[-1].values, eps(coarse.dtype), top))
             if a.ndim == 3 and len(a) > 1:
                 self.notes.append({"name": piece.name, "note": GROUPS})
 
@@ -125,7 +120,7 @@ class Weights:
             f"{name}_storage": (name, np.array(dtypes, dtype=str)) for name, dtypes in self.storage.items()
         }
         if count:
-            made = [tensors.tabulated(parts, atol, rtol, max_values) for parts in (self.a, self.b)]
+            made = [spectra.tabulated(parts, atol, rtol, max_values) for parts in (self.a, self.b)]
             about = [f"layer_{key}" for key in ("name", "kind", "shape")]
             plain = [one.drop_vars([*about, "full_rank"]) for one in made]
             found = xr.concat(plain, xr.DataArray(["a", "b"], dims="network", name="network"), join="outer")
@@ -144,7 +139,7 @@ class Weights:
         rows = [None if update is None else update.values for update in self.updates]
         ranks = {
             name.replace("weight_", ""): values
-            for name, values in tensors.ranks(rows, rtol).items()
+            for name, values in spectra.ranks(rows, rtol).items()
             if name != "full_rank"
         }
         table = np.full((len(rows), length), math.nan)
@@ -177,10 +172,12 @@ class Weights:
         return found
 
 
-def _update(a: Tensor, b: Tensor, own: Tensor, other: Tensor, spacing: float, top: int, gram: bool) -> Update:
+def _update(a: Tensor, b: Tensor, own: Tensor, other: Tensor, spacing: float, top: int) -> Update:
     """Return the difference of two matrices, or of several together, and the angles of their leading subspaces."""
     difference = _wide(b) - _wide(a)
-    values = tensors.singular_values(difference, gram=gram).cpu()
+    values = spectra.singular_values(
+        difference, gram=min(difference.shape[-2:]) > spectra.GRAM and spacing > 1e-10
+    ).cpu()
     sizes = float(own.norm()), float(other.norm())
     change = float(values.norm()) / sizes[0] if sizes[0] > 0 else 0.0 if sizes[1] == 0 else math.inf
     single = a.ndim == 2 or len(a) == 1
@@ -222,7 +219,12 @@ def _change(a: Tensor, b: Tensor) -> float:
 
 
 def _unfit(tensor: Tensor) -> str:
-    return tensors.unfit(tensor) if tensor.numel() else "empty"
+    return spectra.unfit(tensor) if tensor.numel() else "empty"
+
+
+def _loaded(stored: Stored) -> Tensor:
+    tensor = stored.load().detach()
+    return tensor.float() if tensor.element_size() == 1 and stored.floating else tensor
 
 
 def _is_plain(tensor: Tensor) -> bool:
@@ -240,7 +242,7 @@ def _rounding(matrix: Tensor, spacing: float) -> float:
     return spacing * float(min(bounds))
 
 
-def _coarse(pair: Pair) -> Entry:
+def _coarse(pair: Pair) -> Stored:
     """Return the tensor of a pair whose numbers are stored with the larger relative spacing."""
     return max(pair.a, pair.b, key=lambda entry: eps(entry.dtype))
 

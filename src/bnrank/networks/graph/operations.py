@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from bnrank.networks import reasons
 from bnrank.networks.graph.values import (
-    FOREIGN,
     MIXES,
     NO_SAMPLES,
     RANDOM,
@@ -80,7 +79,8 @@ def _linear(call: Call) -> Value:
         expect(same_order(view, tensor.T), f"its weight is another view of {name}")
         transposed = not transposed
     expect(x.batch != x.tensor.ndim - 1, MIXES)
-    fields = {"weight": name, "bias": _bias(call, bias, (call.result.shape[-1],)), "transposed": transposed}
+    bias_name = _bias(call, bias, (call.result.shape[-1],))
+    fields: dict[str, Any] = {"weight": name, "bias": bias_name, "transposed": transposed}
     return call.emit("linear", [x.node], call.result, *x.layout, **fields)
 
 
@@ -112,7 +112,7 @@ def _conv(call: Call) -> Value:
         def pad(tensors: list[Tensor]) -> Tensor:
             return nn.functional.pad(tensors[0], flat, mode="constant" if mode == "zeros" else mode)
 
-        x = call.reordered([x], pad, pad([x.content]), text=f"pad ({mode})")
+        x = call.reordered([x], pad, pad([x.content]), part=f"pad ({mode})")
         pads, mode = [(0, 0)] * count, "zeros"
     fields: dict[str, Any] = {
         "weight": name,
@@ -176,7 +176,7 @@ def _with_parameter(call: Call, value: Value, other: Value, times: bool) -> Valu
     name, _, view = call.parameter(other, "factor" if times else "added term")
     expect(len(call.values) == 1 and (times or call.name == "add"), "subtracts a parameter")
     expect(view.is_contiguous() and call.kwargs.get("alpha", 1) == 1, f"uses another view of {name}")
-    fields = {"weight": name, "weight_shape": tuple(view.shape)}
+    fields: dict[str, Any] = {"weight": name, "weight_shape": tuple(view.shape)}
     if times:
         along = view.ndim - (call.result.ndim - value.batch)  # where the samples' dimension falls
         expect(along < 0 or view.shape[along] == 1, "a parameter per sample")
@@ -193,7 +193,7 @@ def _broadcast(call: Call, value: Value) -> Value:
     shape = call.result.shape
     if value.tensor.shape == shape:
         return value
-    return call.reordered([value], lambda tensors: tensors[0].expand(shape), value.content.expand(shape), text="expand")
+    return call.reordered([value], lambda tensors: tensors[0].expand(shape), value.content.expand(shape), part="expand")
 
 
 def _cast(call: Call) -> Value:
@@ -223,7 +223,6 @@ def _interpolate(call: Call) -> Any:
 def _index(call: Call) -> Any:
     if any(RANDOM in constant.sources and not constant.tensor.is_floating_point() for constant in call.constants):
         raise RandomError(f"which entries {call.name!r} takes")
-    expect(not any(constant.sources for constant in call.constants), FOREIGN)
     alike = len({v.tensor.is_floating_point() for v in call.values}) <= 1
     expect(alike, "which entries it takes depends on the data")
 
@@ -250,10 +249,8 @@ def _mean(call: Call) -> Value:
     positions = math.prod(x.tensor.shape[d] for d in dims)
     windows = np.full((1, positions), 1 / positions if call.name == "mean" else 1.0)
     batch = x.batch if call.get(2, "keepdim", False) else x.batch - sum(d < x.batch for d in dims)
-    fields = {
-        "dims": tuple(d - (d > x.batch) for d in dims),
-        "windows": windows if positions <= _WINDOW_LIMIT else None,
-    }
+    fields: dict[str, Any] = {"windows": windows if positions <= _WINDOW_LIMIT else None}
+    fields["dims"] = tuple(d - (d > x.batch) for d in dims)
     return call.emit("maximum" if call.name == "amax" else "average", [x.node], call.result, batch, **fields)
 
 

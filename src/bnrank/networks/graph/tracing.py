@@ -1,15 +1,11 @@
 """Tracing of modules into computation graphs."""
 
 import functools
-import inspect
 import itertools
 import pickle
 import random
-import re
 import traceback
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from copy import deepcopy
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from bnrank._core.draws import OwnDraws
 from bnrank.networks import functional
 from bnrank.networks.graph import operations, values
 from bnrank.networks.graph.layers import LayerGraph
@@ -34,18 +30,17 @@ from bnrank.networks.graph.values import (
     RefusedError,
     UnreadError,
     Value,
-    agree,
     expect,
     leaves,
     places,
     same_memory,
+    samples_first,
 )
 from bnrank.networks.reasons import Skipped
 
 REPEATS = 32  # traces of a module that draws from the generators of NumPy or Python
-_FOLLOWED = ("torch.nn.modules.container", "torch.nn.modules.transformer", "torch._dynamo")  # run other modules only
+_FOLLOWED = ("torch.nn.modules.container", "torch.nn.modules.transformer")  # modules that only run others
 _NUMBERS = "item tolist numpy equal allclose is_nonzero __bool__ __int__ __float__ __index__ __contains__ __array__"
-_UNKNOWN = "parameters computed outside torch functions"
 _STEP = 2.0**50  # larger than the number of entries of all values: the sample of an entry is counted in these steps
 
 
@@ -57,8 +52,8 @@ def trace(net: nn.Module, example: Tensor | np.ndarray) -> LayerGraph:
     convolutional layers, positively homogeneous activations, sums, learnable diagonals, pooling and reorderings. Any
     other operation becomes a node "outside" with the reason; the rest of the graph is still analyzed.
 
-    Nothing outside the copy and this thread is changed. Random functions of torch draw from generators of their own;
-    numbers that the forward draws from the global generators of NumPy and Python advance these, as in any call.
+    Nothing but the copy is changed, and nothing of other threads. Random functions of torch draw from generators of
+    their own; numbers that the forward draws from the global generators of NumPy and Python advance these, as usual.
 
     Parameters
     ----------
@@ -85,15 +80,19 @@ def trace(net: nn.Module, example: Tensor | np.ndarray) -> LayerGraph:
     [('input', 'input', ''), ('0', 'linear', '0.weight'), ('1', 'activation', ''), ('2', 'linear', '2.weight')]
     """
     net = functional.unwrap(net)
-    _check(net)
-    x = functional.example(net, example, name="example")
-    x = torch.cat([x, x]) if len(x) < SAMPLES else x[:SAMPLES]
-    drawn = _foreign_draws()
-    nodes = _verified(net, x)
-    kind = type(net).__name__
-    training, modes = nodes, [False]
+    functional.check_unshared(net)
+    for name, sub in net.named_modules():
+        if isinstance(sub, nn.RNNBase | nn.RNNCellBase | torch.jit.ScriptModule):
+            scripted = isinstance(sub, torch.jit.ScriptModule)
+            what = "scripted, expected the original module" if scripted else "recurrent, expected a feedforward module"
+            raise ValueError(f"net: {name!r} ({type(sub).__name__}) is {what}")
+    x = functional.example(net, example, name="example")[:SAMPLES]
+    x = torch.cat([x, x])[:SAMPLES]
+    state = _foreign_state()
+    nodes = training = Tracer(net, x).follow()
+    modes = [False]
     try:
-        training = Tracer(net, x, training=True).follow()[0]
+        training = Tracer(net, x, training=True).follow()
         modes.append(True)
     except RandomError:
         raise
@@ -101,90 +100,27 @@ def trace(net: nn.Module, example: Tensor | np.ndarray) -> LayerGraph:
         pass  # what runs in eval mode need not run while training, as batch norm on one entry per channel
     if other := _difference(nodes, training):
         raise ValueError(
-            f"net: {kind} does something else while training than in eval mode, near {other.name!r} ({other.text}); "
-            "expected the same graph: set the probability of dropping to 0"
+            f"net: {type(net).__name__} does something else while training than in eval mode, near {other.name!r} "
+            f"({other.text}); expected the same graph: set the probability of dropping to 0"
         )
-    for mode in modes * (REPEATS if _foreign_draws() != drawn else 0):
-        if other := _difference(nodes, Tracer(net, x, training=mode).follow()[0]):
+    for mode in modes * (REPEATS if _foreign_state() != state else 0):
+        if other := _difference(nodes, Tracer(net, x, mode).follow()):
             raise RandomError(f"what it does at {other.name!r} ({other.text})")
     outside: dict[str, Skipped] = {}  # each operation once
     for node in nodes:
         if node.op == "outside":
             name = node.module or node.name
             outside.setdefault(name, Skipped(name, node.text.partition("(")[0], node.reason))
-    parameters = dict(net.named_parameters())
-    trained = frozenset(name for name, p in parameters.items() if p.requires_grad)
-    detached = {name: p.detach() for name, p in parameters.items()}
-    return LayerGraph(nodes, nodes[-1].name, trained, tuple(outside.values()), detached, kind)
+    trained = frozenset(name for name, p in net.named_parameters() if p.requires_grad)
+    parameters = {name: p.detach() for name, p in net.named_parameters()}
+    return LayerGraph(nodes, nodes[-1].name, trained, tuple(outside.values()), parameters, type(net).__name__)
 
 
-def _check(net: nn.Module) -> None:
-    try:
-        functional.check_unshared(net)
-    except ValueError as error:
-        raise ValueError(f"{str(error).partition(', expected')[0]}, expected separate ones") from None
-    kind = type(net).__name__
-    if getattr(getattr(net, "forward", None), "__name__", "") == "_forward_unimplemented":
-        raise ValueError(f"net: {kind} has no forward, expected a module that can be called")
-    for name, sub in net.named_modules():
-        place = f"{name!r} ({type(sub).__name__})" if name else type(sub).__name__
-        if isinstance(sub, nn.RNNBase | nn.RNNCellBase):
-            recurrent = "recurrent, its weights act once per time step; expected a feedforward module"
-            raise ValueError(f"net: {place} is {recurrent}")
-        if isinstance(sub, torch.jit.ScriptModule):
-            raise ValueError(f"net: {place} is scripted, which cannot be followed; pass the original module")
-    arguments = inspect.signature(net.forward).parameters.values()
-    needed = [p.name for p in arguments if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-    if len(needed) > 1:
-        advice = "expected one tensor; wrap it in a module that fixes the others"
-        raise ValueError(f"net: the forward of {kind} needs {len(needed)} arguments ({', '.join(needed)}), {advice}")
-
-
-def _verified(net: nn.Module, x: Tensor) -> tuple[Node, ...]:
-    """Return the nodes in eval mode; raise if the output or the gradients differ from those of the module."""
-    kind, function = type(net).__name__, functional.Functional(net)
-    names = [name for name, p in function.parameters.items() if p.is_floating_point()]
-    for name in names:
-        function.parameters[name].requires_grad_()
-    with torch.enable_grad(), OwnDraws():
-        try:
-            expected = function.main(x)  # its errors are about the module, not about tracing it
-        except ValueError as error:
-            text = re.sub("(failed|runs) on x of", r"\1 on samples of", str(error), count=1)
-            if isinstance(error, functional.PrecisionError):
-                text = text.replace(error.advice, "leave out casts of values to another precision")
-            raise ValueError(text) from error.__cause__
-    tracer = Tracer(net, x)
-    nodes, output = tracer.follow()
-    if output.batch != 0 or not agree(output.tensor.detach(), expected.detach().cpu()):
-        raise ValueError(
-            f"net: the graph of {kind} does not give its output; forward hooks, state that is kept between calls, or "
-            "draws from the generators of NumPy or Python change it, remove them"
-        )
-    if not (names and expected.requires_grad and expected.is_floating_point()):
-        return nodes
-    weights = torch.cos(torch.arange(expected.numel(), dtype=expected.dtype)).reshape(expected.shape)
-    try:
-        product = (weights.to(expected.device) * expected).sum()
-        wanted = torch.autograd.grad(product, [function.parameters[name] for name in names], materialize_grads=True)
-    except RuntimeError as error:
-        raise ValueError(f"net: {kind} has no gradient: {error}") from error
-    traced = [tracer.weights[name] for name in names]
-    gradients = tuple(map(torch.zeros_like, traced))
-    if output.tensor.requires_grad:
-        gradients = torch.autograd.grad((weights * output.tensor).sum(), traced, materialize_grads=True)
-    wrong = [name for name, a, b in zip(names, wanted, gradients, strict=True) if not agree(b, a.cpu())]
-    if wrong:
-        shown = f"{', '.join(wrong[:3])} is not that of the graph of {kind}"
-        raise ValueError(f"net: the gradient of {shown}; backward hooks change it, remove them")
-    return nodes
-
-
-def _foreign_draws() -> bytes:
+def _foreign_state() -> bytes:
     return pickle.dumps((np.random.get_state(), random.getstate()))  # noqa: NPY002  (what forward may draw from)
 
 
-def _difference(nodes: Sequence[Node], others: Sequence[Node]) -> Node | None:
+def _difference(nodes: tuple[Node, ...], others: tuple[Node, ...]) -> Node | None:
     """Return the first node at which two graphs differ."""
     for a, b in itertools.zip_longest(nodes, others):
         if a is None or b is None or (a.name, a.op, a.inputs) != (b.name, b.op, b.inputs):
@@ -193,6 +129,17 @@ def _difference(nodes: Sequence[Node], others: Sequence[Node]) -> Node | None:
         if not all(np.array_equal(one, other) for one, other in arrays):
             return b
     return None
+
+
+class _Draws(TorchDispatchMode):
+    """Counts the operations of this thread that draw random numbers."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operation."""
+        self.count += torch.Tag.nondeterministic_seeded in func.tags
+        return func(*args, **(kwargs or {}))
 
 
 class Tracer(TorchFunctionMode):
@@ -210,58 +157,62 @@ class Tracer(TorchFunctionMode):
 
     def __init__(self, net: nn.Module, x: Tensor, training: bool = False) -> None:
         super().__init__()
-        self.net = _copy(net, training, self._call)
+        self.original, self.x = net, x
+        self.net = functional.replica(net, torch.float64).cpu().train(training)
+        for name, sub in self.net.named_modules():  # what nn.Module.__call__ runs, if set
+            vars(sub)["_compiled_call_impl"] = functools.partial(self._call, sub, name)
         self.weights = dict(self.net.named_parameters())
-        self.names = {id(p): name for name, p in self.weights.items()}
         self.values: dict[int, Value] = {}  # by the id of the tensor
         self.seen: list[Value] = []  # all, in order; keeps tensors alive
         self.memories: dict[int, Tensor] = {}  # numbers of the entries in memory that is changed in place, by address
         self.nodes: dict[str, Node] = {}
         self.starts: dict[str, int] = {}  # number of the first entry of every node
+        self.calls: dict[str, Call | None] = {}  # the operation of every node
         self.entries = 0
-        self.partly: dict[tuple[str, str], Tensor] = {}  # entries of a parameter that a node outside uses
-        self.calls: dict[str, int] = {}  # number of the operation that a node belongs to
-        self.count = 0
         self.scope = [""]
         self.working = False  # inside an operation
-        self.draws = OwnDraws()
-        x = _double(x)
-        if x.is_floating_point():
-            x = x.requires_grad_().clone()
-        self.input = self._keep(self._emit("input", "input", [], x, 0, text="input"))
+        self.draws = _Draws()  # type: ignore[no-untyped-call]  # its base class in torch has no types
+        for name, p in self.weights.items():
+            p.requires_grad_(p.is_floating_point())
+            self._keep(Value(p, sources=frozenset([name]), raw=True))
+        x = x.detach().cpu()
+        x = x.double().requires_grad_().clone() if x.is_floating_point() else x.clone()
+        self.input = self._keep(self.emit("input", "input", [], x, 0, text="input"))
 
-    def follow(self) -> tuple[tuple[Node, ...], Value]:
-        """Run the module; return the nodes from which its output is reachable, with it last, and its value."""
+    def follow(self) -> tuple[Node, ...]:
+        """Run the module and return the nodes from which its output is reachable, with the output last."""
         kind = type(self.net).__name__
         try:
-            with torch.enable_grad(), self.draws, self:
+            with torch.enable_grad(), functional.sandbox(), self.draws, self:
                 result = self.net(self.input.tensor)
-            if not isinstance(result, Tensor):
-                raise RefusedError(f"net: {kind} returns {type(result).__name__}, expected one tensor")
-            output = self._value(result)
-            if not output.node:
-                raise RefusedError(f"net: {kind} returns a tensor that does not depend on its input")
+            output = self.value(result) if isinstance(result, Tensor) else None
         except RefusedError:
             raise
         except Exception as error:
+            with torch.no_grad():
+                functional.Functional(self.original)(self.x)  # whose errors are about the module
             raise ValueError(f"net: {kind} cannot be traced{_where(error)}: {error}") from error
-        return self._finished(output), output
+        if output is None or not output.node or output.batch != 0:
+            returned = type(result).__name__ if output is None else "a tensor that does not depend on its input"
+            raise RefusedError(f"net: {kind} returns {returned}, expected one tensor (N, ...) computed from its input")
+        return self._finished(output.node)
+
+    # what runs
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Intercept a function or method of torch."""
         attribute = getattr(func, "__name__", "") == "__get__"
         name = str(func.__self__.__name__ if attribute else getattr(func, "__name__", type(func).__name__))
         if not self.working and name in _NUMBERS.split():
-            self._refuse_number([self._value(tensor) for tensor in leaves(args, Tensor)])
-        run = _setitem if func is Tensor.__setitem__ else func
-        return self._run(name.strip("_"), run, args, kwargs or {})
+            self._refuse_number(leaves(args, Tensor))
+        return self._run(name.strip("_"), _setitem if func is Tensor.__setitem__ else func, args, kwargs or {})
 
     def _call(self, module: nn.Module, place: str, *args: Any, **kwargs: Any) -> Any:
         """Trace into a submodule, or run it as a single operation."""
         forward = getattr(module, "_conv_forward", None) if isinstance(module, nn.modules.conv._ConvNd) else None
         files = [str(getattr(f, "__module__", "")) for f in (type(module).forward, forward) if f is not None]
-        known = all(file.startswith("torch.nn.") and file not in _FOLLOWED for file in files)
-        if known and "forward" not in vars(module):
+        plain = "forward" not in vars(module) or isinstance(module, nn.MultiheadAttention)
+        if plain and all(file.startswith("torch.nn.") and file not in _FOLLOWED for file in files):
             return self._run(type(module).__name__, module._call_impl, args, kwargs, module, place)
         self.scope.append(place)
         try:
@@ -269,12 +220,11 @@ class Tracer(TorchFunctionMode):
         finally:
             self.scope.pop()
 
-    def _refuse_number(self, taken: list[Value]) -> None:
+    def _refuse_number(self, tensors: list[Tensor]) -> None:
+        taken = [self.value(tensor) for tensor in tensors]
         if any(v.node for v in taken):
-            raise RefusedError(
-                f"net: control flow or a number depends on the data{_where()}; one graph must hold for every input: "
-                "take the decision outside the module, or write it with activations"
-            )
+            advice = "one graph must hold for every input: decide outside the module, or with activations"
+            raise RefusedError(f"net: control flow or a number depends on the data{_where()}; {advice}")
         sources = {name for v in taken for name in v.sources}
         if RANDOM in sources:
             raise RandomError(f"which operations it runs{_where()}")
@@ -282,16 +232,15 @@ class Tracer(TorchFunctionMode):
             names = ", ".join(sorted(sources))
             raise RefusedError(f"net: a number is taken out of {names}{_where()}; no gradient would flow to it")
 
-    def _run(
-        self, name: str, run: Any, args: Any, kwargs: Any, module: nn.Module | None = None, place: str = ""
-    ) -> Any:
+    def _run(self, name: str, run: Any, args: Any, kwargs: Any, module: Any = None, place: str = "") -> Any:
         """Return the result of an operation, after adding it to the graph."""
         if self.working:
             return run(*args, **kwargs)
         self.working = True
         try:
-            args, kwargs = values.replace((args, kwargs), Tensor, self._value)
-            return self._record(Call(name, args, kwargs, run, module, place, self.weights))
+            return self._record(
+                Call(self, name, values.replace((args, kwargs), Tensor, self.value), run, module, place)
+            )
         finally:
             self.working = False
 
@@ -302,55 +251,40 @@ class Tracer(TorchFunctionMode):
         if "empty" in call.name:
             tensors[0].zero_()  # every entry is overwritten, or the module is not defined
         changed = [v for v, version in zip(call.taken, versions, strict=True) if v.tensor._version != version]
-        self._check_changes(call, changed)
         fresh = call.name.removeprefix("new_") in ("zeros", "ones", "full", "empty") or call.name.endswith("_like")
         if call.values and tensors and not fresh:
             result: list[Value] = leaves(self._read(call), Value)
         else:
-            drawn_too = {RANDOM} if self.draws.count > drawn else set()
-            taken = () if fresh else (*call.owned, *(name for v in call.taken for name in v.sources))
-            sources = frozenset({*taken, *drawn_too})
+            sources = set() if fresh else self._sources(call)
+            sources |= {RANDOM} if self.draws.count > drawn else set()
             elsewhere = [v.tensor for v in call.taken if v.raw]
-            result = [Value(t, sources=sources, raw=any(same_memory(t, other) for other in elsewhere)) for t in tensors]
-        written = [value for value in result if any(value.tensor is other.tensor for other in changed)]
-        if changed and not written:
-            raise RefusedError(f"net: {call.name} changes a value in place{_where()}, which bnrank does not follow")
-        for value in written:
-            self._write(value)
+            kept = [any(same_memory(tensor, other) for other in elsewhere) for tensor in tensors]
+            result = [Value(t, sources=frozenset(sources), raw=raw) for t, raw in zip(tensors, kept, strict=True)]
+        self._write(call, changed, result)
         for value in result:
             self._keep(value)
         return call.result
 
-    def _check_changes(self, call: Call, changed: list[Value]) -> None:
-        for value in changed:
-            parameters = value.sources & self.weights.keys()
-            if parameters:
-                what = f"the parameter {', '.join(parameters)}"
-            elif same_memory(value.tensor, self.input.tensor):
-                what = "its input"
-            elif value.raw and call.values:
-                what = "a buffer, or a tensor that does not come from its input,"
-            else:
-                continue
-            by = call.place if call.module is not None else call.name
-            only = "expected a forward that writes only to what it computed"
-            raise RefusedError(f"net: forward changes {what} in place, by {by}{_where()}; {only}")
+    def _sources(self, call: Call) -> set[str]:
+        """Return the parameters, and further sources, of the fixed numbers that an operation uses."""
+        own = [] if call.module is None else [self.value(p) for p in call.module.parameters()]
+        return {name for v in (*own, *call.constants) for name in v.sources}
 
     # tensors
 
-    def _value(self, tensor: Tensor) -> Value:
+    def value(self, tensor: Tensor) -> Value:
         """Return the value that a tensor has now."""
         value = self.values.get(id(tensor))
-        if isinstance(tensor.grad_fn, BackwardCFunction) and (value is None or value.function is not tensor.grad_fn):
-            return self._keep(self._from_elsewhere(tensor))
-        if value is not None:
-            return value if value.version == tensor._version else self._keep(self._reread(value))
-        if id(tensor) in self.names:
-            return self._keep(Value(tensor, sources=frozenset([self.names[id(tensor)]]), raw=True))
-        if isinstance(tensor, nn.Parameter):
+        known = value is not None and value.function is tensor.grad_fn
+        if value is not None and value.version == tensor._version:
+            if known or not isinstance(tensor.grad_fn, BackwardCFunction):
+                return value
+        elif value is not None:
+            return self._keep(self._reread(value))
+        elif isinstance(tensor, nn.Parameter):
             advice = "keep it, or its module, as an attribute, or in a ModuleList"
             raise RefusedError(f"net: forward uses a parameter that is not registered{_where()}; {advice}")
-        if tensor.grad_fn is None:
+        elif tensor.grad_fn is None:
             return self._keep(Value(tensor, raw=True))
         return self._keep(self._from_elsewhere(tensor))
 
@@ -361,42 +295,47 @@ class Tracer(TorchFunctionMode):
 
     def _from_elsewhere(self, tensor: Tensor) -> Value:
         """Return the value of a tensor that an autograd.Function, or code outside torch's functions, computed."""
-        known = [v for v in self.seen if v.node and v.tensor.grad_fn is not None]
         functions: list[Any] = [tensor.grad_fn]
-        inputs: dict[str, Value] = {}
-        sources: set[str] = set()
+        taken: list[Value] = []
         for function in functions:
-            taken = [v for v in known if v.tensor.grad_fn is function]
-            inputs |= {v.node: v for v in taken}
-            if hasattr(function, "variable"):
-                sources.add(self.names.get(id(function.variable), _UNKNOWN))
-            if not taken:
+            before = [v for v in self.seen if v.tensor is getattr(function, "variable", None)]
+            before += [v for v in self.seen if v.node and v.tensor.grad_fn is function]
+            taken += before
+            if not before:
                 functions += [f for f, _ in function.next_functions if f is not None and f not in functions]
-        if not inputs:
-            return Value(tensor, sources=frozenset(sources or {_UNKNOWN}))
-        name = type(tensor.grad_fn).__name__.removesuffix("Backward")
-        reason = "an autograd.Function, whose gradient is its own"
-        if not isinstance(tensor.grad_fn, BackwardCFunction):
-            reason = f"{name} is computed outside torch's functions"
-        self.count += 1
-        held = tuple(sorted(sources & self.weights.keys()))
-        layout = _layout(list(inputs.values()), tensor)
-        return self._emit(
-            self._base(name), "outside", list(inputs), tensor, *layout, text=name, reason=reason, held=held
-        )
+        call = Call(self, type(tensor.grad_fn).__name__.removesuffix("Backward"), (tuple(taken), {}), None)
+        call.result = tensor
+        if not call.values:
+            return Value(tensor, sources=frozenset(self._sources(call) or {"numbers from elsewhere"}))
+        return self._outside(
+            call, "an autograd.Function, or code outside torch's functions, with a gradient of its own"
+        )[0]
 
-    def _write(self, value: Value) -> None:
-        """Note what a tensor holds that was changed in place, for other tensors over the same memory."""
-        tensor = value.tensor
-        address = tensor.untyped_storage().data_ptr()
-        if address not in self.memories:
-            if not value.node:
-                return
-            first = next(v for v in self.seen if same_memory(v.tensor, tensor))
-            memory = torch.zeros(tensor.untyped_storage().nbytes() // tensor.element_size(), dtype=torch.float64)
-            memory[places(first.tensor)] = self._numbers(first)
-            self.memories[address] = memory
-        self.memories[address][places(tensor)] = self._numbers(value)
+    def _write(self, call: Call, changed: list[Value], result: list[Value]) -> None:
+        """Note what tensors hold that were changed in place, for other tensors over the same memory."""
+        for value in changed:
+            parameters = value.sources & self.weights.keys()
+            if parameters or same_memory(value.tensor, self.input.tensor) or (value.raw and call.values):
+                what = (
+                    f"the parameter {', '.join(parameters)}" if parameters else "a buffer, or a tensor from elsewhere,"
+                )
+                what = "its input" if value.node else what
+                by = call.place if call.module is not None else call.name
+                only = "expected a forward that writes only to what it computed"
+                raise RefusedError(f"net: forward changes {what} in place, by {by}{_where()}; {only}")
+        written = [value for value in result if any(value.tensor is other.tensor for other in changed)]
+        if changed and not written:
+            raise RefusedError(f"net: {call.name} changes a value in place{_where()}, which bnrank does not follow")
+        for value in written:
+            tensor = value.tensor
+            address = tensor.untyped_storage().data_ptr()
+            if value.node and address not in self.memories:
+                first = next(v for v in self.seen if same_memory(v.tensor, tensor))
+                size = tensor.untyped_storage().nbytes() // tensor.element_size()
+                self.memories[address] = torch.zeros(size, dtype=torch.float64)
+                self.memories[address][places(first.tensor)] = self.numbers(first)
+            if address in self.memories:
+                self.memories[address][places(tensor)] = self.numbers(value)
 
     def _reread(self, value: Value) -> Value:
         """Return the value of a tensor over memory that was changed through another tensor."""
@@ -405,220 +344,178 @@ class Tracer(TorchFunctionMode):
         numbers = None if memory is None else memory[places(tensor)]
         if numbers is None or not bool((numbers >= _STEP).any()):
             return Value(tensor, sources=value.sources, raw=value.raw)
-        self.count += 1
         try:
-            return self._indexed(numbers, tensor, self._emit, "view", text="view")
+            return self.indexed(numbers, tensor, Call(self, "view", ((), {}), None))
         except UnreadError as error:
             raise RefusedError(f"net: forward changes a part of fixed numbers in place{_where()}") from error
 
-    def _numbers(self, value: Value) -> Tensor:
+    def numbers(self, value: Value) -> Tensor:
         """Return numbers for the entries of a tensor: those of its node's entries by sample, else what it holds."""
         if not value.node:
             return torch.full(value.tensor.shape, torch.nan) if value.sources else value.tensor.detach().double()
         numbers = self.starts[value.node] + torch.arange(value.tensor.numel() // SAMPLES, dtype=torch.float64)
         numbers = numbers + _STEP * torch.arange(1, SAMPLES + 1)[:, None]
-        numbers = numbers.reshape(value.canonical.shape).movedim(0, value.batch)
+        numbers = numbers.reshape(samples_first(value.content, *value.layout).shape).movedim(0, value.batch)
         return numbers.reshape(value.tensor.shape).contiguous()  # merged positions come after their sample
 
-    def _indexed(self, numbers: Tensor, tensor: Tensor, emit: Callable[..., Value], *name: str, **fields: Any) -> Value:
+    def indexed(self, numbers: Tensor, tensor: Tensor, call: Call, part: str = "") -> Value:
         """Return the value of a tensor made of entries with these numbers, after adding an "index" node."""
-        expect(bool(((numbers == 0) | (numbers >= _STEP)).all()), values.FOREIGN)
-        layout = values.samples_of(torch.div(numbers, _STEP, rounding_mode="floor") - 1)
-        entries = values.samples_first(numbers, *layout)
+        ours = bool(((numbers == 0) | (numbers >= _STEP)).all())
+        expect(ours, "puts in numbers that do not come from the input")
+        layout = _samples(torch.div(numbers, _STEP, rounding_mode="floor") - 1)
+        entries = samples_first(numbers, *layout)
         shape, entries = tuple(entries.shape[1:]), entries.reshape(SAMPLES, -1)
-        index = torch.where(entries == 0, -1, entries % _STEP).long().numpy()
-        expect(np.array_equal(index[0], index[1]), "treats samples differently")
-        index, names = index[0], list(self.starts)
-        owner = np.searchsorted(list(self.starts.values()), index, side="right") - 1
+        both = torch.where(entries == 0, -1, entries % _STEP).long().numpy()
+        expect(np.array_equal(both[0], both[1]), "treats samples differently")
+        names, starts = list(self.starts), np.array(list(self.starts.values()))
+        owner = np.searchsorted(starts, both[0], side="right") - 1
         owners, first = np.unique(owner, return_index=True)
         order = [int(o) for o in owners[np.argsort(first)] if o >= 0] or [0]
-        moved, end = np.full_like(index, -1), 0
+        index, end = np.full_like(both[0], -1), 0
         for o in order:
-            moved = np.where(owner == o, index - self.starts[names[o]] + end, moved)
+            index = np.where(owner == o, both[0] - starts[o] + end, index)
             end += self.nodes[names[o]].size
-        inputs = [names[o] for o in order]
-        same = len(inputs) == 1 and self.nodes[inputs[0]].shape == shape and np.array_equal(moved, np.arange(end))
-        return (
-            Value(tensor, inputs[0], *layout)
-            if same
-            else emit(*name, "index", inputs, tensor, *layout, index=moved, **fields)
-        )
+        same = self.nodes[names[order[0]]].shape == shape and np.array_equal(index, np.arange(end))
+        if same and len(order) == 1:
+            return Value(tensor, names[order[0]], *layout)
+        return call.emit("index", [names[o] for o in order], tensor, *layout, part=part, index=index)
 
     # nodes
 
     def _read(self, call: Call) -> Any:
         """Add the verified nodes of an operation, or "outside" nodes if the theory does not cover it."""
-        self.count += 1
-        label = _text(call.module) if call.module is not None else call.name
-        base = call.place.replace(".", "_") or self._base(label)
-        made: list[Value] = []
-
-        def emit(op: str, *given: Any, **fields: Any) -> Value:
-            name = base if "text" not in fields else f"{base}_{fields['text'].partition(' ')[0]}"
-            made.append(self._emit(name, op, *given, **{"text": label, "module": call.place, **fields}))
-            return made[-1]
-
-        def reordered(taken: list[Value], run: Callable[..., Any], result: Any, **fields: Any) -> Any:
-            numbers = leaves(run([self._numbers(v) for v in taken]), Tensor)
-            made = [self._indexed(*pair, emit, **fields) for pair in zip(numbers, leaves(result, Tensor), strict=True)]
-            return values.replace(result, Tensor, lambda _: made.pop(0))
-
-        call.emit, call.reordered = emit, reordered
         try:
             result = operations.read(call)
-            if any(v.tensor.requires_grad for v in call.values):
-                floating = [t for t in leaves(call.result, Tensor) if t.is_floating_point()]
-                lost = "no gradient flows through it (detach, no_grad or an autograd.Function)"
-                expect(all(t.requires_grad for t in floating), lost)
-            self._verify(call, made)
+            floating = [t for t in leaves(call.result, Tensor) if t.is_floating_point()]
+            flows = all(t.requires_grad for t in floating) or not any(v.tensor.requires_grad for v in call.values)
+            expect(flows, "no gradient flows through it (detach, no_grad or an autograd.Function)")
+            expect(not any(isinstance(t.grad_fn, BackwardCFunction) for t in floating), "hooks may change its gradient")
+            self._verify(call)
             return result
         except UnreadError as error:
             reason = str(error)
-        for value in made:
+        for value in call.made:
             del self.nodes[value.node], self.starts[value.node]
-        sources = {*call.owned, *(name for v in call.constants for name in v.sources)}
-        fields = {"reason": reason, "held": tuple(sorted(sources & self.weights.keys()))}
-        inputs = list({v.node: v for v in call.values}.values())
-        outside = []
-        for tensor in leaves(call.result, Tensor):
-            outside.append(emit("outside", [v.node for v in inputs], tensor, *_layout(inputs, tensor), **fields))
-            for value in call.constants:
-                for name in value.sources & self.weights.keys():
-                    if same_memory(self.weights[name], value.tensor):
-                        self.partly[outside[-1].node, name] = places(value.tensor)
-        return outside
+        call.made = []
+        return self._outside(call, reason)
 
-    def _base(self, label: str) -> str:
+    def _verify(self, call: Call) -> None:
+        """Raise if the fields of a node do not reproduce its value."""
+        known = {v.node: samples_first(v.content, *v.layout) for v in [*call.values, *call.made]}
+        weights = {name: p.detach() for name, p in self.weights.items()}
+        for node in (self.nodes[v.node] for v in call.made):
+            unknown = node.op in ("bias", "cast") or (node.op in ("average", "maximum") and node.windows is None)
+            if not unknown and not values.agree(
+                apply(node, [known[n] for n in node.inputs], weights), known[node.name]
+            ):
+                raise UnreadError(f"{call.name} does something else than its name and parameters say")
+
+    def _outside(self, call: Call, reason: str) -> list[Value]:
+        """Add the nodes of an operation that the theory does not cover."""
+        inputs = list({v.node: v for v in call.values}.values())
+        fields: dict[str, Any] = {"reason": reason, "held": tuple(sorted(self._sources(call) & self.weights.keys()))}
+        for tensor in leaves(call.result, Tensor):
+            sizes = dict(enumerate(tensor.shape))
+            in_front = (0, 1) if sizes.get(0) == SAMPLES else (NO_SAMPLES, 1)
+            kept = [v.layout for v in inputs if v.batch >= 0 and sizes.get(v.batch) == v.tensor.shape[v.batch]]
+            layout = kept[0] if kept else in_front
+            call.emit("outside", [v.node for v in inputs], tensor, *layout, **fields)
+        return call.made
+
+    def name_in_scope(self, label: str) -> str:
         """Return the name of an operation within the submodule that is running."""
         name = label.partition("(")[0].lower()
         return f"{self.scope[-1].replace('.', '_')}_{name}" if self.scope[-1] else name
 
-    def _verify(self, call: Call, made: list[Value]) -> None:
-        """Raise if the fields of a node do not reproduce its value."""
-        known = {v.node: v.canonical for v in [*call.values, *made]}
-        weights = {name: p.detach() for name, p in self.weights.items()}
-        for node in (self.nodes[v.node] for v in made):
-            if node.op in ("bias", "cast") or (node.op in ("average", "maximum") and node.windows is None):
-                continue
-            if not agree(apply(node, [known[name] for name in node.inputs], weights), known[node.name]):
-                raise UnreadError(f"{call.name} does something else than its name and parameters say")
-
-    def _emit(
-        self, name: str, op: str, inputs: list[str], tensor: Tensor, batch: int, merged: int = 1, **more: Any
+    def emit(
+        self,
+        name: str,
+        op: str,
+        inputs: list[str],
+        tensor: Tensor,
+        batch: int,
+        merged: int = 1,
+        call: Call | None = None,
+        **more: Any,
     ) -> Value:
+        """Add a node and return its value."""
         names = itertools.chain([name], (f"{name}_{i}" for i in itertools.count(1)))
         name = next(n for n in names if n not in self.nodes)
         value = Value(tensor, name, batch, merged)
-        shape = tuple(value.canonical.shape)[batch != NO_SAMPLES :]
+        shape = tuple(samples_first(tensor, *value.layout).shape)[batch != NO_SAMPLES :]
         self.nodes[name] = Node(name, op, tuple(inputs), shape, **more)
-        self.starts[name], self.calls[name] = self.entries, self.count
+        self.starts[name], self.calls[name] = self.entries, call
         self.entries += self.nodes[name].size
         return value
 
-    def _finished(self, output: Value) -> tuple[Node, ...]:
-        """Return the nodes from which the output is reachable, with the output last.
+    def _finished(self, output: str) -> tuple[Node, ...]:
+        """Return the nodes from which the output is reachable, with the output last, and check their parameters.
 
-        Biases are merged with their layers. Raises an error if weights are shared.
+        Biases are merged with their layers. Casts do not matter at the end; elsewhere they are "outside".
         """
-        nodes, last = self.nodes, output.node
-        while nodes[last].op == "cast":
-            last = nodes[last].inputs[0]
-        nodes, last = _with_biases(_alive(nodes, last), last)
-        nodes = _alive(nodes, last)
+        while self.nodes[output].op == "cast":
+            output = self.nodes[output].inputs[0]
+        needed, merged = {output}, dict[str, str]()
+        for name in reversed(self.nodes):  # inputs come before
+            needed |= {*self.nodes[name].inputs} if name in needed else set()
+        kept = [node for name, node in self.nodes.items() if name in needed or node.op == "input"]
+        uses = Counter([output, *(name for node in kept for name in node.inputs)])
+        nodes: dict[str, Node] = {}
+        for node in kept:
+            node = replace(node, inputs=tuple(merged.get(name, name) for name in node.inputs))
+            if node.op == "bias":
+                before = nodes[node.inputs[0]]
+                if uses[self.nodes[node.name].inputs[0]] == 1 and _takes_bias(before, node):
+                    nodes[before.name] = replace(before, bias=node.weight)
+                    merged[node.name] = before.name
+                    continue
+                reason = f"adds {node.weight}, which is not the bias of a linear layer or convolution"
+                node = replace(node, op="outside", reason=reason, held=(node.weight,), weight="", weight_shape=())
+            elif node.op == "cast":
+                node = replace(node, op="outside", reason="rounds values to a lower precision")
+            nodes[node.name] = node
         users: dict[str, list[str]] = {}
         for node in nodes.values():
             for parameter in dict.fromkeys(name for name in (node.weight, node.bias, *node.held) if name):
-                for other in users.get(parameter, []):
+                for other in users.setdefault(parameter, []):
                     self._check_apart(parameter, other, node.name)
-                users.setdefault(parameter, []).append(node.name)
-        end = nodes.pop(last)
+                users[parameter].append(node.name)
+        end = nodes.pop(merged.get(output, output))
         return (*nodes.values(), end)
 
     def _check_apart(self, parameter: str, a: str, b: str) -> None:
-        """Raise if two nodes use the same entries of a parameter."""
-        first, second = self.partly.get((a, parameter)), self.partly.get((b, parameter))
-        meet = first is None or second is None or bool(torch.isin(first, second).any())
-        if meet and self.calls[a] != self.calls[b]:
-            every = dict(self.net.named_parameters(remove_duplicate=False))
-            aliases = [name for name, p in every.items() if p is every[parameter]]
-            also = f" (registered as {', '.join(aliases)})" if len(aliases) > 1 else ""
+        """Raise if two operations use the same entries of a parameter."""
+        weight, parts = self.weights[parameter], []
+        for call in (self.calls[a], self.calls[b]):
+            views = [v for v in call.constants if parameter in v.sources] if call is not None else []
+            whole = not all(same_memory(weight, v.tensor) for v in views) or not views
+            parts.append(places(weight).flatten() if whole else torch.cat([places(v.tensor).flatten() for v in views]))
+        if self.calls[a] is not self.calls[b] and bool(torch.isin(*parts).any()):
+            every = self.net.named_parameters(remove_duplicate=False)
+            aliases = ", ".join(name for name, p in every if p is weight)
             raise RefusedError(
-                f"net: shared weights: {parameter}{also} is used in {a!r} and in {b!r}; expected every "
-                "parameter in one place, since the conserved quantities of shared weights are others"
+                f"net: shared weights: {parameter} (registered as {aliases}) is used in {a!r} and in {b!r}; expected "
+                "every parameter in one place, since the conserved quantities of shared weights are others"
             )
 
 
-def _alive(nodes: dict[str, Node], output: str) -> dict[str, Node]:
-    needed = {output}
-    for name in reversed(nodes):  # inputs come before
-        if name in needed:
-            needed.update(nodes[name].inputs)
-    return {name: node for name, node in nodes.items() if name in needed or node.op == "input"}
+def _takes_bias(before: Node, node: Node) -> bool:
+    """Return whether a parameter that is added to the value of a layer without a bias is its bias."""
+    axis = len(node.shape) - 1 if before.op == "linear" else 0
+    shape = (1,) * (len(node.shape) + 1 - len(node.weight_shape)) + node.weight_shape
+    fits = shape == (1, *(size if d == axis else 1 for d, size in enumerate(node.shape)))
+    return before.op in ("linear", "conv") and not before.bias and fits
 
 
-def _with_biases(nodes: dict[str, Node], output: str) -> tuple[dict[str, Node], str]:
-    """Return the nodes and output with added parameters merged into the preceding layer as its bias, or "outside"."""
-    names: dict[str, str] = {}
-    for node in list(nodes.values()):
-        if node.op == "cast":
-            nodes[node.name] = replace(node, op="outside", reason="rounds values to a lower precision")
-        if node.op != "bias":
-            continue
-        before = nodes[names.get(node.inputs[0], node.inputs[0])]
-        users = [other for other in nodes.values() if node.inputs[0] in other.inputs]
-        axis = len(node.shape) - 1 if before.op == "linear" else 0
-        shape = (1,) * (len(node.shape) + 1 - len(node.weight_shape)) + node.weight_shape
-        fits = shape[1:] == tuple(size if d == axis else 1 for d, size in enumerate(node.shape)) and shape[0] == 1
-        alone = len(users) == 1 and node.inputs[0] != output
-        if before.op in ("linear", "conv") and not before.bias and alone and fits:
-            nodes[before.name] = replace(before, bias=node.weight)
-            names[node.name] = before.name
-            del nodes[node.name]
-        else:
-            reason = f"adds {node.weight}, which is not the bias of a linear layer or convolution"
-            held = (node.weight,)
-            nodes[node.name] = replace(node, op="outside", reason=reason, held=held, weight="", weight_shape=())
-    for name, node in nodes.items():
-        nodes[name] = replace(node, inputs=tuple(names.get(other, other) for other in node.inputs))
-    return nodes, names.get(output, output)
-
-
-def _layout(inputs: list[Value], tensor: Tensor) -> tuple[int, int]:
-    """Return where the samples are in the result of any operation: where they are in an argument, or in front."""
-    sizes = dict(enumerate(tensor.shape))
-    for value in inputs:
-        if value.batch != NO_SAMPLES and sizes.get(value.batch) == value.tensor.shape[value.batch]:
-            return value.layout
-    return (0, 1) if sizes.get(0) == SAMPLES else (NO_SAMPLES, 1)
-
-
-def _copy(net: nn.Module, training: bool, call: Callable[..., Any]) -> nn.Module:
-    """Return a copy in float64, without the user's hooks and compiled code, whose calls go through ``call``."""
-    memo: dict[int, Any] = {}
-    for sub in net.modules():
-        for key, value in [*vars(sub).items(), *sub._parameters.items(), *sub._buffers.items()]:
-            if isinstance(value, Tensor) and id(value) not in memo:  # also what weight_norm leaves, not to be copied
-                double = _double(value)
-                is_parameter = isinstance(value, nn.Parameter)
-                memo[id(value)] = nn.Parameter(double, double.is_floating_point()) if is_parameter else double
-            elif key.endswith("_hooks") and isinstance(value, dict):  # those of torch.nn.utils compute weights
-                own = (item for item in value.items() if type(item[1]).__module__.startswith("torch.nn.utils."))
-                memo[id(value)] = OrderedDict(own)
-    try:
-        copied = deepcopy(net, memo)
-    except Exception as error:
-        raise ValueError(f"net: {type(net).__name__} cannot be copied: {error}") from error
-    for name, sub in copied.named_modules():
-        sub.training = training
-        for key, value in list(vars(sub).items()):
-            vars(sub)[key] = getattr(value, "_torchdynamo_orig_callable", value)
-        vars(sub)["_compiled_call_impl"] = functools.partial(call, sub, name)  # what nn.Module.__call__ runs, if set
-    return copied
-
-
-def _double(tensor: Tensor) -> Tensor:
-    tensor = tensor.detach().cpu()
-    return tensor.to(torch.float64, copy=True).contiguous() if tensor.is_floating_point() else tensor.clone()
+def _samples(sample: Tensor) -> tuple[int, int]:
+    """Return where the samples are in a tensor with the sample of every entry (-1: of none): batch and merged."""
+    for merged_too in (False, True):
+        for batch, size in enumerate(sample.shape):
+            if size % SAMPLES == 0 and (size == SAMPLES or merged_too):
+                rows = samples_first(sample, batch, size // SAMPLES).reshape(SAMPLES, -1)
+                if all(bool(((row == i) | (row == -1)).all()) for i, row in enumerate(rows)):
+                    return batch, size // SAMPLES
+    raise UnreadError(values.MIXES)
 
 
 def _where(error: BaseException | None = None) -> str:
@@ -634,15 +531,3 @@ def _where(error: BaseException | None = None) -> str:
 def _setitem(target: Tensor, key: Any, value: Any) -> Tensor:
     target[key] = value
     return target
-
-
-def _text(module: Any) -> str:
-    """Return a short description of a submodule: class and sizes."""
-    kind = type(module).__name__
-    if isinstance(module, nn.Linear):
-        return f"{kind}({module.in_features}, {module.out_features})"
-    if isinstance(module, nn.modules.conv._ConvNd):
-        kernel = "x".join(map(str, module.kernel_size))
-        groups = f", groups {module.groups}" if module.groups > 1 else ""
-        return f"{kind}({module.in_channels}, {module.out_channels}, {kernel}{groups})"
-    return kind

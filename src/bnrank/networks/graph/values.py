@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+if TYPE_CHECKING:
+    from bnrank.networks.graph.tracing import Tracer
+
 SAMPLES = 2  # a module is traced on two samples, to detect operations that mix samples
 NO_SAMPLES = -1  # the dimension of the samples of a tensor that has none
 MIXES = "mixes samples, or has no dimension for them"
-FOREIGN = "puts in numbers that do not come from the input"
 RANDOM = "random numbers"  # the source of constants that are drawn
 
 
@@ -78,18 +80,14 @@ class Value:
         """Where the samples are."""
         return self.batch, self.merged
 
-    @property
-    def canonical(self) -> Tensor:
-        """Its content as (N, *shape)."""
-        return samples_first(self.content, *self.layout)
 
-
-@dataclass
 class Call:
     """One operation of a module.
 
     Attributes
     ----------
+    tracer : Tracer
+        What traces it.
     name : str
         Name of the function, without underscores at its ends, or class of the module, e.g. "relu", "conv2d", "Linear".
     args, kwargs
@@ -100,43 +98,31 @@ class Call:
         The submodule that was called.
     place : str
         Name of this submodule.
-    weights : mapping
-        The module's parameters by name.
     result
         Its result, with tensors.
-    emit : callable
-        Adds a node (op, names of input nodes, tensor, batch, merged, **fields) and returns its value.
-    reordered : callable
-        Returns the values of the result from a function that takes the arguments with numbered entries.
+    values, constants : list of Value
+        The arguments that depend on the module's input, and the others.
+    made : list of Value
+        The values of the nodes that are added for it.
     """
 
-    name: str
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    run: Callable[..., Any]
-    module: nn.Module | None
-    place: str
-    weights: Mapping[str, Tensor]
-    result: Any = None
-    emit: Callable[..., Value] = field(init=False)
-    reordered: Callable[..., Any] = field(init=False)
-
-    def __post_init__(self) -> None:
-        """Sort the arguments."""
-        self.taken: list[Value] = leaves((self.args, self.kwargs), Value)
+    def __init__(
+        self, tracer: Tracer, name: str, arguments: Any, run: Any, module: Any = None, place: str = ""
+    ) -> None:
+        self.tracer, self.name, self.run, self.module, self.place = tracer, name, run, module, place
+        self.args, self.kwargs = arguments
+        self.taken: list[Value] = leaves(arguments, Value)
         self.values = [v for v in self.taken if v.node]
         self.constants = [v for v in self.taken if not v.node]
-        own = [] if self.module is None else [id(p) for p in self.module.parameters()]
-        self.owned = [name for name, p in self.weights.items() if id(p) in own]
+        self.result: Any = None
+        self.made: list[Value] = []
 
     def get(self, position: int, name: str, default: Any = None) -> Any:
         """Return an argument by position or name, or else the attribute of this name of the called submodule."""
         if position < len(self.args):
             return self.args[position]
         value = self.kwargs.get(name, getattr(self.module, name, default))
-        if not isinstance(value, Tensor):
-            return value
-        return Value(value, sources=frozenset(n for n, p in self.weights.items() if p is value), raw=True)
+        return self.tracer.value(value) if isinstance(value, Tensor) else value
 
     def again(self, content: Callable[[Value], Tensor]) -> Any:
         """Run it with other tensors in place of the values it takes."""
@@ -145,17 +131,46 @@ class Call:
 
     def parameter(self, value: Any, what: str) -> tuple[str, Tensor, Tensor]:
         """Return a parameter's name, its tensor and the value as a view of all of it; raise if it is not one."""
-        depends = isinstance(value, Value) and value.node
-        expect(not depends, "product of two values")
-        if not isinstance(value, Value) or not value.sources:
-            raise UnreadError(f"its {what} is not a parameter")
+        expect(isinstance(value, Value) and (value.sources or value.node), f"its {what} is not a parameter")
+        expect(not value.node, "product of two values")
         name, *others = sorted(value.sources)
-        tensor = self.weights.get(name)
+        tensor = self.tracer.weights.get(name)
         whole = tensor is not None and same_memory(tensor, value.tensor) and tensor.numel() == value.tensor.numel()
         if others or tensor is None or not whole:
             raise UnreadError(f"its {what} is computed from {', '.join([name, *others])}")
         expect(value.tensor.requires_grad, f"no gradient flows to its {what} ({name})")
         return name, tensor, value.tensor
+
+    def emit(
+        self, op: str, inputs: list[str], tensor: Tensor, batch: int, merged: int = 1, part: str = "", **fields: Any
+    ) -> Value:
+        """Add a node and return its value; a part of an operation has a name of its own."""
+        label = label_of(self.module) if self.module is not None else self.name
+        name = self.place.replace(".", "_") or self.tracer.name_in_scope(label)
+        if part:
+            name, label = f"{name}_{part.partition(' ')[0]}", part
+        fields |= {"text": label, "module": self.place, "call": self}
+        self.made.append(self.tracer.emit(name, op, inputs, tensor, batch, merged, **fields))
+        return self.made[-1]
+
+    def reordered(self, values: list[Value], run: Callable[..., Any], result: Any, part: str = "") -> Any:
+        """Return the values of a result that has entries of some values, by running it on numbered entries."""
+        numbers = leaves(run([self.tracer.numbers(v) for v in values]), Tensor)
+        pairs = zip(numbers, leaves(result, Tensor), strict=True)
+        reordered = [self.tracer.indexed(*pair, self, part) for pair in pairs]
+        return replace(result, Tensor, lambda _: reordered.pop(0))
+
+
+def label_of(module: Any) -> str:
+    """Return a short description of a submodule: class and sizes."""
+    kind = type(module).__name__
+    if isinstance(module, nn.Linear):
+        return f"{kind}({module.in_features}, {module.out_features})"
+    if isinstance(module, nn.modules.conv._ConvNd):
+        kernel = "x".join(map(str, module.kernel_size))
+        groups = f", groups {module.groups}" if module.groups > 1 else ""
+        return f"{kind}({module.in_channels}, {module.out_channels}, {kernel}{groups})"
+    return kind
 
 
 def leaves(tree: Any, kind: type) -> list[Any]:
@@ -181,20 +196,7 @@ def samples_first(tensor: Tensor, batch: int, merged: int = 1) -> Tensor:
     """Return a tensor as (N, *shape): the samples first, then positions that were merged with them."""
     if batch == NO_SAMPLES:
         return tensor
-    if merged > 1:
-        tensor = tensor.unflatten(batch, (SAMPLES, merged))
-    return tensor.movedim(batch, 0)
-
-
-def samples_of(sample: Tensor) -> tuple[int, int]:
-    """Return where the samples are in a tensor with the sample of every entry (-1: of none): batch and merged."""
-    for merged_too in (False, True):
-        for batch, size in enumerate(sample.shape):
-            if size % SAMPLES == 0 and (size == SAMPLES or merged_too):
-                rows = samples_first(sample, batch, size // SAMPLES).reshape(SAMPLES, -1)
-                if all(bool(((row == i) | (row == -1)).all()) for i, row in enumerate(rows)):
-                    return batch, size // SAMPLES
-    raise UnreadError(MIXES)
+    return (tensor.unflatten(batch, (SAMPLES, merged)) if merged > 1 else tensor).movedim(batch, 0)
 
 
 def agree(a: Tensor, b: Tensor) -> bool:
@@ -202,9 +204,8 @@ def agree(a: Tensor, b: Tensor) -> bool:
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     largest = float(b.abs().nan_to_num(0, 0, 0).max()) if b.numel() else 0.0
-    eps = torch.finfo(b.dtype).eps if b.is_floating_point() else 0.0
-    rtol, atol = (16 * eps, 1e-3 * eps) if eps > 1e-9 else (1e-9, 1e-12)  # larger in a module that casts
-    return torch.allclose(a, b, rtol=rtol, atol=atol * (1 + largest), equal_nan=True)
+    rtol = max(1e-9, 16 * torch.finfo(b.dtype).eps) if b.is_floating_point() else 0.0  # larger in a module that casts
+    return torch.allclose(a, b, rtol=rtol, atol=1e-3 * rtol * (1 + largest), equal_nan=True)
 
 
 def same_memory(a: Tensor, b: Tensor) -> bool:
@@ -213,10 +214,8 @@ def same_memory(a: Tensor, b: Tensor) -> bool:
 
 
 def same_order(a: Tensor, b: Tensor) -> bool:
-    """Return whether two tensors of the same beginning lay out their entries alike."""
-    if a.shape != b.shape or a.data_ptr() != b.data_ptr():
-        return False
-    return all(x == y or n == 1 for x, y, n in zip(a.stride(), b.stride(), a.shape, strict=True))
+    """Return whether two tensors over the same memory have the same entries in the same order."""
+    return a.shape == b.shape and torch.equal(places(a), places(b))
 
 
 def places(tensor: Tensor) -> Tensor:

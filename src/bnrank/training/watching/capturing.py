@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bnrank._core.onlooker import Onlooker
-from bnrank.networks.functional import unchanged
+from bnrank.networks.functional import restored
 from bnrank.networks.inputs import columns, main_output
 from bnrank.training.watching import quantities
 from bnrank.training.watching.parts import OUTPUT, Part
@@ -183,7 +183,9 @@ class Capture:
 def probing(net: nn.Module) -> Iterator[None]:
     """Run uncompiled, in eval mode, without gradients; restore modes, buffers, attributes and random generators."""
     devices = sorted({p.device.index or 0 for p in net.parameters() if p.device.type == "cuda"})
-    with torch.no_grad(), torch.random.fork_rng(devices), unchanged(net):
+    with torch.no_grad(), torch.random.fork_rng(devices), restored(net):
+        for sub in net.modules():
+            sub.training = False
         yield
 
 

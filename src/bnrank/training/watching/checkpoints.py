@@ -14,9 +14,8 @@ from bnrank._core import validation
 from bnrank._core.deadline import Deadline
 from bnrank._core.files import prepare_folder, write_atomically, writing
 from bnrank._core.sources import as_path
-from bnrank.networks.tensor_files import opened
+from bnrank.networks.reading.matrices import listing
 from bnrank.training.watching import quantities
-from bnrank.training.watching.parts import matrices_of
 from bnrank.training.watching.records import Measured, Record, dataset
 
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".pth.tar")
@@ -178,8 +177,8 @@ def record_of(folder: object, name: str, top: int, deadline: Deadline | None = N
 def _read(path: Path, name: str, failures: dict[Path, Exception]) -> dict[str, Tensor]:
     """Return the matrices of a file; none, and the error among the failures, where it cannot be read."""
     try:
-        with opened(path, name) as entries:
-            return matrices_of(entries)
+        with listing(path, name) as held:
+            return {matrix.name: matrix.blocks().clone() for matrix in held.matrices}
     except (TypeError, ValueError, OSError) as error:
         failures[path] = error
         return {}

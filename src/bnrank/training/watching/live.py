@@ -17,7 +17,7 @@ from bnrank.training.watching import callbacks, quantities
 from bnrank.training.watching.capturing import Capture, call, probing, shapes
 from bnrank.training.watching.collapse import Collapse, CollapseError, Detector
 from bnrank.training.watching.divergence import shortened
-from bnrank.training.watching.parts import OUTPUT, parts_of, present_parts, without_activations, without_dimensions
+from bnrank.training.watching.parts import OUTPUT, parts_of, without_activations, without_dimensions
 from bnrank.training.watching.records import Measured, Record, dataset
 from bnrank.training.watching.writers import CSVWriter, Writer
 
@@ -280,7 +280,7 @@ class Watch(Record):
 
     def _follow(self) -> None:
         """Look up the layers again by their names, and remark on those that were replaced or added."""
-        found = {part.name: part for part in present_parts(self.net, self.parts)[0]}
+        found = {part.name: part for part in parts_of(self.net)[0]}
         names = [part.name for part in self.parts]
         replaced = [
             part.name for part in self.parts if part.name in found and found[part.name].module is not part.module
@@ -311,15 +311,12 @@ class Watch(Record):
                 self._remark(f"{name}: its weight is no longer in the network")
             present = [part for part in self.parts if part.name not in self._missing]
             for part in present if set(self.what) != {"activations"} else ():
-                weight = part.tensor(own)
-                if weight is None or weight.is_meta:
-                    self._remark(f"{part.name}: its weight is no longer in the network")
-                    continue
+                blocks = part.matrix.blocks()
                 if "weights" in self.what:
-                    found, values[part.name] = quantities.of_weight(part.matrices(_dense(weight)))
+                    found, values[part.name] = quantities.of_weight(blocks)
                     rows[part.name] |= found
                 if "subnormals" in self.what:
-                    rows[part.name] |= quantities.of_entries(_dense(weight))
+                    rows[part.name] |= quantities.of_entries(blocks)
         drift = {} if self.monitor is None else self.monitor.drift()
         return Measured(self.steps, rows, values, drift)
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from bnrank._core import sources, store, validation
-from bnrank.networks import onnx_tensors, tensors
-from bnrank.networks.tensors import Entry, Memory
+from bnrank.networks.reading import onnx_files
+from bnrank.networks.reading.stored import Stored, nothing, of_mapping, record, unwrapped
 
 SUFFIXES = (".safetensors", ".onnx", ".pt", ".pth", ".bin", ".ckpt", ".jit", ".ts", ".pth.tar", ".index.json")
 RESULTS = ("watch", "comparison", "dataset")  # files of bnrank whose tensors are no weights
@@ -30,7 +30,7 @@ def is_named_so(path: Path) -> bool:
 
 
 @contextlib.contextmanager
-def opened(path: object, name: str = "net") -> Iterator[list[Entry]]:
+def opened(path: object, name: str = "net") -> Iterator[list[Stored]]:
     """Provide the tensors of a file, each read where it is loaded.
 
     Parameters
@@ -52,11 +52,21 @@ def opened(path: object, name: str = "net") -> Iterator[list[Entry]]:
     validation.expect(is_named_so(path), name, f"{str(path)!r}", f"a file of weights, {expected}")
     with contextlib.ExitStack() as stack:
         if path.name.lower().endswith(".index.json"):
-            yield tensors.normalized(tensors.order(_shards(path, name, stack)))
+            yield unwrapped(_ordered(_shards(path, name, stack)))
         elif (found := _lazily(path, name, stack)) is not None:
-            yield tensors.normalized(tensors.order(found))
+            yield unwrapped(_ordered(found))
         else:
             yield _whole(path, name, stack)
+
+
+def _ordered(records: list[Stored]) -> list[Stored]:
+    """Return records with numbers in their names in numerical order, for files that do not keep the order."""
+
+    def key(stored: Stored) -> list[tuple[int, int, str]]:
+        parts = filter(None, re.split(r"(\d+)", stored.name))
+        return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts]
+
+    return sorted(records, key=key)
 
 
 def _start(file: BinaryIO, path: Path, name: str) -> bytes:
@@ -69,16 +79,16 @@ def _start(file: BinaryIO, path: Path, name: str) -> bytes:
     return start
 
 
-def _whole(path: Path, name: str, stack: contextlib.ExitStack) -> list[Entry]:
+def _whole(path: Path, name: str, stack: contextlib.ExitStack) -> list[Stored]:
     """Return the tensors of a file that is not read lazily from safetensors."""
     file = stack.enter_context(sources.opened(path, name))
     start = _start(file, path, name)
     if path.suffix.lower() == ".onnx":
-        return onnx_tensors.entries(path, name)
+        return onnx_files.records(path, name)
     if _is_safetensors(path, start):
-        stored = store.read(path, name=name)  # verified by its checksum
-        validation.expect(stored.kind not in RESULTS, name, f"{path} with a {stored.kind}", "a file of weights")
-        return tensors.of_mapping(stored.tensors, name)
+        kept = store.read(path, name=name)  # verified by its checksum
+        validation.expect(kept.kind not in RESULTS, name, f"{path} with a {kept.kind}", "a file of weights")
+        return of_mapping(kept.tensors, name)
     if start[:2] == b"PK" and (root := _script_root(file)) is not None:
         return _script(path, file, root, name)
     return _pickled(path, name, start)
@@ -88,7 +98,7 @@ def _is_safetensors(path: Path, start: bytes) -> bool:
     return path.suffix.lower() == ".safetensors" or (start[8:9] == b"{" and path.suffix.lower() != ".onnx")
 
 
-def _lazily(path: Path, name: str, stack: contextlib.ExitStack) -> list[Entry] | None:
+def _lazily(path: Path, name: str, stack: contextlib.ExitStack) -> list[Stored] | None:
     """Return the tensors of a safetensors file, as they are stored; None for another file, or one of bnrank."""
     from safetensors import SafetensorError, safe_open
 
@@ -104,7 +114,7 @@ def _lazily(path: Path, name: str, stack: contextlib.ExitStack) -> list[Entry] |
         raise sources.DamagedError(f"{name}: {path} is damaged or not a safetensors file: {error}") from error
 
 
-def _shards(path: Path, name: str, stack: contextlib.ExitStack) -> list[Entry]:
+def _shards(path: Path, name: str, stack: contextlib.ExitStack) -> list[Stored]:
     """Return the tensors of the files in which an index says that they are."""
     try:
         places = sources.parse_json(sources.read(path, name, sources.MAX_JSON))["weight_map"]
@@ -113,7 +123,7 @@ def _shards(path: Path, name: str, stack: contextlib.ExitStack) -> list[Entry]:
     except (ValueError, KeyError, TypeError, AttributeError, UnicodeError) as error:
         raise sources.DamagedError(f"{name}: {path} is damaged or no index of weights: {error}") from error
     validation.expect(fits, name, f"{path} of {files[:3]}", "an index of files of weights in its folder")
-    found: list[Entry] = []
+    found: list[Stored] = []
     for file in files:
         shard = path.parent / file
         validation.expect(shard.is_file(), name, f"{path} without {file}", "all files of the index beside it")
@@ -134,16 +144,16 @@ def _is_inside(path: Path) -> bool:
     return not path.is_absolute() and ".." not in path.parts
 
 
-def _lazy(file: Any, key: str) -> Entry:
+def _lazy(file: Any, key: str) -> Stored:
     part = file.get_slice(key)
     dtype = store.TYPES.get(part.get_dtype())
     named = part.get_dtype() if dtype is None else str(dtype).removeprefix("torch.")
     reason = "" if dtype is not None else f"numbers of type {named}, which PyTorch does not have"
     floating = dtype is not None and (dtype.is_floating_point or dtype.is_complex)
-    return Entry(key, tuple(part.get_shape()), named, lambda: file.get_tensor(key), floating, reason=reason)
+    return Stored(key, tuple(part.get_shape()), named, lambda: file.get_tensor(key), floating, reason=reason)
 
 
-def _pickled(path: Path, name: str, start: bytes) -> list[Entry]:
+def _pickled(path: Path, name: str, start: bytes) -> list[Stored]:
     """Return the tensors of a file of torch.save: only tensors and plain values are unpickled."""
     advice = (
         "Where the model is trusted and loaded, write "
@@ -165,12 +175,12 @@ def _pickled(path: Path, name: str, start: bytes) -> list[Entry]:
         text = str(error).split(". This is an internal")[0][:200] or "it ends too early"
         raise sources.DamagedError(f"{name}: {path} is damaged or no file of torch.save: {text}") from error
     if isinstance(loaded, Tensor):
-        return [tensors.entry("tensor", loaded)]
+        return [record("tensor", loaded)]
     if isinstance(loaded, list | tuple) and any(isinstance(value, Tensor | Mapping) for value in loaded):
         loaded = dict(enumerate(loaded))
     if not isinstance(loaded, Mapping):
         raise ValueError(f"{name}: {path} holds {validation.describe(loaded)}, expected a state dict. {advice}")
-    return tensors.of_mapping(loaded, name)
+    return of_mapping(loaded, name)
 
 
 # TorchScript ---------------------------------------------------------------------------------------------------------
@@ -246,7 +256,7 @@ _OTHERS = {
 }
 
 
-def _script(path: Path, file: BinaryIO, root: str, name: str) -> list[Entry]:
+def _script(path: Path, file: BinaryIO, root: str, name: str) -> list[Stored]:
     archive, whose = zipfile.ZipFile(file), f"{name}: {path}"
     try:
         module = _Unpickler(io.BytesIO(_member(archive, f"{root}/data.pkl"))).load()
@@ -259,7 +269,7 @@ def _script(path: Path, file: BinaryIO, root: str, name: str) -> list[Entry]:
     except Exception as error:  # whatever a damaged pickle raises
         raise sources.DamagedError(f"{name}: {path} is damaged or no TorchScript archive: {error}") from error
     validation.expect(found, name, f"{path} without tensors", "a scripted module with weights")
-    return tensors.normalized(found)
+    return unwrapped(found)
 
 
 def _member(archive: zipfile.ZipFile, key: str) -> bytes:
@@ -286,16 +296,16 @@ def _attributes(value: object, prefix: str) -> Iterator[tuple[str, object]]:
                 yield from _attributes(inner, f"{prefix}.{i}" if prefix else str(i))
 
 
-def _of_view(key: str, value: object, archive: zipfile.ZipFile, folder: str, whose: str) -> Entry:
+def _of_view(key: str, value: object, archive: zipfile.ZipFile, folder: str, whose: str) -> Stored:
     kind = type(value).__name__
     if kind in _OTHERS:
-        return Entry(key, (), kind, lambda: torch.zeros(0), reason=_OTHERS[kind])
+        return Stored(key, (), kind, nothing, reason=_OTHERS[kind])
     if not isinstance(value, _View):
-        return tensors.entry(key, value)
+        return record(key, value)
     dtype = value.dtype
     if dtype is None:
         text = f"numbers of type {value.storage.kind}, which is not read"
-        return Entry(key, value.shape, value.storage.kind, lambda: torch.zeros(0), False, reason=text)
+        return Stored(key, value.shape, value.storage.kind, nothing, False, reason=text)
 
     def load(dtype: torch.dtype = dtype) -> Tensor:
         try:
@@ -309,6 +319,6 @@ def _of_view(key: str, value: object, archive: zipfile.ZipFile, folder: str, who
             raise sources.DamagedError(f"{whose}: {key!r} cannot be read: {error}") from error
 
     place = archive.filename, folder, value.storage.key
-    storage = Memory(place, value.offset, value.shape, value.stride) if math.prod(value.shape) else None
+    storage = (place, value.offset, value.shape, value.stride) if math.prod(value.shape) else None
     floating = dtype.is_floating_point or dtype.is_complex
-    return Entry(key, value.shape, str(dtype).removeprefix("torch."), load, floating, storage)
+    return Stored(key, value.shape, str(dtype).removeprefix("torch."), load, floating, storage)

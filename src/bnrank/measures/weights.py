@@ -1,18 +1,15 @@
-"""Spectra of weights without code: of a state dict, a file, or a module that is not run."""
+"""Spectra of the matrices of a network that is not run: of a module, a state dict or a file."""
 
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from bnrank._core import linalg, remarks, validation
 from bnrank._core.deadline import Deadline
@@ -20,9 +17,8 @@ from bnrank._core.progress import bar
 from bnrank._version import __version__
 from bnrank.measures import usage
 from bnrank.measures.spectra import Accumulator
-from bnrank.networks import tensor_files, tensor_matrices, tensors
-from bnrank.networks.tensor_matrices import Piece
-from bnrank.networks.tensors import Entry
+from bnrank.networks.reading.matrices import TIED, Listing, Matrix, Source, listing
+from bnrank.networks.reading.stored import UnreadableError
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -33,7 +29,11 @@ BLOCK = 2**22  # entries that are looked at together
 ROWS = 4096  # rows of a tall matrix that are decomposed at a time, at least
 
 NOT_FINITE = "entries are NaN or infinite"
-_TIED = ("tied: the same tensor as ", ", counted once")  # around the name
+PATCHES = (
+    "kernels as (out, in x taps) matrices, which map a patch of the input to one position of the output. Without an "
+    "image size these are not the singular values of the convolution on images; their squares are the eigenvalues of "
+    "the covariance of the output channels where the input is white noise. For kernels of one tap both agree"
+)
 LONG_NAMES = {
     "weight_relative_rank": "number of singular values of W_l above weight_rtol times the largest",
     "full_rank": "number of singular values of W_l",
@@ -45,11 +45,18 @@ LONG_NAMES = {
 
 @dataclass(frozen=True)
 class Measured:
-    """One matrix: where it belongs, its singular values, and the number of its subnormal entries."""
+    """One matrix, its singular values, and the number of its subnormal entries."""
 
-    piece: Piece
+    matrix: Matrix
     values: Tensor
+    squared_norm: float
     subnormals: int
+
+    @property
+    def kind(self) -> str:
+        """The kind of the matrix, and that a kernel with taps is read as one on patches."""
+        taps = math.prod(self.matrix.shape[2:])
+        return f"{self.matrix.kind} patches" if taps > 1 else self.matrix.kind
 
 
 def ranks(
@@ -76,24 +83,6 @@ def ranks(
     return out
 
 
-Source = nn.Module | Mapping[str, Tensor] | str | os.PathLike[str]
-
-
-@contextmanager
-def opened(source: object, name: str) -> Iterator[tuple[str, list[Entry]]]:
-    """Provide the title and the tensors of a file, a module or a state dict; ``name`` is the argument in errors."""
-    if isinstance(source, str | os.PathLike):
-        with tensor_files.opened(source, name) as entries:
-            yield Path(source).name, entries
-    elif isinstance(source, nn.Module):
-        yield type(source).__name__, tensors.of_module(source)
-    elif isinstance(source, Mapping):
-        yield "a state dict", tensors.of_mapping(source, name)
-    else:
-        expected = "a torch.nn.Module, a state dict, or the path of a file of weights"
-        raise TypeError(f"{name}: got {validation.describe(source)}, expected {expected}")
-
-
 def weights(
     source: Source,
     *,
@@ -110,29 +99,28 @@ def weights(
     atol, rtol = validation.number(atol, "atol", 0.0), validation.rtol(rtol, "weight_rtol")
     max_values, progress = validation.integer(max_values, "max_values"), validation.flag(progress, "progress")
     deadline = Deadline(max_minutes)
-    with opened(source, "net") as (title, entries):
-        measured, listed, notes = _measure(entries, deadline, progress)
-    shapes = {found.name: found.shape for found in entries}
+    with listing(source) as held:
+        measured, skipped, notes = _measured(held, deadline, progress)
     if not measured:
-        largest = sorted(listed, key=lambda row: math.prod(shapes[row[0]]), reverse=True)[:3]
-        reasons = "; ".join(f"{name}: {reason}" for name, _, reason in largest)
-        raise ValueError(f"net: found no matrix and no kernel of a convolution in {title} ({reasons}), expected some")
-    own = [e for e in entries if not e.into]
-    whole = [e for e in own if (e.floating and e.is_tensor) or tensor_matrices.is_matrix_of_integers(e, shapes)]
-    dataset = tabulated([part for _, parts in measured for part in parts], atol, rtol, max_values)
+        reasons = "; ".join(f"{row['name']}: {row['reason']}" for row in skipped[:3])
+        raise ValueError(
+            f"net: found no matrix and no kernel of a convolution in {held.title} ({reasons}), expected some"
+        )
+    dataset = tabulated(measured, atol, rtol, max_values)
     about = {
-        "title": f"weights of {title}",
-        "tensors": sum(found.is_tensor for found in tensors.once(own)),
-        "tensors_measured": len(measured),
-        "entries": tensors.numbers(whole),
-        "entries_measured": tensors.numbers(found for found, _ in measured),
+        "title": f"weights of {held.title}",
+        "tensors": held.tensors[1],
+        "tensors_measured": len({id(part.matrix.stored) for part in measured}),
+        "entries": held.entries[1],
+        "entries_measured": sum(
+            math.prod(stored.shape) for stored in {id(m.matrix.stored): m.matrix.stored for m in measured}.values()
+        ),
         "bottleneck_reason": "tensors alone do not say in which order they act; give the module and samples",
         "bnrank_version": __version__,
         "how": "spectra in float64, one tensor at a time; nothing is run",
     }
-    rows = [{"name": name, "type": what, "reason": reason} for name, what, reason in listed]
-    dataset = remarks.attach(dataset.assign_attrs(about), "skipped", rows)
-    return remarks.attach(dataset, "note", [{"name": name, "note": note} for name, note in notes])
+    dataset = remarks.attach(dataset.assign_attrs(about), "skipped", skipped)
+    return remarks.attach(dataset, "note", notes)
 
 
 def summary(profile: xr.Dataset) -> list[str]:
@@ -150,9 +138,9 @@ def summary(profile: xr.Dataset) -> list[str]:
     groups: dict[str, list[str]] = {}
     for row in remarks.rows(profile, "skipped"):
         reason, name = row["reason"], row["name"]
-        if reason.startswith(_TIED[0]):
-            name += f" = {reason.removeprefix(_TIED[0]).removesuffix(_TIED[1])}"
-            reason = "another".join(_TIED)
+        if reason.startswith(TIED[0]):
+            name += f" = {reason.removeprefix(TIED[0]).removesuffix(TIED[1])}"
+            reason = "another".join(TIED)
         groups.setdefault(reason, []).append(name)
     for reason, names in groups.items():
         lines.append(f"not measured: {_times(len(names))}{reason} ({_some(names)})")
@@ -170,61 +158,68 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:2]) + (f" and {len(names) - 2} others" if len(names) > 2 else "")
 
 
-def _measure(
-    entries: Sequence[Entry], deadline: Deadline, progress: bool
-) -> tuple[list[tuple[Entry, list[Measured]]], list[tuple[str, str, str]], list[tuple[str, str]]]:
-    """Measure tensors from the cheapest to the most expensive; return them in their order, the others, and notes."""
-    shapes = {found.name: found.shape for found in entries}
-    plans: dict[int, list[Piece]] = {}
-    reasons: dict[int, str] = {}
-    notes: dict[int, str] = {}
-    seen: dict[object, str] = {}
-    for i, found in enumerate(entries):
-        first = seen.setdefault(found.storage, found.name) if found.storage is not None else found.name
-        parts, text = tensor_matrices.pieces(found, shapes)
-        if not parts:
-            reasons[i] = text
-        elif first != found.name:
-            reasons[i] = first.join(_TIED)
-        else:
-            plans[i], notes[i] = parts, text
-    work = {i: sum(map(_work, parts)) for i, parts in plans.items()}
-    measured: dict[int, list[Measured]] = {}
-    done = 0.0
-    with bar(progress, "weights", sum(work.values()), counted=False) as tell:
-        for i in sorted(plans, key=work.__getitem__):
-            tell(done, f"weights: {entries[i].name[-40:]}")
-            if deadline.over():
-                reasons[i] = deadline.missed
-            else:
-                spectra, reason = _of_tensor(entries[i], plans[i])
-                measured.update({i: spectra} if spectra else {})
-                reasons.update({i: reason} if reason else {})
+def _measured(
+    held: Listing, deadline: Deadline, progress: bool
+) -> tuple[list[Measured], list[dict[str, str]], list[dict[str, str]]]:
+    """Measure matrices from the cheapest to the most expensive; return them in their order, the others, and notes."""
+    work = [float(max(m.size)) * min(m.size) ** 2 * m.groups for m in held.matrices]
+    measured: dict[int, Measured] = {}
+    reasons: dict[str, str] = {}
+    done, loaded = 0.0, _Loaded()
+    with bar(progress, "weights", sum(work), counted=False) as tell:
+        for i in sorted(range(len(work)), key=work.__getitem__):
+            matrix = held.matrices[i]
+            tell(done, f"weights: {matrix.name[-40:]}")
+            try:
+                if deadline.over():
+                    reasons[matrix.stored.name] = deadline.missed
+                elif reason := unfit(tensor := loaded.of(matrix)):
+                    reasons[matrix.stored.name] = reason
+                else:
+                    measured[i] = of_matrix(matrix, matrix.blocks(tensor))
+            except UnreadableError as error:
+                reasons[matrix.stored.name] = str(error)
             done += work[i]
-    patches = [part.piece.name for i in measured for part in measured[i] if part.piece.kind.endswith("patches")]
-    told = [(entries[i].name, notes[i]) for i in sorted(measured) if notes[i]]
-    told += [(entries[i].name, _GRAM_NOTE) for i in sorted(measured) if any(map(_by_gram(entries[i]), plans[i]))]
-    told += [(f"convolutions ({len(patches)})", tensor_matrices.PATCHES)] if patches else []
-    untold = sum(part.piece.kind.startswith("conv") for i in measured if not entries[i].role for part in measured[i])
-    told += [(f"kernels ({untold})", tensor_matrices.UNTOLD)] if untold else []
-    listed = [(entries[i].name, _type(entries[i]), reasons[i]) for i in sorted(reasons)]
-    return [(entries[i], measured[i]) for i in sorted(measured)], listed, told
+    found = [measured[i] for i in sorted(measured)]
+    skipped = [vars(other) for other in held.others]
+    skipped += [
+        {
+            "name": stored.name,
+            "type": f"{stored.dtype} {' x '.join(map(str, stored.shape))}",
+            "reason": reasons[stored.name],
+        }
+        for stored in held.records
+        if stored.name in reasons
+    ]
+    order = {stored.name: i for i, stored in enumerate(held.records)}
+    skipped.sort(key=lambda row: order[row["name"]])
+    notes = dict.fromkeys((part.matrix.stored.name, part.matrix.note) for part in found if part.matrix.note)
+    notes |= dict.fromkeys((part.matrix.stored.name, _GRAM_NOTE) for part in found if _by_gram(part.matrix))
+    patches = sum(part.kind.endswith("patches") for part in found)
+    notes |= {(f"convolutions ({patches})", PATCHES): None} if patches else {}
+    return found, skipped, [{"name": name, "note": note} for name, note in notes]
+
+
+class _Loaded:
+    """The tensor that was loaded last: a tensor with several matrices is read once."""
+
+    def __init__(self) -> None:
+        self.key: object = None
+        self.tensor = torch.zeros(0)
+
+    def of(self, matrix: Matrix) -> Tensor:
+        """Return the tensor that holds a matrix."""
+        if self.key is not matrix.stored:
+            self.tensor = torch.zeros(0)  # not two in memory
+            self.key, tensor = matrix.stored, matrix.stored.load()
+            self.tensor = tensor.float() if tensor.element_size() == 1 else tensor
+        return self.tensor
 
 
 _GRAM_NOTE = (
     f"singular values from the Gram matrix in float64: those below {GRAM_FLOOR:g} of the largest are rounding noise, "
     "as they are in a float32 matrix"
 )
-
-
-def _work(piece: Piece) -> float:
-    return float(max(piece.shape)) * min(piece.shape) ** 2
-
-
-def loaded(found: Entry) -> Tensor:
-    """Return a tensor of a file or module; float8, which few functions take, as float32."""
-    tensor = found.load().detach()
-    return tensor.float() if tensor.element_size() == 1 and found.floating else tensor
 
 
 def unfit(tensor: Tensor) -> str:
@@ -235,26 +230,17 @@ def unfit(tensor: Tensor) -> str:
     return f"{bad} of {tensor.numel()} {NOT_FINITE}" if bad else ""
 
 
-def _by_gram(found: Entry) -> Any:
-    return lambda piece: min(piece.shape) > GRAM and found.dtype != "float64" and not found.dtype.startswith("complex")
+def _by_gram(matrix: Matrix) -> bool:
+    dtype = matrix.stored.dtype
+    return min(matrix.size) > GRAM and dtype != "float64" and not dtype.startswith("complex")
 
 
-def _type(found: Entry) -> str:
-    return f"{found.dtype} {' x '.join(map(str, found.shape))}".strip()
-
-
-def _of_tensor(found: Entry, parts: Sequence[Piece]) -> tuple[list[Measured], str]:
-    """Return the spectra of a tensor's matrices, or the reason why it has none."""
-    tensor = loaded(found)
-    if reason := unfit(tensor):
-        return [], reason
-    return [of_matrix(piece, piece.take(tensor), gram=_by_gram(found)(piece)) for piece in parts], ""
-
-
-def of_matrix(piece: Piece, matrix: Tensor, *, gram: bool = False) -> Measured:
-    """Return the singular values of a matrix, or of several together, and the number of subnormal entries."""
-    blocks = matrix.split(max(1, BLOCK // max(1, matrix[0].numel())))
-    return Measured(piece, singular_values(matrix, gram=gram).cpu(), sum(map(usage.subnormals, blocks)))
+def of_matrix(matrix: Matrix, blocks: Tensor) -> Measured:
+    """Return what is measured of a matrix, given as its blocks (groups, rows, columns)."""
+    rows = blocks.split(max(1, BLOCK // max(1, blocks[0].numel())))
+    values, bias = singular_values(blocks, gram=_by_gram(matrix)).cpu(), matrix.bias()
+    norm = float(values.square().sum()) + (0.0 if bias is None else float(bias.double().square().sum()))
+    return Measured(matrix, values, norm, sum(map(usage.subnormals, rows)))
 
 
 def singular_values(matrix: Tensor, gram: bool = False) -> Tensor:
@@ -283,13 +269,13 @@ def tabulated(parts: Sequence[Measured], atol: float, rtol: float, max_values: i
     columns = {
         "weight_rank": [float((row > atol).sum()) for row in rows],
         **ranks(rows, rtol),
-        "parameter_norm": [float(row.square().sum()) for row in rows],
+        "parameter_norm": [part.squared_norm for part in parts],
         "subnormals": [float(part.subnormals) for part in parts],
     }
     named = {
-        "layer_name": [part.piece.name for part in parts],
-        "layer_kind": [part.piece.kind for part in parts],
-        "layer_shape": [" x ".join(map(str, part.piece.shape)) for part in parts],
+        "layer_name": [part.matrix.name for part in parts],
+        "layer_kind": [part.kind for part in parts],
+        "layer_shape": [" x ".join(map(str, part.matrix.size)) for part in parts],
     }
     coords: dict[str, Any] = {"layer": np.arange(1, len(parts) + 1), "index": np.arange(1, length + 1)}
     coords |= {key: ("layer", np.array(texts, dtype=str)) for key, texts in named.items()}

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from bnrank._core.sources import DamagedError
-from bnrank.networks.tensors import Entry
+from bnrank.networks.reading.stored import Stored, nothing
 
 MATRIX = {"MatMul", "Gemm", "Einsum", "Gather", "FusedMatMul"}
 KERNEL = {"Conv": "conv", "ConvTranspose": "transposed"}
@@ -27,7 +27,7 @@ PEEPHOLES = 7  # input of an LSTM
 ALIKE = {"Identity", "Transpose", "Cast", "Squeeze", "Unsqueeze"}  # of which the result holds the same numbers
 
 
-def entries(path: Path, name: str) -> list[Entry]:
+def records(path: Path, name: str) -> list[Stored]:
     """Return the initializers and constants of a file, also those in branches, loops and functions.
 
     Raises
@@ -59,7 +59,7 @@ def entries(path: Path, name: str) -> list[Entry]:
     return found
 
 
-def _of_graph(graph: Any, prefix: str, path: Path, argument: str) -> Iterator[Entry]:
+def _of_graph(graph: Any, prefix: str, path: Path, argument: str) -> Iterator[Stored]:
     """Iterate over the tensors of a graph and of the graphs inside it."""
     uses: dict[str, list[tuple[Any, int]]] = defaultdict(list)
     for node in _nodes(graph):
@@ -76,7 +76,7 @@ def _of_graph(graph: Any, prefix: str, path: Path, argument: str) -> Iterator[En
     for name, tensor in held:
         yield _entry(f"{prefix}{name}", tensor, uses, constants, name, _loader(tensor, name, path, argument))
     for sparse in getattr(graph, "sparse_initializer", ()):
-        yield Entry(sparse.values.name, tuple(sparse.dims), "sparse", lambda: torch.zeros(0), reason="sparse layout")
+        yield Stored(sparse.values.name, tuple(sparse.dims), "sparse", nothing, reason="sparse layout")
     for place, part in inner:
         yield from _of_graph(part, f"{prefix}{place}", path, argument)
 
@@ -95,7 +95,7 @@ def _nodes(graph: Any) -> Iterator[Any]:
                 yield from _nodes(inner)
 
 
-def _entry(name: str, tensor: Any, uses: Any, constants: Any, key: str, load: Callable[[], Tensor]) -> Entry:
+def _entry(name: str, tensor: Any, uses: Any, constants: Any, key: str, load: Callable[[], Tensor]) -> Stored:
     import onnx
 
     shape = tuple(tensor.dims)
@@ -104,9 +104,9 @@ def _entry(name: str, tensor: Any, uses: Any, constants: Any, key: str, load: Ca
     floating = dtype.startswith(("float", "bfloat", "complex"))
     about, layout = _about(key, shape, uses, constants) if floating and len(shape) > 1 else ({}, None)
     if layout is None or len(shape) == len(layout.shape) == 2:  # transposed, a matrix has the same singular values
-        return Entry(name, shape, dtype, load, floating, **about)
+        return Stored(name, shape, dtype, load, floating, **about)
     about["note"] = f"stored as {' x '.join(map(str, shape))}, read in the layout that its operation takes"
-    return Entry(name, layout.shape, dtype, lambda: layout.turn(load()), floating, **about)
+    return Stored(name, layout.shape, dtype, lambda: layout.turn(load()), floating, **about)
 
 
 def _loader(tensor: Any, name: str, path: Path, argument: str) -> Callable[[], Tensor]:

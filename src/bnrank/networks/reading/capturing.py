@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from bnrank._core import heap, validation
-from bnrank.networks import observing
 from bnrank.networks.functional import Functional, example, unwrap
 from bnrank.networks.inputs import Example, Samples
-from bnrank.networks.observing import Holders, Values
-from bnrank.networks.reading import Layer, Reading, read_except, read_or, weight_holders
+from bnrank.networks.reading.inside import Values
+from bnrank.networks.reading.layers import Layer, Reading, read, read_or
+from bnrank.networks.reading.recording import holders_of, recording
 
 __all__ = ["Captured", "capture"]
 
@@ -117,16 +116,21 @@ def capture(
     return _captured(Functional(net, dtype), samples, reading, chunk_size)
 
 
+def _captured(function: Functional, x: Samples, reading: Reading, chunk_size: int) -> Iterator[Captured]:
+    for start in range(0, len(x), chunk_size):
+        rows, kept = slice(start, min(start + chunk_size, len(x))), _Kept()
+        _Block(function, reading, [kept], rows).run(x)
+        values = [tuple(held[i] for i in range(len(reading.layers))) for held in (kept.before, kept.after, kept.last)]
+        yield Captured(rows, values[0], values[1], kept.out, values[2])
+
+
 def _checked(
     net: nn.Module, samples: Samples, reading: Reading | None, dtype: torch.dtype, layers: bool = True
 ) -> Reading:
     """Return the reading of a module, its own and, if ``layers``, with layers."""
     reading = read_or(reading, net, samples, dtype)
-    inside, kind = dict(unwrap(net).named_modules()), type(net).__name__
-    own = all(
-        inside.get(layer.name if layer.source is None else layer.source.owner) is layer.module
-        for layer in reading.layers
-    )
+    inside, kind = dict(unwrap(net).named_modules(remove_duplicate=False)), type(net).__name__
+    own = all(inside.get(layer.matrix.stored.owner) is layer.module for layer in reading.layers)
     validation.expect(own, "reading", "one of another module", f"what read(net, x) returns for {kind}")
     if layers and not reading.layers:
         skipped = f". Skipped: {'; '.join(map(str, reading.skipped))}" if reading.skipped else ""
@@ -135,42 +139,6 @@ def _checked(
             f"net: found no linear or convolutional layer{which} in {kind}, expected at least one{skipped}"
         )
     return reading
-
-
-def _places(net: nn.Module, layers: Sequence[Layer]) -> tuple[Holders, dict[str, tuple[nn.Module, int]]]:
-    """Return the modules that hold the weights of layers, and where each layer is among them."""
-    names = {layer.name for layer in layers}
-    holders = {part: own for part, own in weight_holders(net).items() if any(weight.name in names for weight in own)}
-    return holders, {weight.name: (part, i) for part, own in holders.items() for i, weight in enumerate(own)}
-
-
-def _captured(function: Functional, x: Samples, reading: Reading, chunk_size: int) -> Iterator[Captured]:
-    layers = reading.layers
-    holders, place = _places(function.module, layers)
-    for start in range(0, len(x), chunk_size):
-        rows = slice(start, min(start + chunk_size, len(x)))
-        seen: dict[nn.Module, list[list[Values | None]]] = {part: [] for part in holders}
-
-        def note(part: nn.Module, values: list[Values | None], seen: Any = seen) -> None:
-            seen[part].append(_copies(values))  # a later in-place operation must not reach them
-
-        with torch.no_grad(), observing.watching(holders, note):
-            out = function(x[rows])
-        found: list[Values] = []
-        for layer in layers:
-            part, number = place[layer.name]
-            if not seen[part]:
-                raise _never(layer, rows)
-            if len(seen[part]) > 1:
-                raise _twice(layer, rows)
-            found.append(_samples_first(seen[part][0][number], layer, rows.stop - start))
-        inputs, after = tuple(v[0] for v in found), tuple(v[1] for v in found)
-        following = (*inputs[1:], out)
-        activations = tuple(
-            value[2] if value[2] is not None else value[1] if layer.apart else other
-            for layer, value, other in zip(layers, found, following, strict=True)
-        )
-        yield Captured(rows, inputs, after, out, activations)
 
 
 class Taker:
@@ -219,19 +187,9 @@ def stream(
     shapes = [shape for layer in reading.layers for shape in (layer.input_shape, layer.output_shape) if shape]
     widest = max((int(torch.Size(shape).numel()) for shape in shapes), default=1)
     chunk_size = min(chunk_size, max(1, MAX_BLOCK // max(1, widest)))
-    holders, places = _places(function.module, reading.layers)
     for start in range(0, len(samples), chunk_size):
         rows = slice(start, min(start + chunk_size, len(samples)))
-        block = _Block(reading.layers, places, takers, rows)
-        try:
-            with torch.no_grad(), observing.watching(holders, block.note):
-                out = function(samples[rows])
-        except ValueError:
-            if block.error is not None:  # of a taker, not of the module
-                raise block.error from None
-            raise
-        block.end(out)
-        del out
+        _Block(function, reading, takers, rows).run(samples)
         heap.give_back()
         if over():
             return rows.stop
@@ -252,20 +210,46 @@ def leaving_out(
             return measure(reading), reading, reasons
         except UnobservedError as error:
             reasons |= error.reasons
-            reading = read_except(net, x, reasons, dtype)
+            reading = read(net, x, dtype=dtype, unobserved=reasons)
+
+
+class _Kept(Taker):
+    """Copies of all values of a block: a later in-place operation does not reach them."""
+
+    def __init__(self) -> None:
+        self.before: dict[int, Tensor] = {}
+        self.after: dict[int, Tensor] = {}
+        self.last: dict[int, Tensor] = {}
+
+    def inputs(self, layer: int, values: Tensor) -> None:
+        """Keep what enters a layer."""
+        self.before[layer] = values.clone()
+
+    def preactivations(self, layer: int, values: Tensor) -> None:
+        """Keep the output of a layer."""
+        self.after[layer] = values.clone()
+
+    def activations(self, layer: int, values: Tensor) -> None:
+        """Keep the activations of a layer."""
+        self.last[layer] = values.clone()
+
+    def output(self, values: Tensor) -> None:
+        """Keep the output of the module."""
+        self.out = values
 
 
 class _Block:
     """The values of one block of samples, on their way from layers to takers."""
 
-    def __init__(
-        self, layers: Sequence[Layer], places: dict[str, tuple[nn.Module, int]], takers: Sequence[Taker], rows: slice
-    ) -> None:
-        self.layers, self.takers, self.rows = layers, takers, rows
-        self.of_part: dict[nn.Module, list[tuple[int, int]]] = defaultdict(list)
-        for i, layer in enumerate(layers):
-            part, number = places[layer.name]
-            self.of_part[part].append((i, number))
+    def __init__(self, function: Functional, reading: Reading, takers: Sequence[Taker], rows: slice) -> None:
+        self.function, self.layers, self.takers, self.rows = function, reading.layers, takers, rows
+        numbers = {layer.name: i for i, layer in enumerate(self.layers)}
+        holders = holders_of(reading.listing.matrices, function.module)
+        self.of_part = {
+            name: [(numbers[matrix.name], place) for place, matrix in enumerate(matrices) if matrix.name in numbers]
+            for name, matrices in holders.items()
+        }
+        self.holders = {name: holders[name] for name, places in self.of_part.items() if places}
         self.paired = [taker for taker in takers if type(taker).pairs is not Taker.pairs]
         self.seen: set[int] = set()
         self.given: set[int] = set()
@@ -274,7 +258,18 @@ class _Block:
         self.error: Exception | None = None
         self.unobserved: UnobservedError | None = None  # raised at the end, when it has all of these layers
 
-    def note(self, part: nn.Module, values: list[Values | None]) -> None:
+    def run(self, samples: Samples) -> None:
+        """Run the module on the block."""
+        try:
+            with torch.no_grad(), recording(self.function.module, self.holders, self.note):
+                out = self.function(samples[self.rows])
+        except ValueError:
+            if self.error is not None:  # of a taker, not of the module
+                raise self.error from None
+            raise
+        self.end(out)
+
+    def note(self, part: str, values: list[Values | None]) -> None:
         """Pass on the values of one call."""
         try:
             for i, number in self.of_part[part]:
@@ -342,7 +337,8 @@ def named(layers: Sequence[Layer], number: int, which: str) -> str:
 
     Examples
     --------
-    >>> layers = [Layer(1, "a", "linear", nn.Linear(2, 2)), Layer(2, "b", "linear", nn.Linear(2, 2))]
+    >>> from collections import OrderedDict
+    >>> layers = read(nn.Sequential(OrderedDict(a=nn.Linear(2, 2), b=nn.Linear(2, 2)))).layers
     >>> [named(layers, i, which) for i, which in enumerate(("activations", "preactivations"))]
     ["activations of layer 'a', the input of layer 'b'", "preactivations of layer 'b'"]
     >>> named(layers, 1, "activations")
@@ -368,18 +364,6 @@ def _twice(layer: Layer, rows: slice) -> UnobservedError:
 
 def _advice(layer: Layer) -> str:
     return "; read it with an x to skip it" if layer.input_shape is None else ""
-
-
-def _copies(values: Sequence[Values | None]) -> list[Values | None]:
-    """Return copies, one for each tensor however often it is there."""
-    made: dict[int, Tensor] = {}
-
-    def copy(tensor: Tensor) -> Tensor:
-        if id(tensor) not in made:
-            made[id(tensor)] = tensor.clone()
-        return made[id(tensor)]
-
-    return [v and (copy(v[0]), copy(v[1]), None if v[2] is None else copy(v[2])) for v in values]
 
 
 def _samples_first(values: Values | None, layer: Layer, count: int) -> Values:

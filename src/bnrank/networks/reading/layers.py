@@ -1,0 +1,353 @@
+"""Layers of a module: its matrices with the values that enter and leave them when it runs, and its segments."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from bnrank._core import validation
+from bnrank._core.content import Part, Table, remarks
+from bnrank._core.results import Printed
+from bnrank.networks import reasons
+from bnrank.networks.chain import Segment, outermost, parts_of, registered
+from bnrank.networks.functional import example, unwrap
+from bnrank.networks.inputs import Example
+from bnrank.networks.reading.matrices import TIED, Listing, Matrix, listed
+from bnrank.networks.reading.recording import Trial, base_of, holders_of, overrides_forward
+from bnrank.networks.reading.stored import derived, of_module
+from bnrank.networks.reasons import Skipped
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A matrix of a module, and the values that enter and leave it when the module runs.
+
+    Attributes
+    ----------
+    index : int
+        1..L, in order of execution where the module was read with an example, else of registration.
+    matrix : Matrix
+        The weight, with its ``name`` and ``kind``.
+    input_shape, output_shape : tuple of int, optional
+        Shapes of one sample before and after the layer; None where read without an example, or not observed.
+    reason : str
+        Why the values that enter and leave the layer cannot be observed; empty if they can.
+    apart : bool
+        Whether the next layer does not read what this layer returns, as with the query of attention, before the key,
+        or reads it also by way of an unobserved weight. For the last layer, whether the output of the module does not
+        follow from it, or follows also by way of one, such as a head that is tied to an embedding.
+    unflattened : tuple of int
+        The shape of one sample before it is flattened to a vector for the next layer; () if it is not.
+    samples_dim : int
+        The dimension of the samples in the module's own tensors.
+    units_dim : int, optional
+        The dimension of one sample that has the units of this layer, in ``unflattened`` or, for the last layer, in the
+        output of the module; None where the kind of the next layer tells it.
+
+    Examples
+    --------
+    >>> import torch, bnrank
+    >>> net = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.ReLU(), torch.nn.Linear(5, 2))
+    >>> layer = bnrank.networks.read(net).layers[1]             # a bnrank.networks.Layer
+    >>> layer.index, layer.name, layer.kind, tuple(layer.weight.shape)
+    (2, '2', 'linear', (2, 5))
+    """
+
+    index: int
+    matrix: Matrix
+    input_shape: tuple[int, ...] | None = None
+    output_shape: tuple[int, ...] | None = None
+    reason: str = ""
+    apart: bool = False
+    unflattened: tuple[int, ...] = ()
+    samples_dim: int = 0
+    units_dim: int | None = None
+
+    @property
+    def name(self) -> str:
+        """The name of the matrix."""
+        return self.matrix.name
+
+    @property
+    def kind(self) -> str:
+        """The kind of the matrix."""
+        return self.matrix.kind
+
+    @property
+    def module(self) -> nn.Module:
+        """The module that holds the weight (not a copy)."""
+        return cast(nn.Module, self.matrix.stored.module)
+
+    @property
+    def weight(self) -> Tensor:
+        """The weight as it is now, detached, (out, in), or the kernel as it is stored."""
+        return self.matrix.weight()
+
+    @property
+    def bias(self) -> Tensor | None:
+        """The bias, (out,), or None."""
+        return self.matrix.bias()
+
+    @property
+    def is_convolution(self) -> bool:
+        """Whether the layer is a convolution, and no transposed one."""
+        return self.kind.startswith("conv")
+
+    @property
+    def is_transposed(self) -> bool:
+        """Whether the layer is a transposed convolution."""
+        return self.kind.startswith("transposed")
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the layer is a whole linear or convolutional module, with parameters of its own."""
+        whole = base_of(self.module) is not None and self.matrix.rows is None
+        return whole and not self.is_transposed and derived(self.module, "weight") is None
+
+
+@dataclass(frozen=True)
+class Reading(Printed):
+    """The contents of a module.
+
+    Attributes
+    ----------
+    layers : tuple of Layer
+        Matrices with the values that enter and leave them, counted from 1.
+    unobserved : tuple of Layer
+        Matrices without these values (``reason`` says why), such as those of a layer that runs more than once.
+    skipped : tuple of Skipped
+        All other tensors by the modules that hold them, and the unobserved matrices, with the reasons.
+    segments : tuple of Segment
+        Outermost ``nn.Sequential`` modules and MLPs, and single layers elsewhere, in order of registration. A segment
+        shares no parameter or layer with other places and, where the module was read with an example, runs exactly
+        once.
+    listing : Listing
+        The matrices and all other tensors of the module.
+
+    Examples
+    --------
+    >>> import torch, bnrank
+    >>> net = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.LayerNorm(5), torch.nn.Linear(5, 2))
+    >>> reading = bnrank.networks.read(net)                     # a bnrank.networks.Reading
+    >>> [layer.name for layer in reading.layers], [part.name for part in reading.skipped]
+    (['0', '2'], ['1'])
+    """
+
+    layers: tuple[Layer, ...]
+    unobserved: tuple[Layer, ...]
+    skipped: tuple[Skipped, ...]
+    segments: tuple[Segment, ...]
+    listing: Listing
+
+    @property
+    def weights(self) -> tuple[Layer, ...]:
+        """All matrices: ``layers``, then ``unobserved``."""
+        return (*self.layers, *self.unobserved)
+
+    @property
+    def unread(self) -> tuple[Skipped, ...]:
+        """The entries of ``skipped`` that are not an unobserved matrix."""
+        weights = {(layer.name, layer.reason) for layer in self.unobserved}
+        return tuple(part for part in self.skipped if (part.name, part.reason) not in weights)
+
+    def _content(self) -> list[Part]:
+        rows = [{"": x.index, "layer": x.name, "kind": x.kind, "weight": x.matrix.shape} for x in self.weights]
+        shown: list[Part] = [Table("Layers", rows)] if rows else ["no layers"]
+        return shown + remarks((f"skipped {part}" for part in self.skipped), "skipped")
+
+
+def read(
+    net: nn.Module,
+    x: Example | None = None,
+    *,
+    dtype: torch.dtype = torch.float64,
+    unobserved: Mapping[str, str] | None = None,
+) -> Reading:
+    """Return the layers of a module, its segments, and the parts that are not read.
+
+    Layers are the matrices of the module (see :class:`Matrix`) whose values are observed when it runs: linear and
+    convolutional modules, parametrized and pruned ones with the effective weight, the projections of attention (three
+    where they are stored as one), the gates of recurrent layers, embeddings, and other modules whose output is
+    x W^T + b. All other matrices are ``unobserved``, and modules with other tensors ``skipped``, with the reason.
+
+    Parameters
+    ----------
+    net : torch.nn.Module
+        Any module; not changed.
+    x : Tensor or ndarray, tuple or mapping of them, optional
+        Samples, (N, ...); a tuple or mapping for modules with several arguments. The first are run through a replica:
+        layers then come in order of execution, with their shapes, and layers that run never or more than once are
+        in ``unobserved``. A layer with several names has the first. Without x the order is that of registration, and
+        layers with several names are in ``unobserved``.
+    dtype : torch.dtype
+        Precision of the run; if the module fails in it, in float32 or its own.
+    unobserved : mapping of str to str, optional
+        Further layers without observed values, by name with the reason.
+
+    Returns
+    -------
+    Reading
+        ``layers`` (counted from 1), ``unobserved`` and ``skipped``.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If ``net`` is not a module, is scripted or quantized, has lazy parameters without a shape, or cannot be run on
+        ``x``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from torch import nn
+    >>> reading = read(nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 2)))
+    >>> [(layer.index, layer.name, layer.kind) for layer in reading.layers]
+    [(1, '0', 'linear'), (2, '3', 'linear')]
+    >>> [(part.name, part.type) for part in reading.skipped]
+    [('1', 'BatchNorm1d')]
+    >>> [layer.name for layer in read(nn.MultiheadAttention(4, 2)).layers]
+    ['q', 'k', 'v', 'out_proj']
+    """
+    net = unwrap(net)
+    reasons.refuse(net)
+    held = listed(of_module(net), type(net).__name__)
+    holders = holders_of(held.matrices, net)
+    trial = None if x is None else Trial(net, holders, example(net, x, inputs=True), dtype)
+    why = {**_sharing(net, held, trial), **(unobserved or {})}
+    observed: list[tuple[float, Layer, str, int]] = []
+    rest: list[Layer] = []
+    for name, matrices in holders.items():
+        for i, matrix in enumerate(matrices):
+            layer, reason = Layer(0, matrix), why.get(matrix.name, "")
+            if trial is not None:
+                about, seen = trial.seen(matrix, name, i)
+                layer, reason = replace(layer, **about), reason or seen
+            else:
+                reason = reason or _reason_without_example(matrix)
+            if reason:
+                rest.append(replace(layer, reason=reason))
+            else:
+                observed.append((0 if trial is None else trial.order(name), layer, name, i))
+    scripted = [m for m in held.matrices if m not in [known for some in holders.values() for known in some]]
+    rest += [Layer(0, matrix, reason=reasons.SCRIPTED) for matrix in scripted]
+    observed.sort(key=lambda row: row[0])  # stable: of one call in the order of its matrices
+    layers = _connected(observed, trial)
+    numbered = [replace(layer, index=i) for i, layer in enumerate(layers + rest, 1)]
+    done, others = tuple(numbered[: len(layers)]), tuple(numbered[len(layers) :])
+    segments = tuple(_segments(net, done, trial))
+    return Reading(done, others, tuple(_skipped(net, held, others)), segments, held)
+
+
+def _connected(rows: Sequence[tuple[float, Layer, str, int]], trial: Trial | None) -> list[Layer]:
+    """Return the layers with whether and how the next one reads what they return."""
+    if trial is None:
+        return [layer for _, layer, _, _ in rows]
+    layers: list[Layer] = []
+    for (_, layer, name, number), after in zip(rows, [*rows[1:], None][: len(rows)], strict=True):
+        end, _, reader, place = after or (float("inf"), None, None, 0)
+        follows = trial.following(name, number, reader, end)
+        if reader is not None:  # an index is no activation
+            follows &= cast(Any, trial.calls[reader][0].values[place])[0].is_floating_point()
+        about = {"output_shape": layer.output_shape, "samples_dim": layer.samples_dim}
+        more = trial.unflattened(layer.matrix, about, name, reader) if follows else {}
+        layers.append(replace(layer, apart=not follows, **more))
+    return layers
+
+
+def _sharing(net: nn.Module, held: Listing, trial: Trial | None) -> dict[str, str]:
+    """Return why matrices are shared between places or have parameters that a layer of torch has not, by name."""
+    places: dict[nn.Module, list[str]] = defaultdict(list)
+    for name, part in net.named_modules(remove_duplicate=False):
+        places[part].append(name)
+    modules, why = dict(net.named_modules(remove_duplicate=False)), {}
+    for matrix in held.matrices:
+        part = matrix.stored.module
+        if part is None:
+            continue
+        owner = matrix.stored.owner
+        others = [name for name in matrix.tied if modules.get(name.rpartition(".")[0]) is not part]
+        plain = base_of(part) is not None and not any(derived(part, key) is not None for key in ("weight", "bias"))
+        if others:
+            shown = ", ".join(repr(name.rpartition(".")[0]) for name in others)
+            why[matrix.name] = f"its {matrix.stored.key} is shared with {shown}"
+        elif len(places[part]) > 1 and (trial is None or len(trial.calls.get(owner, ())) > 1):
+            names = ", ".join(map(repr, places[part]))
+            why[matrix.name] = f"shared: the same module is used in more than one place, {names}"
+        elif plain and (reason := reasons.of_parameters(part)):
+            why[matrix.name] = reason
+    return why
+
+
+def _reason_without_example(matrix: Matrix) -> str:
+    part = matrix.stored.module
+    if matrix.kind == "matrix":
+        return "a matrix of a module that bnrank does not know; give an example x to see what it does with it"
+    if matrix.kind in ("expert", "bilinear") or (part is not None and base_of(part) is None and "conv" in matrix.kind):
+        return "no layer of torch with one input"
+    if part is not None and base_of(part) is not None and overrides_forward(part):
+        return "its class overrides forward; give an example x to check it"
+    return ""
+
+
+def _skipped(net: nn.Module, held: Listing, unobserved: Sequence[Layer]) -> Iterator[Skipped]:
+    """Iterate over the parts that are not read, in order of registration."""
+    with_matrices = {matrix.stored.module: matrix for matrix in held.matrices}
+    tied = {other.name: other.reason for other in held.others if other.reason.startswith(TIED[0])}
+    alone: dict[nn.Module, list[Layer]] = defaultdict(list)
+    for layer in unobserved:
+        alone[layer.module].append(layer)
+    for name, part in net.named_modules():
+        yield from (Skipped.part(layer.name, part, layer.reason) for layer in alone.pop(part, ()))
+        own = [key for key, p in part._parameters.items() if p is not None]
+        if (not own and not parametrize.is_parametrized(part)) or ".parametrizations." in f".{name}.":
+            continue
+        known = reasons.of_type(part)
+        if part not in with_matrices:
+            shared = [tied[key] for key in (f"{name}.{key}".lstrip(".") for key in own) if key in tied]
+            yield Skipped.part(name, part, known or (shared[0] if shared else _reason_of_parameters(part)))
+        elif known is None or base_of(part) is not None:
+            matrix = with_matrices[part]
+            used = {m.stored.key for m in held.matrices if m.stored.module is part}
+            used |= {m.bias_stored.key for m in held.matrices if m.stored.module is part and m.bias_stored is not None}
+            rest = [key for key in own if key.removesuffix("_orig") not in used and not key.startswith("weight_")]
+            if rest and matrix.name not in {layer.name for layer in unobserved}:
+                yield Skipped.part(name, part, f"parameters besides its weights: {', '.join(rest)}")
+
+
+def _reason_of_parameters(part: nn.Module) -> str:
+    if parametrize.is_parametrized(part):
+        which = ", ".join(cast(Any, part).parametrizations.keys())
+        return f"parametrized ({which}) and not a linear or convolutional layer"
+    names = ", ".join(key for key, p in part._parameters.items() if p is not None)
+    if any(True for _ in part.children()):
+        return f"parameters registered on the module itself: {names}"
+    return f"not a linear or convolutional layer (parameters: {names})"
+
+
+def _segments(net: nn.Module, layers: Sequence[Layer], trial: Trial | None) -> Iterator[Segment]:
+    uses = Counter(id(p) for part in net.modules() for p in part._parameters.values() if p is not None)
+    whole = [layer for layer in layers if base_of(layer.module) is not None and not layer.samples_dim]
+    single = {layer.module for layer in whole if not layer.is_transposed}
+    observed = {layer.module for layer in layers}
+    first, places = {part: name for name, part in net.named_modules()}, registered(net)
+    for sub in dict.fromkeys(sub for _, sub in outermost(net, single)):
+        name, within = first[sub], set(sub.modules())
+        names, parts = zip(*parts_of(sub, name), strict=True)
+        shared = any(uses[id(p)] > 1 for p in sub.parameters())
+        with_layers = [part for part in within - {sub} if any(base_of(held) is not None for held in part.modules())]
+        shared |= any(holder not in within for part in with_layers for holder, _ in places[part])
+        if trial is not None:
+            shared |= any(part not in observed for part in parts if base_of(part) is not None)
+            shared |= sub not in observed and not trial.is_once(name)
+        if not shared:
+            yield Segment(name, parts, names)
+
+
+def read_or(reading: Reading | None, net: nn.Module, x: Example | None, dtype: torch.dtype = torch.float64) -> Reading:
+    """Return a reading that a caller gave, or that of the module, run in a precision, where none is given."""
+    return read(net, x, dtype=dtype) if reading is None else validation.kind(reading, "reading", Reading)
