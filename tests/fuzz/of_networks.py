@@ -42,6 +42,5 @@ OPTIONAL: dict[str, Values] = {
     "bnrank.networks.account": {"x": lambda: normal(6, 3)},
     "bnrank.networks.read": {"x": lambda: normal(6, 3)},
     "bnrank.load": {"net": mlp},
-    "LayerGraph.neurons": {"net": mlp},
 }
 """Values of optional arguments that the valid call leaves out."""

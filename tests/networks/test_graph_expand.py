@@ -254,12 +254,12 @@ def test_a_layer_graph_by_hand():
 def test_refusals():
     nodes = by_hand().nodes[:1]
     outside = Node("soft", "outside", ("input",), (3,), reason="softmax is not homogeneous")
-    with pytest.raises(ValueError, match="soft is outside the theory: softmax is not homogeneous"):
+    with pytest.raises(ValueError, match="graph: got soft, which is outside the theory: softmax is not homogeneous"):
         neurons(LayerGraph((*nodes, outside), "soft", frozenset()), {})
     pool = Node("pool", "maximum", ("input",), (1,), text="MaxPool1d(3)")
-    with pytest.raises(ValueError, match=r"pool \(MaxPool1d\(3\)\) takes maxima"):
+    with pytest.raises(ValueError, match=r"graph: got pool \(MaxPool1d\(3\)\), which takes maxima"):
         neurons(LayerGraph((*nodes, pool), "pool", frozenset()), {})
-    with pytest.raises(ValueError, match="parameters: 'w', which last uses, is missing; did you mean 'W'"):
+    with pytest.raises(ValueError, match="parameters: got no 'w', expected that of last; did you mean 'W'"):
         neurons(by_hand(), {"W": normal(2, 3)})
     with pytest.raises(ValueError, match="max_edges: the graph has 6 edges, counted before merging, more than 5"):
         neurons(by_hand(), {"w": normal(2, 3)}, max_edges=5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
@@ -11,17 +12,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from bnrank._core import validation
 from bnrank._core.content import Part, Table
 from bnrank._core.results import Printed
-from bnrank.networks.functional import unwrap
 from bnrank.networks.graph import drawing
-from bnrank.networks.graph.decomposition import SignTree
-from bnrank.networks.graph.neurons import PATH_LIMIT, NeuronGraph, Origin
+from bnrank.networks.graph.neurons import NeuronGraph, Origin
 from bnrank.networks.graph.nodes import Node
-from bnrank.networks.graph.wiring import Vertex
 from bnrank.networks.reasons import Skipped
 
 if TYPE_CHECKING:
@@ -105,47 +103,20 @@ class LayerGraph(Printed):
             shown += ["outside the theory:", *(f"  {part}" for part in self.outside)]
         return shown
 
-    def neurons(self, net: nn.Module | None = None, max_edges: int = EDGE_LIMIT) -> NeuronGraph:
-        """Return the graph with one vertex per neuron, for small networks (T42); see `neurons`.
+    def neurons(self, max_edges: int = EDGE_LIMIT) -> NeuronGraph:
+        """Return the graph with one vertex per neuron and the current weights, for small networks (T42).
 
         Parameters
         ----------
-        net : torch.nn.Module, optional
-            The network that provides the weights. Default: the traced network.
         max_edges : int
             Maximum number of edges before vertices are merged.
 
         Raises
         ------
         ValueError
-            If a node is outside the theory or computes maxima, or if there are more than ``max_edges`` edges.
+            As `neurons`.
         """
-        held = self.parameters if net is None else {name: p.detach() for name, p in unwrap(net).named_parameters()}
-        for name, own in self.parameters.items() if net is not None else ():
-            found = held.get(name)
-            fits = found is not None and found.shape == own.shape and not found.is_complex()
-            finite = found is None or bool(found.isfinite().all())
-            got = "none" if found is None else validation.describe(found)
-            expected = f"a parameter of shape {tuple(own.shape)}, as in the traced network"
-            validation.expect(fits, f"net: {name}", got, expected)
-            validation.expect(finite, f"net: {name}", "NaN or infinite entries", "finite ones")
-        return neurons(self, held, max_edges)
-
-    def count(self) -> int:
-        """Return the number of paths from inputs to outputs, neuron by neuron, without enumerating them."""
-        return self.neurons().count()
-
-    def paths(self, max_paths: int = PATH_LIMIT) -> tuple[tuple[Vertex, ...], ...]:
-        """Return the paths from inputs to outputs, neuron by neuron; see `NeuronGraph.paths`."""
-        return self.neurons().paths(max_paths)
-
-    def enumerate(self, x: Tensor | np.ndarray) -> Tensor:
-        """Return the path enumeration h(x; w) for flattened x, (N, inputs); see `NeuronGraph.enumerate`."""
-        return self.neurons().enumerate(x)
-
-    def decompose(self) -> SignTree:
-        """Return the sign tree mu with f(x; w) = mu(h(x; w)) (T42); see `NeuronGraph.decompose`."""
-        return self.neurons().decompose()
+        return neurons(self, self.parameters, max_edges)
 
     def draw(self, axes: Any = None) -> Axes:
         """Draw the operations from left to right, in the order of execution, colored by kind.
@@ -203,41 +174,48 @@ def neurons(graph: LayerGraph, parameters: Mapping[str, Tensor], max_edges: int 
 
     Source: LeJegelka2022, section 2; T42.
     """
+    import networkx as nx
+
     validation.integer(max_edges, "max_edges")
-    values = {name: np.asarray(value.detach().cpu().double().numpy()) for name, value in parameters.items()}
+    values = {name: value.detach().cpu().double().numpy() for name, value in parameters.items()}
+    parts: list[tuple[Node, _Part]] = []
     for node in graph:
-        if node.op == "outside":
-            raise ValueError(f"graph: {node.name} is outside the theory: {node.reason or node.text}")
-        if node.op == "maximum":
-            maxima = f"{node.name} ({node.text or 'max pooling'}) takes maxima"
-            raise ValueError(f"graph: {maxima}, which are no sums of weighted edges")
+        reason = {"outside": f"is outside the theory: {node.reason}", "maximum": "takes maxima, which are no sums"}
+        text = f"{node.name} ({node.text})" if node.text else node.name
+        validation.expect(node.op not in reason, "graph", f"{text}, which {reason.get(node.op)}", "weighted sums")
         for name in (node.weight, node.bias):
-            if name and name not in values:
-                near = validation.suggest(name, values)
-                raise ValueError(f"parameters: {name!r}, which {node.name} uses, is missing{near}")
-    parts = [(node, part) for node in graph for part in _parts(graph, node, values)]
-    total = sum(part.count for _, part in parts)
+            near = validation.suggest(name, values)
+            validation.expect(not name or name in values, "parameters", f"no {name!r}", f"that of {node.name}{near}")
+        parts += [(node, part) for part in _parts(graph, node, values)]
+    total = sum(part[2] for _, part in parts)
     if total > max_edges:
         raise ValueError(f"max_edges: the graph has {total} edges, counted before merging, more than {max_edges}")
     inputs: list[Hashable] = [(graph.nodes[0].name, i) for i in range(graph.nodes[0].size)]
     outputs: list[Hashable] = [(graph.output, i) for i in range(graph[graph.output].size)]
-    draft = _drafted(graph, values, parts)
+    draft: Draft = nx.MultiDiGraph()
+    draft.add_node(CONSTANT, slope=1.0)
+    for node in graph:
+        slopes = np.ravel(node.slope if not np.isnan(node.slope) else values[node.weight])  # learned by PReLU
+        each = np.repeat(slopes if node.op == "activation" else [1.0], node.size // len(slopes))
+        draft.add_nodes_from(((node.name, i), {"slope": slope}) for i, slope in enumerate(each.tolist()))
+    numbers = itertools.count()
+    for node, (before, parameter, _, make) in parts:
+        source, target, content = make()
+        weights = values[parameter].reshape(-1)[content] if parameter else content
+        learnable = parameter in graph.trained
+        for u, v, weight, entry in zip(*(a.tolist() for a in (source, target, weights, content)), strict=True):
+            origin = (parameter, entry) if parameter else None
+            start = (before, u) if before else CONSTANT
+            about = {"weight": weight, "number": next(numbers), "learnable": learnable, "origin": origin}
+            draft.add_edge(start, (node.name, v), **about)
     _prune(draft, [*inputs, CONSTANT], outputs)
     return _assembled(draft, inputs, _contracted(draft, {*inputs, CONSTANT}, outputs))
 
 
-@dataclass(frozen=True)
-class _Part:
-    """Edges into the entries of a node, counted before they are created.
-
-    For every edge, ``make`` returns the entry of the node ``source``, the entry of this node, and the entry of the
-    parameter or, without a parameter, the fixed weight.
-    """
-
-    source: str
-    count: int
-    make: Callable[[], tuple[Array, Array, Array]]
-    parameter: str = ""
+_Part = tuple[str, str, int, Callable[[], tuple[Array, Array, Array]]]
+"""Edges into the entries of a node: the node before ("" for the constant), the parameter ("" for fixed weights), the
+number of edges, and a function that returns the entries of the node before, the entries of this node, and the entries
+of the parameter or the fixed weights."""
 
 
 def _parts(graph: LayerGraph, node: Node, values: Mapping[str, Array]) -> Iterator[_Part]:
@@ -249,35 +227,33 @@ def _parts(graph: LayerGraph, node: Node, values: Mapping[str, Array]) -> Iterat
     elif node.op == "conv":
         yield _convolution(node, graph[first], values[node.weight])
     elif node.op == "diagonal":
-        yield _fixed(first, entries, entries, node.weight_places(), node.weight)
-    elif node.op == "activation":
-        yield _fixed(first, entries, entries, ones)
-    elif node.op == "add":
-        for name, factor in zip(node.inputs, node.factors or (1.0,) * len(node.inputs), strict=True):
-            yield _fixed(name, entries, entries, float(factor) * ones)
+        yield first, node.weight, node.size, lambda: (entries, entries, node.weight_places())
+    elif node.op in ("activation", "add"):
+        for name, factor in zip(node.inputs, node.factors or (1.0,), strict=True):
+            yield name, "", node.size, functools.partial(_together, entries, entries, factor * ones)
     elif node.op == "average":
-        if node.windows is None:
-            many = f"{node.name} ({node.text}) averages over too many entries"
-            raise ValueError(f"graph: {many} to be expanded into neurons")
+        validation.expect(node.windows is not None, "graph", f"{node.name}, which averages too many entries", "fewer")
         given, taken = node.pooled(graph[first])
-        out, position = np.nonzero(node.windows)
-        weights = np.tile(node.windows[out, position], len(taken))
-        yield _fixed(first, taken[:, position].ravel(), given[:, out].ravel(), weights)
+        out, position = np.nonzero(node.windows)  # type: ignore[arg-type]
+        weights = np.tile(node.windows[out, position], len(taken))  # type: ignore[index]
+        yield first, "", len(weights), lambda: (taken[:, position].ravel(), given[:, out].ravel(), weights)
     elif node.op == "index":
         index, start = np.ravel(node.index), 0  # type: ignore[arg-type]
         for name in node.inputs:
-            size = graph[name].size
-            target = np.flatnonzero((index >= start) & (index < start + size))
-            yield _fixed(name, index[target] - start, target, np.ones(len(target)))
-            start += size
-    elif node.op != "input":
-        raise ValueError(f"graph: {node.name} has the operation {node.op!r}, which cannot be expanded into neurons")
+            target = np.flatnonzero((index >= start) & (index < start + graph[name].size))
+            yield (
+                name,
+                "",
+                len(target),
+                functools.partial(_together, index[target] - start, target, ones[: len(target)]),
+            )
+            start += graph[name].size
     if node.bias:
-        yield _fixed("", entries, entries, node.bias_places(values[node.bias].size), node.bias)
+        yield "", node.bias, node.size, lambda: (entries, entries, node.bias_places(values[node.bias].size))
 
 
-def _fixed(name: str, source: Array, target: Array, content: Array, parameter: str = "") -> _Part:
-    return _Part(name, len(target), lambda: (source, target, content), parameter)
+def _together(source: Array, target: Array, content: Array) -> tuple[Array, Array, Array]:
+    return source, target, content
 
 
 def _linear(node: Node, weight: Array) -> _Part:
@@ -288,7 +264,7 @@ def _linear(node: Node, weight: Array) -> _Part:
         row, out, into = (a.ravel() for a in np.indices((rows, n_out, n_in)))
         return row * n_in + into, row * n_out + out, into * n_out + out if node.transposed else out * n_in + into
 
-    return _Part(node.inputs[0], rows * weight.size, make, node.weight)
+    return node.inputs[0], node.weight, rows * weight.size, make
 
 
 def _convolution(node: Node, before: Node, weight: Array) -> _Part:
@@ -308,30 +284,7 @@ def _convolution(node: Node, before: Node, weight: Array) -> _Part:
         source = windows[channel, position[hit], tap[hit]] - 1
         return source, out * windows.shape[1] + position[hit], (out * n_in + into) * windows.shape[2] + tap[hit]
 
-    return _Part(node.inputs[0], n_out * n_in * len(position), make, node.weight)
-
-
-def _drafted(graph: LayerGraph, values: Mapping[str, Array], parts: Iterable[tuple[Node, _Part]]) -> Draft:
-    """Return the graph with one vertex per entry of every value, and all edges."""
-    import networkx as nx
-
-    draft: Draft = nx.MultiDiGraph()
-    for node in graph:
-        slopes = np.ravel(node.slope if not np.isnan(node.slope) else values[node.weight])  # learned by PReLU
-        each = np.repeat(slopes if node.op == "activation" else [1.0], node.size // len(slopes))
-        draft.add_nodes_from(((node.name, i), {"slope": slope}) for i, slope in enumerate(each.tolist()))
-    draft.add_node(CONSTANT, slope=1.0)
-    numbers = itertools.count()
-    for node, part in parts:
-        source, target, content = part.make()
-        weights = values[part.parameter].reshape(-1)[content] if part.parameter else content
-        held: dict[str, Any] = {"learnable": part.parameter in graph.trained, "origin": None}
-        for u, v, weight, entry in zip(*(a.tolist() for a in (source, target, weights, content)), strict=True):
-            if part.parameter:
-                held["origin"] = (part.parameter, entry)
-            start = (part.source, u) if part.source else CONSTANT
-            draft.add_edge(start, (node.name, v), weight=weight, number=next(numbers), **held)
-    return draft
+    return node.inputs[0], node.weight, n_out * n_in * len(position), make
 
 
 def _prune(draft: Draft, sources: Iterable[Hashable], outputs: Iterable[Hashable]) -> None:
