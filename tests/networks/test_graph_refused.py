@@ -61,7 +61,7 @@ REFUSED = {
     "changes the parameter a.weight": lambda: of(stepping, **linear()),
     "missing 1 required positional argument": lambda: nn.Bilinear(3, 3, 2),
     "returns tuple": lambda: of(lambda m, x: (m.a(x), x), **linear()),
-    "does not depend on its input": lambda: of(lambda m, x: torch.ones(len(x), 2)),
+    "expected one tensor (N, ...) that depends on its input": lambda: of(lambda m, x: torch.ones(len(x), 2)),
     "does something else while training": lambda: nn.Sequential(nn.Linear(3, 2), DropPath()),
     "is scripted": lambda: torch.jit.script(nn.Linear(3, 2)),
     "without a shape": lambda: nn.LazyLinear(2),

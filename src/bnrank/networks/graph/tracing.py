@@ -1,5 +1,7 @@
 """Tracing of modules into computation graphs."""
 
+from __future__ import annotations
+
 import functools
 import itertools
 import pickle
@@ -79,6 +81,11 @@ def trace(net: nn.Module, example: Tensor | np.ndarray) -> LayerGraph:
     >>> [(node.name, node.op, node.weight) for node in graph]
     [('input', 'input', ''), ('0', 'linear', '0.weight'), ('1', 'activation', ''), ('2', 'linear', '2.weight')]
     """
+    return run(net, example)[0]
+
+
+def run(net: nn.Module, example: Tensor | np.ndarray) -> tuple[LayerGraph, Tracer]:
+    """Return what `trace` returns, and the tracer with the copy's weights and output."""
     net = functional.unwrap(net)
     functional.check_unshared(net)
     for name, sub in net.named_modules():
@@ -89,8 +96,8 @@ def trace(net: nn.Module, example: Tensor | np.ndarray) -> LayerGraph:
     x = functional.example(net, example, name="example")[:SAMPLES]
     x = torch.cat([x, x])[:SAMPLES]
     state = _foreign_state()
-    nodes = training = Tracer(net, x).follow()
-    modes = [False]
+    tracer, modes = Tracer(net, x), [False]
+    nodes = training = tracer.follow()
     try:
         training = Tracer(net, x, training=True).follow()
         modes.append(True)
@@ -106,14 +113,12 @@ def trace(net: nn.Module, example: Tensor | np.ndarray) -> LayerGraph:
     for mode in modes * (REPEATS if _foreign_state() != state else 0):
         if other := _difference(nodes, Tracer(net, x, mode).follow()):
             raise RandomError(f"what it does at {other.name!r} ({other.text})")
-    outside: dict[str, Skipped] = {}  # each operation once
-    for node in nodes:
-        if node.op == "outside":
-            name = node.module or node.name
-            outside.setdefault(name, Skipped(name, node.text.partition("(")[0], node.reason))
+    places = [(node.module or node.name, node) for node in reversed(nodes) if node.op == "outside"]
+    outside = {name: Skipped(name, node.text.partition("(")[0], node.reason) for name, node in places}  # each once
     trained = frozenset(name for name, p in net.named_parameters() if p.requires_grad)
     parameters = {name: p.detach() for name, p in net.named_parameters()}
-    return LayerGraph(nodes, nodes[-1].name, trained, tuple(outside.values()), parameters, type(net).__name__)
+    skipped = tuple(reversed(outside.values()))
+    return LayerGraph(nodes, nodes[-1].name, trained, skipped, parameters, type(net).__name__), tracer
 
 
 def _foreign_state() -> bytes:
@@ -167,7 +172,7 @@ class Tracer(TorchFunctionMode):
         self.memories: dict[int, Tensor] = {}  # numbers of the entries in memory that is changed in place, by address
         self.nodes: dict[str, Node] = {}
         self.starts: dict[str, int] = {}  # number of the first entry of every node
-        self.calls: dict[str, Call | None] = {}  # the operation of every node
+        self.calls: dict[str, Call] = {}  # the operation of every node
         self.entries = 0
         self.scope = [""]
         self.working = False  # inside an operation
@@ -177,25 +182,27 @@ class Tracer(TorchFunctionMode):
             self._keep(Value(p, sources=frozenset([name]), raw=True))
         x = x.detach().cpu()
         x = x.double().requires_grad_().clone() if x.is_floating_point() else x.clone()
-        self.input = self._keep(self.emit("input", "input", [], x, 0, text="input"))
+        self.input = self.output = self._keep(Call(self, "input", ((), {}), None).emit("input", [], x, 0))
 
     def follow(self) -> tuple[Node, ...]:
         """Run the module and return the nodes from which its output is reachable, with the output last."""
-        kind = type(self.net).__name__
         try:
             with torch.enable_grad(), functional.sandbox(), self.draws, self:
                 result = self.net(self.input.tensor)
-            output = self.value(result) if isinstance(result, Tensor) else None
+            self.output = self.value(result) if isinstance(result, Tensor) else Value(torch.empty(0))
         except RefusedError:
             raise
         except Exception as error:
             with torch.no_grad():
                 functional.Functional(self.original)(self.x)  # whose errors are about the module
+            kind = type(self.net).__name__
             raise ValueError(f"net: {kind} cannot be traced{_where(error)}: {error}") from error
-        if output is None or not output.node or output.batch != 0:
-            returned = type(result).__name__ if output is None else "a tensor that does not depend on its input"
-            raise RefusedError(f"net: {kind} returns {returned}, expected one tensor (N, ...) computed from its input")
-        return self._finished(output.node)
+        if not self.output.node or self.output.batch != 0:
+            kinds = (type(self.net).__name__, type(result).__name__)
+            raise RefusedError(
+                "net: {} returns {}, expected one tensor (N, ...) that depends on its input".format(*kinds)
+            )
+        return self._finished(self.output.node)
 
     # what runs
 
@@ -257,10 +264,10 @@ class Tracer(TorchFunctionMode):
         else:
             sources = set() if fresh else self._sources(call)
             sources |= {RANDOM} if self.draws.count > drawn else set()
-            elsewhere = [v.tensor for v in call.taken if v.raw]
-            kept = [any(same_memory(tensor, other) for other in elsewhere) for tensor in tensors]
-            result = [Value(t, sources=frozenset(sources), raw=raw) for t, raw in zip(tensors, kept, strict=True)]
-        self._write(call, changed, result)
+            raw = [t for t in tensors if any(v.raw and same_memory(t, v.tensor) for v in call.taken)]
+            result = [Value(t, sources=frozenset(sources), raw=any(t is r for r in raw)) for t in tensors]
+        if changed:
+            self._write(call, changed, result)
         for value in result:
             self._keep(value)
         return call.result
@@ -324,7 +331,7 @@ class Tracer(TorchFunctionMode):
                 only = "expected a forward that writes only to what it computed"
                 raise RefusedError(f"net: forward changes {what} in place, by {by}{_where()}; {only}")
         written = [value for value in result if any(value.tensor is other.tensor for other in changed)]
-        if changed and not written:
+        if not written:
             raise RefusedError(f"net: {call.name} changes a value in place{_where()}, which bnrank does not follow")
         for value in written:
             tensor = value.tensor
@@ -422,31 +429,16 @@ class Tracer(TorchFunctionMode):
             call.emit("outside", [v.node for v in inputs], tensor, *layout, **fields)
         return call.made
 
-    def name_in_scope(self, label: str) -> str:
-        """Return the name of an operation within the submodule that is running."""
-        name = label.partition("(")[0].lower()
-        return f"{self.scope[-1].replace('.', '_')}_{name}" if self.scope[-1] else name
-
-    def emit(
-        self,
-        name: str,
-        op: str,
-        inputs: list[str],
-        tensor: Tensor,
-        batch: int,
-        merged: int = 1,
-        call: Call | None = None,
-        **more: Any,
-    ) -> Value:
-        """Add a node and return its value."""
+    def emit(self, call: Call, name: str, op: str, inputs: list[str], value: Value, **fields: Any) -> None:
+        """Add a node with a value, which gets a unique name."""
+        if not call.place and self.scope[-1]:
+            name = f"{self.scope[-1].replace('.', '_')}_{name}"
         names = itertools.chain([name], (f"{name}_{i}" for i in itertools.count(1)))
-        name = next(n for n in names if n not in self.nodes)
-        value = Value(tensor, name, batch, merged)
-        shape = tuple(samples_first(tensor, *value.layout).shape)[batch != NO_SAMPLES :]
-        self.nodes[name] = Node(name, op, tuple(inputs), shape, **more)
-        self.starts[name], self.calls[name] = self.entries, call
-        self.entries += self.nodes[name].size
-        return value
+        value.node = next(n for n in names if n not in self.nodes)
+        shape = tuple(samples_first(value.tensor, *value.layout).shape)[value.batch != NO_SAMPLES :]
+        self.nodes[value.node] = Node(value.node, op, tuple(inputs), shape, module=call.place, **fields)
+        self.starts[value.node], self.calls[value.node] = self.entries, call
+        self.entries += self.nodes[value.node].size
 
     def _finished(self, output: str) -> tuple[Node, ...]:
         """Return the nodes from which the output is reachable, with the output last, and check their parameters.
@@ -455,39 +447,27 @@ class Tracer(TorchFunctionMode):
         """
         while self.nodes[output].op == "cast":
             output = self.nodes[output].inputs[0]
-        needed, merged = {output}, dict[str, str]()
+        needed = {output}
         for name in reversed(self.nodes):  # inputs come before
             needed |= {*self.nodes[name].inputs} if name in needed else set()
         kept = [node for name, node in self.nodes.items() if name in needed or node.op == "input"]
-        uses = Counter([output, *(name for node in kept for name in node.inputs)])
-        nodes: dict[str, Node] = {}
-        for node in kept:
-            node = replace(node, inputs=tuple(merged.get(name, name) for name in node.inputs))
-            if node.op == "bias":
-                before = nodes[node.inputs[0]]
-                if uses[self.nodes[node.name].inputs[0]] == 1 and _takes_bias(before, node):
-                    nodes[before.name] = replace(before, bias=node.weight)
-                    merged[node.name] = before.name
-                    continue
-                reason = f"adds {node.weight}, which is not the bias of a linear layer or convolution"
-                node = replace(node, op="outside", reason=reason, held=(node.weight,), weight="", weight_shape=())
-            elif node.op == "cast":
-                node = replace(node, op="outside", reason="rounds values to a lower precision")
-            nodes[node.name] = node
+        nodes = {node.name: node for node in kept}
+        if any(node.op in ("bias", "cast") for node in kept):
+            nodes, output = _completed(nodes, output)
         users: dict[str, list[str]] = {}
         for node in nodes.values():
             for parameter in dict.fromkeys(name for name in (node.weight, node.bias, *node.held) if name):
                 for other in users.setdefault(parameter, []):
                     self._check_apart(parameter, other, node.name)
                 users[parameter].append(node.name)
-        end = nodes.pop(merged.get(output, output))
+        end = nodes.pop(output)
         return (*nodes.values(), end)
 
     def _check_apart(self, parameter: str, a: str, b: str) -> None:
         """Raise if two operations use the same entries of a parameter."""
         weight, parts = self.weights[parameter], []
         for call in (self.calls[a], self.calls[b]):
-            views = [v for v in call.constants if parameter in v.sources] if call is not None else []
+            views = [v for v in call.constants if parameter in v.sources]
             whole = not all(same_memory(weight, v.tensor) for v in views) or not views
             parts.append(places(weight).flatten() if whole else torch.cat([places(v.tensor).flatten() for v in views]))
         if self.calls[a] is not self.calls[b] and bool(torch.isin(*parts).any()):
@@ -499,12 +479,28 @@ class Tracer(TorchFunctionMode):
             )
 
 
-def _takes_bias(before: Node, node: Node) -> bool:
-    """Return whether a parameter that is added to the value of a layer without a bias is its bias."""
-    axis = len(node.shape) - 1 if before.op == "linear" else 0
-    shape = (1,) * (len(node.shape) + 1 - len(node.weight_shape)) + node.weight_shape
-    fits = shape == (1, *(size if d == axis else 1 for d, size in enumerate(node.shape)))
-    return before.op in ("linear", "conv") and not before.bias and fits
+def _completed(nodes: dict[str, Node], output: str) -> tuple[dict[str, Node], str]:
+    """Return nodes and output with added parameters as biases of the layers before, where they are; else outside."""
+    uses = Counter([output, *(name for node in nodes.values() for name in node.inputs)])
+    completed: dict[str, Node] = {}
+    merged: dict[str, str] = {}
+    for node in nodes.values():
+        own = replace(node, inputs=tuple(merged.get(name, name) for name in node.inputs))
+        if own.op == "bias":
+            before = completed[own.inputs[0]]
+            axis = len(own.shape) - 1 if before.op == "linear" else 0
+            shape = (1,) * (len(own.shape) + 1 - len(own.weight_shape)) + own.weight_shape
+            fits = shape == (1, *(size if d == axis else 1 for d, size in enumerate(own.shape)))
+            if uses[node.inputs[0]] == 1 and before.op in ("linear", "conv") and not before.bias and fits:
+                completed[before.name] = replace(before, bias=own.weight)
+                merged[own.name] = before.name
+                continue
+            reason = f"adds {own.weight}, which is not the bias of a linear layer or convolution"
+            own = replace(own, op="outside", reason=reason, held=(own.weight,), weight="", weight_shape=())
+        elif own.op == "cast":
+            own = replace(own, op="outside", reason="rounds values to a lower precision")
+        completed[own.name] = own
+    return completed, merged.get(output, output)
 
 
 def _samples(sample: Tensor) -> tuple[int, int]:

@@ -146,12 +146,13 @@ class Call:
     ) -> Value:
         """Add a node and return its value; a part of an operation has a name of its own."""
         label = label_of(self.module) if self.module is not None else self.name
-        name = self.place.replace(".", "_") or self.tracer.name_in_scope(label)
+        name = self.place.replace(".", "_") or label.partition("(")[0].lower()
         if part:
             name, label = f"{name}_{part.partition(' ')[0]}", part
-        fields |= {"text": label, "module": self.place, "call": self}
-        self.made.append(self.tracer.emit(name, op, inputs, tensor, batch, merged, **fields))
-        return self.made[-1]
+        value = Value(tensor, "", batch, merged)
+        self.made.append(value)
+        self.tracer.emit(self, name, op, inputs, value, text=label, **fields)
+        return value
 
     def reordered(self, values: list[Value], run: Callable[..., Any], result: Any, part: str = "") -> Any:
         """Return the values of a result that has entries of some values, by running it on numbered entries."""

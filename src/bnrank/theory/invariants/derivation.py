@@ -20,6 +20,17 @@ SUMS = "T44-T45, sums"
 STILL = "no gradient"
 BEYOND = "T45, beyond the source"
 FLOW = "gradient flow; any loss, any data"
+CASES = {
+    ("linear", "linear"): "T45 (1)",
+    ("conv", "conv"): "T45 (2)",
+    ("block", "block"): "T45 (4)",
+    ("conv", "linear"): "T45 (5)",
+    ("conv", "block"): "T45 (6)",
+    ("block", "linear"): "T45 (7)",
+    ("linear", "block"): "T45 (7)",
+    ("linear", "conv"): BEYOND,
+    ("block", "conv"): BEYOND,
+}
 
 
 def quantities(block: Block, entries: Entries, *, number: bool = False) -> list[Conserved]:
@@ -155,31 +166,17 @@ def _case(graph: LayerGraph, writers: list[Node], readers: list[Node], order: di
         return SEVERAL
     if min(order[r.name] for r in readers) < max(order[w.name] for w in writers):
         return STREAM
-    before, behind = _side(graph, writers, before=True), _side(graph, readers, before=False)
-    if (before, behind) == ("linear", "linear") and _skipped(graph, writers[0], readers[0]) is not None:
+    before = writers[0].op if len(writers) == 1 else _block(graph, writers, before=True)
+    behind = readers[0].op if len(readers) == 1 else _block(graph, readers, before=False)
+    adds = any(node.op == "add" for node in graph)
+    if (before, behind) == ("linear", "linear") and adds and _skipped(graph, writers[0], readers[0]) is not None:
         return "T45 (3)"
-    cases = {
-        ("linear", "linear"): "T45 (1)",
-        ("conv", "conv"): "T45 (2)",
-        ("block", "block"): "T45 (4)",
-        ("conv", "linear"): "T45 (5)",
-        ("conv", "block"): "T45 (6)",
-        ("block", "linear"): "T45 (7)",
-        ("linear", "block"): "T45 (7)",
-        ("linear", "conv"): BEYOND,
-        ("block", "conv"): BEYOND,
-    }
-    several = SUMS if len(writers) > 1 or len(readers) > 1 else SEVERAL
-    return cases.get((before, behind), several)
+    return CASES.get((before, behind), SUMS if len(writers) > 1 or len(readers) > 1 else SEVERAL)
 
 
-def _side(graph: LayerGraph, nodes: list[Node], *, before: bool) -> str:
-    """Return "linear", "conv", "block" (Z and D, or Y and D, of a residual block) or ""."""
-    if len(nodes) == 1:
-        return nodes[0].op
-    if len(nodes) != 2:
-        return ""
-    for one, skip in (nodes, nodes[::-1]):
+def _block(graph: LayerGraph, nodes: list[Node], *, before: bool) -> str:
+    """Return "block" if two nodes are Z and D, or Y and D, of a residual block, else ""."""
+    for one, skip in (nodes, nodes[::-1]) if len(nodes) == 2 else ():
         others = [n for n in graph if n.op == "linear"]
         pairs = [(y, one) for y in others] if before else [(one, z) for z in others]
         if one.op == "linear" and any(_skipped(graph, y, z) is skip for y, z in pairs):
