@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -123,25 +122,18 @@ class NeuronGraph:
         "origin" (parameter name and flat index). Other attributes are ignored.
 
         If no vertex has "input", the inputs are the vertices without in-edges. If no vertex has "output", the outputs
-        are the vertices without out-edges. Both are sorted by name (x2 before x10), or kept in the order of the graph
-        if names cannot be compared.
+        are the vertices without out-edges. Both are sorted by name (x2 before x10).
 
         Raises
         ------
         TypeError, ValueError
-            As for the class; also for undirected graphs, multigraphs and attributes that look misspelled.
+            As for the class; also for undirected graphs and multigraphs.
         """
         import networkx as nx
 
         validation.expect(isinstance(graph, nx.Graph), "graph", validation.describe(graph), _DIGRAPH, TypeError)
         kind = "a multigraph" if graph.is_multigraph() else "an undirected graph"
         validation.expect(graph.is_directed() and not graph.is_multigraph(), "graph", kind, _DIGRAPH)
-        names = {"vertex": ("slope", "input", "output"), "edge": ("weight", "learnable", "origin")}
-        items = [("vertex", v, a) for v, a in graph.nodes(data=True)]
-        for what, item, attributes in [*items, *(("edge", (u, v), a) for u, v, a in graph.edges(data=True))]:
-            for name in attributes.keys() - {*names[what]}:
-                near = difflib.get_close_matches(str(name).lower(), names[what], n=1, cutoff=0.75)
-                validation.expect(not near, f"{what} {item!r}", f"the attribute {name!r}", f"{' '.join(near)!r}")
         inputs = _numbered(graph, "input", graph.in_degree())
         places = _numbered(graph, "output", graph.out_degree())
         order = sorted(validation.integer(place, f"output of vertex {v!r}", 0) for v, place in places.items())

@@ -10,17 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from bnrank.networks import reasons
-from bnrank.networks.graph.values import (
-    MIXES,
-    NO_SAMPLES,
-    RANDOM,
-    Call,
-    RandomError,
-    UnreadError,
-    Value,
-    expect,
-    same_order,
-)
+from bnrank.networks.graph import values
+from bnrank.networks.graph.values import MIXES, NO_SAMPLES, RANDOM, Call, RandomError, UnreadError, Value, expect
 
 _INDEX = """
 flatten unflatten ravel reshape reshapeas view viewas permute transpose swapaxes swapdims movedim moveaxis t mt h mh
@@ -75,8 +66,8 @@ def _linear(call: Call) -> Value:
     expect(_depends(x), "a matrix times the input from the left: it acts across positions")
     name, tensor, view = call.parameter(weight, "weight")
     expect(tensor.ndim == view.ndim == 2, "its weight is no matrix")
-    if not same_order(view, tensor):
-        expect(same_order(view, tensor.T), f"its weight is another view of {name}")
+    if not values.same_order(view, tensor):
+        expect(values.same_order(view, tensor.T), f"its weight is another view of {name}")
         transposed = not transposed
     expect(x.batch != x.tensor.ndim - 1, MIXES)
     bias_name = _bias(call, bias, (call.result.shape[-1],))
@@ -88,7 +79,7 @@ def _bias(call: Call, bias: Value | None, shape: tuple[int, ...]) -> str:
     if bias is None:
         return ""
     name, tensor, view = call.parameter(bias, "bias")
-    fits = same_order(view, tensor) and tuple(tensor.shape) == shape
+    fits = values.same_order(view, tensor) and tuple(tensor.shape) == shape
     expect(fits, f"its bias has shape {tuple(view.shape)}, expected {shape}")
     return name
 
@@ -96,7 +87,7 @@ def _bias(call: Call, bias: Value | None, shape: tuple[int, ...]) -> str:
 def _conv(call: Call) -> Value:
     x, mode = call.get(0, "input"), getattr(call.module, "padding_mode", "zeros")
     name, tensor, view = call.parameter(call.get(1, "weight"), "weight")
-    expect(same_order(view, tensor), f"its weight is another view of {name}")
+    expect(values.same_order(view, tensor), f"its weight is another view of {name}")
     kernel = tuple(tensor.shape[2:])
     count = len(kernel)
     expect(_depends(x) and x.batch == 0 and x.tensor.ndim == count + 2, MIXES)
@@ -165,10 +156,10 @@ def _combination(call: Call) -> Value:
     expect(not on([0.0] * count).any(), "adds a number that does not depend on the input")
     factors = [on([float(i == j) for j in range(count)]).unique() for i in range(count)]
     expect(all(len(factor) == 1 for factor in factors), "times fixed numbers that are no parameter")
-    values = [_broadcast(call, v) for v in call.values]
-    expect(all(v.layout == values[0].layout for v in values), MIXES)
-    nodes, numbers = [v.node for v in values], tuple(float(factor) for factor in factors)
-    return call.emit("add", nodes, result, *values[0].layout, factors=numbers)
+    terms = [_broadcast(call, v) for v in call.values]
+    expect(all(v.layout == terms[0].layout for v in terms), MIXES)
+    nodes, numbers = [v.node for v in terms], tuple(float(factor) for factor in factors)
+    return call.emit("add", nodes, result, *terms[0].layout, factors=numbers)
 
 
 def _with_parameter(call: Call, value: Value, other: Value, times: bool) -> Value:

@@ -23,21 +23,7 @@ from bnrank.networks import functional
 from bnrank.networks.graph import operations, values
 from bnrank.networks.graph.layers import LayerGraph
 from bnrank.networks.graph.nodes import Node, apply
-from bnrank.networks.graph.values import (
-    NO_SAMPLES,
-    RANDOM,
-    SAMPLES,
-    Call,
-    RandomError,
-    RefusedError,
-    UnreadError,
-    Value,
-    expect,
-    leaves,
-    places,
-    same_memory,
-    samples_first,
-)
+from bnrank.networks.graph.values import SAMPLES, Call, RandomError, RefusedError, UnreadError, Value, expect, leaves
 from bnrank.networks.reasons import Skipped
 
 REPEATS = 32  # traces of a module that draws from the generators of NumPy or Python
@@ -233,7 +219,7 @@ class Tracer(TorchFunctionMode):
             advice = "one graph must hold for every input: decide outside the module, or with activations"
             raise RefusedError(f"net: control flow or a number depends on the data{_where()}; {advice}")
         sources = {name for v in taken for name in v.sources}
-        if RANDOM in sources:
+        if values.RANDOM in sources:
             raise RandomError(f"which operations it runs{_where()}")
         if sources:
             names = ", ".join(sorted(sources))
@@ -263,8 +249,8 @@ class Tracer(TorchFunctionMode):
             result: list[Value] = leaves(self._read(call), Value)
         else:
             sources = set() if fresh else self._sources(call)
-            sources |= {RANDOM} if self.draws.count > drawn else set()
-            raw = [t for t in tensors if any(v.raw and same_memory(t, v.tensor) for v in call.taken)]
+            sources |= {values.RANDOM} if self.draws.count > drawn else set()
+            raw = [t for t in tensors if any(v.raw and values.same_memory(t, v.tensor) for v in call.taken)]
             result = [Value(t, sources=frozenset(sources), raw=any(t is r for r in raw)) for t in tensors]
         if changed:
             self._write(call, changed, result)
@@ -322,7 +308,7 @@ class Tracer(TorchFunctionMode):
         """Note what tensors hold that were changed in place, for other tensors over the same memory."""
         for value in changed:
             parameters = value.sources & self.weights.keys()
-            if parameters or same_memory(value.tensor, self.input.tensor) or (value.raw and call.values):
+            if parameters or values.same_memory(value.tensor, self.input.tensor) or (value.raw and call.values):
                 what = (
                     f"the parameter {', '.join(parameters)}" if parameters else "a buffer, or a tensor from elsewhere,"
                 )
@@ -337,18 +323,18 @@ class Tracer(TorchFunctionMode):
             tensor = value.tensor
             address = tensor.untyped_storage().data_ptr()
             if value.node and address not in self.memories:
-                first = next(v for v in self.seen if same_memory(v.tensor, tensor))
+                first = next(v for v in self.seen if values.same_memory(v.tensor, tensor))
                 size = tensor.untyped_storage().nbytes() // tensor.element_size()
                 self.memories[address] = torch.zeros(size, dtype=torch.float64)
-                self.memories[address][places(first.tensor)] = self.numbers(first)
+                self.memories[address][values.places(first.tensor)] = self.numbers(first)
             if address in self.memories:
-                self.memories[address][places(tensor)] = self.numbers(value)
+                self.memories[address][values.places(tensor)] = self.numbers(value)
 
     def _reread(self, value: Value) -> Value:
         """Return the value of a tensor over memory that was changed through another tensor."""
         tensor = value.tensor
         memory = self.memories.get(tensor.untyped_storage().data_ptr())
-        numbers = None if memory is None else memory[places(tensor)]
+        numbers = None if memory is None else memory[values.places(tensor)]
         if numbers is None or not bool((numbers >= _STEP).any()):
             return Value(tensor, sources=value.sources, raw=value.raw)
         try:
@@ -362,7 +348,7 @@ class Tracer(TorchFunctionMode):
             return torch.full(value.tensor.shape, torch.nan) if value.sources else value.tensor.detach().double()
         numbers = self.starts[value.node] + torch.arange(value.tensor.numel() // SAMPLES, dtype=torch.float64)
         numbers = numbers + _STEP * torch.arange(1, SAMPLES + 1)[:, None]
-        numbers = numbers.reshape(samples_first(value.content, *value.layout).shape).movedim(0, value.batch)
+        numbers = numbers.reshape(values.samples_first(value.content, *value.layout).shape).movedim(0, value.batch)
         return numbers.reshape(value.tensor.shape).contiguous()  # merged positions come after their sample
 
     def indexed(self, numbers: Tensor, tensor: Tensor, call: Call, part: str = "") -> Value:
@@ -370,7 +356,7 @@ class Tracer(TorchFunctionMode):
         ours = bool(((numbers == 0) | (numbers >= _STEP)).all())
         expect(ours, "puts in numbers that do not come from the input")
         layout = _samples(torch.div(numbers, _STEP, rounding_mode="floor") - 1)
-        entries = samples_first(numbers, *layout)
+        entries = values.samples_first(numbers, *layout)
         shape, entries = tuple(entries.shape[1:]), entries.reshape(SAMPLES, -1)
         both = torch.where(entries == 0, -1, entries % _STEP).long().numpy()
         expect(np.array_equal(both[0], both[1]), "treats samples differently")
@@ -408,7 +394,7 @@ class Tracer(TorchFunctionMode):
 
     def _verify(self, call: Call) -> None:
         """Raise if the fields of a node do not reproduce its value."""
-        known = {v.node: samples_first(v.content, *v.layout) for v in [*call.values, *call.made]}
+        known = {v.node: values.samples_first(v.content, *v.layout) for v in [*call.values, *call.made]}
         weights = {name: p.detach() for name, p in self.weights.items()}
         for node in (self.nodes[v.node] for v in call.made):
             unknown = node.op in ("bias", "cast") or (node.op in ("average", "maximum") and node.windows is None)
@@ -423,7 +409,7 @@ class Tracer(TorchFunctionMode):
         fields: dict[str, Any] = {"reason": reason, "held": tuple(sorted(self._sources(call) & self.weights.keys()))}
         for tensor in leaves(call.result, Tensor):
             sizes = dict(enumerate(tensor.shape))
-            in_front = (0, 1) if sizes.get(0) == SAMPLES else (NO_SAMPLES, 1)
+            in_front = (0, 1) if sizes.get(0) == SAMPLES else (values.NO_SAMPLES, 1)
             kept = [v.layout for v in inputs if v.batch >= 0 and sizes.get(v.batch) == v.tensor.shape[v.batch]]
             layout = kept[0] if kept else in_front
             call.emit("outside", [v.node for v in inputs], tensor, *layout, **fields)
@@ -435,7 +421,7 @@ class Tracer(TorchFunctionMode):
             name = f"{self.scope[-1].replace('.', '_')}_{name}"
         names = itertools.chain([name], (f"{name}_{i}" for i in itertools.count(1)))
         value.node = next(n for n in names if n not in self.nodes)
-        shape = tuple(samples_first(value.tensor, *value.layout).shape)[value.batch != NO_SAMPLES :]
+        shape = tuple(values.samples_first(value.tensor, *value.layout).shape)[value.batch != values.NO_SAMPLES :]
         self.nodes[value.node] = Node(value.node, op, tuple(inputs), shape, module=call.place, **fields)
         self.starts[value.node], self.calls[value.node] = self.entries, call
         self.entries += self.nodes[value.node].size
@@ -467,9 +453,9 @@ class Tracer(TorchFunctionMode):
         """Raise if two operations use the same entries of a parameter."""
         weight, parts = self.weights[parameter], []
         for call in (self.calls[a], self.calls[b]):
-            views = [v for v in call.constants if parameter in v.sources]
-            whole = not all(same_memory(weight, v.tensor) for v in views) or not views
-            parts.append(places(weight).flatten() if whole else torch.cat([places(v.tensor).flatten() for v in views]))
+            views = [v.tensor for v in call.constants if parameter in v.sources]
+            partly = views and all(values.same_memory(weight, view) for view in views)
+            parts.append(torch.cat([values.places(view).flatten() for view in (views if partly else [weight])]))
         if self.calls[a] is not self.calls[b] and bool(torch.isin(*parts).any()):
             every = self.net.named_parameters(remove_duplicate=False)
             aliases = ", ".join(name for name, p in every if p is weight)
@@ -508,7 +494,7 @@ def _samples(sample: Tensor) -> tuple[int, int]:
     for merged_too in (False, True):
         for batch, size in enumerate(sample.shape):
             if size % SAMPLES == 0 and (size == SAMPLES or merged_too):
-                rows = samples_first(sample, batch, size // SAMPLES).reshape(SAMPLES, -1)
+                rows = values.samples_first(sample, batch, size // SAMPLES).reshape(SAMPLES, -1)
                 if all(bool(((row == i) | (row == -1)).all()) for i, row in enumerate(rows)):
                     return batch, size // SAMPLES
     raise UnreadError(values.MIXES)

@@ -149,36 +149,29 @@ class Wiring:
     @cached_property
     def unrolled(self) -> Unrolled:
         """The tree of path suffixes; every path adds at most one node per vertex on it, and a leaf."""
-        reached = zip(self.ending, self.reaching, strict=True)
-        ending = np.array([n if to_outputs else 0 for n, to_outputs in reached], dtype=np.int64)
-        is_input = self.coordinates >= -1
-        order = np.argsort(self.targets, kind="stable")  # by target
-        first = np.searchsorted(self.targets[order], np.arange(len(is_input) + 1))
-        degree = np.diff(first)
-        sizes = np.concatenate([[0], np.cumsum(ending[self.sources[order]])])
-        before = np.append(sizes[:-1] - np.repeat(sizes[first[:-1]], degree), 0)  # earlier paths into the same vertex
-        order, sources = np.append(order, -1), np.append(self.sources, -1)  # the last: from a whole path to its leaf
-
-        vertex = self.outputs
-        parent, edge = np.full_like(vertex, -1), np.full_like(vertex, -1)
-        offset = np.cumsum(ending[vertex]) - ending[vertex]
-        levels, starts, leaves = [], [0], np.full(int(ending[vertex].sum()), -1, dtype=np.int64)
-        while len(vertex):
-            nodes = starts[-1] + np.arange(len(vertex))
-            starts.append(starts[-1] + len(vertex))
-            levels.append((vertex, parent, edge))
-            leaf = vertex < 0
-            leaves[offset[leaf]] = nodes[leaf]
-            ends = ~leaf & is_input[vertex]
-            children = np.where(leaf, 0, np.where(ends, 1, degree[vertex]))
-            row = np.repeat(np.arange(len(nodes)), children)
-            within = np.arange(len(row)) - np.repeat(np.cumsum(children) - children, children)
-            slot = np.where(ends[row], -1, first[vertex[row]] + within)
-            edge, offset = order[slot], offset[row] + before[slot]
-            vertex = sources[edge]
-            parent = nodes[row]
-        vertices, parents, edges = (np.concatenate(column) for column in zip(*levels, strict=True))
-        return Unrolled(vertices, parents, edges, np.array(starts, dtype=np.int64), leaves)
+        into: list[list[tuple[int, int]]] = [[] for _ in self.vertices]
+        for edge, (source, target) in enumerate(zip(self.sources.tolist(), self.targets.tolist(), strict=True)):
+            into[target].append((source, edge))
+        nodes: list[tuple[int, int, int]] = []
+        leaves: list[tuple[tuple[int, ...], int]] = []  # with what sorts them: the branch taken at every vertex
+        level: list[tuple[int, int, int, tuple[int, ...]]]
+        starts, level = [0], [(v, -1, -1, (i,)) for i, v in enumerate(self.outputs.tolist())]
+        while level:
+            following = []
+            for vertex, parent, edge, branches in level:
+                number = len(nodes)
+                nodes.append((vertex, parent, edge))
+                if vertex < 0:
+                    leaves.append((branches, number))
+                elif self.coordinates[vertex] >= -1:
+                    following.append((-1, number, -1, branches))
+                else:
+                    following += [(u, number, e, (*branches, i)) for i, (u, e) in enumerate(into[vertex])]
+            starts.append(len(nodes))
+            level = following
+        vertices, parents, edges = np.array(nodes, dtype=np.int64).T
+        ordered = np.array([number for _, number in sorted(leaves)])
+        return Unrolled(vertices, parents, edges, np.array(starts), ordered)
 
     def walk(self) -> Iterator[Vertices]:
         """Yield the paths as tuples of vertices, sorted by their last edge, then the second to last, and so on."""
