@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from bnrank.networks.tensors import of_mapping
 from torch import nn
 
 import bnrank
@@ -15,7 +16,6 @@ from bnrank.measures import spectra
 from bnrank.measures.comparing import representations
 from bnrank.measures.comparing.matching import matched
 from bnrank.networks.reading import capturing
-from bnrank.networks.tensors import of_mapping
 
 
 def normal(*shape, seed=0, dtype=torch.float32):
@@ -541,4 +541,4 @@ def test_networks_without_activations_are_compared_by_weights_and_outputs():
     late = bnrank.compare(a, b, x, max_minutes=1e-9)
     assert "a, b: outputs: not reached within max_minutes=1e-09" in late.notes
     with pytest.raises(ValueError, match="layer that runs once, with a value for each sample, in Repeated"):
-        bnrank.measures.representations.kernels(a, x)
+        next(bnrank.networks.capture(a, x))

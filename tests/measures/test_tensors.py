@@ -16,7 +16,8 @@ from torch.nn.utils import parametrizations, prune
 import bnrank
 import helpers
 from bnrank._core import deadline
-from bnrank.measures import describe, profile, weights as tensors
+from bnrank.measures import describe, profile
+from bnrank.measures import weights as tensors
 from helpers import listed, values_of
 
 normal = functools.partial(helpers.normal, dtype=torch.float32)
