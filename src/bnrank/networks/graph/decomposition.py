@@ -141,7 +141,7 @@ class SignTree:
             rows[self.parents[node]] += rows[node] / children[self.parents[node]]
         ends = np.stack([inner, self.parents[inner]], 1)
         values = (self.signs[inner].astype(np.float64), np.ones(len(inner), bool), self.slopes)
-        return drawing.draw_neurons(columns, rows, ends, *values, names, axes)
+        return drawing.draw_neurons((columns, rows), ends, *values, names, axes)
 
 
 def sign_tree(wiring: Wiring, weights: NDArray[np.float64], slopes: NDArray[np.float64]) -> SignTree:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
 Step = tuple[float, float]  # distances of columns and rows in inches
 
 _BLUE, _RED, _GREEN, _PINK, _SKY, _ORANGE, _ = canvas.OKABE_ITO
@@ -54,7 +55,7 @@ def draw_operations(nodes: Sequence[Node], axes: Any = None) -> Axes:
     shapes = ["×".join(map(str, node.shape)) or "1" for node in nodes]
     tall = _LETTER * max(map(len, labels + shapes)) + 0.15
     step = (0.55, tall + 0.3)
-    ax, spots = _canvas(columns, heights(columns, ends), step, axes)
+    ax, spots = _canvas(columns, heights(columns), step, axes)
     _draw_edges(ax, spots, ends, step, ["0.35"] * len(ends), np.ones(len(ends)), np.ones(len(ends), bool))
     for node, label, shape, (x, y) in zip(nodes, labels, shapes, spots, strict=True):
         color, dark = _KINDS[node.op][0], node.op in ("linear", "outside", "add")
@@ -69,21 +70,14 @@ def draw_operations(nodes: Sequence[Node], axes: Any = None) -> Axes:
 
 
 def draw_neurons(
-    columns: Ints,
-    rows: Array,
-    ends: Ints,
-    weights: Array,
-    learnable: NDArray[np.bool_],
-    slopes: Array,
-    names: Sequence[Any],
-    axes: Any,
+    places: tuple[Ints, Array], ends: Ints, weights: Array, learnable: Bools, slopes: Array, names: Any, axes: Any
 ) -> Axes:
     """Draw a weighted DAG; see `NeuronGraph.draw`.
 
     Parameters
     ----------
-    columns, rows : ndarray
-        Places of the vertices.
+    places : tuple of ndarray
+        Columns and heights of the vertices.
     ends : ndarray
         Numbers of the vertices that edges join, (edges, 2).
     weights, learnable : ndarray
@@ -100,7 +94,7 @@ def draw_neurons(
     limit = f"at most {EDGE_LIMIT}; more cannot be seen"
     validation.expect(len(ends) <= EDGE_LIMIT, "draw", f"{len(ends)} edges", limit)
     step = (1.9, 0.65)
-    ax, spots = _canvas(columns, rows, step, axes)
+    ax, spots = _canvas(*places, step, axes)
     colors = ["0.6" if w == 0 else POSITIVE if w > 0 else NEGATIVE for w in weights]
     widths = 0.3 + 2.5 * np.abs(weights) / (np.abs(weights).max(initial=0) or 1.0)
     middles = _draw_edges(ax, spots, ends, step, colors, widths, learnable)
@@ -109,14 +103,9 @@ def draw_neurons(
     for (x, y), weight, color in zip(middles, weights, colors, strict=True) if len(ends) <= 30 else ():
         ax.text(x, y, f"{weight:.2g}", fontsize=7, color=color, bbox=plain, **centered | {"zorder": 2})
     kinds = [SHADES.get(float(s), OTHERS) for s in slopes]
-    named = len(columns) <= 40
-    shown: dict[str, Any] = {
-        "s": 420 if named else 60,
-        "c": [shade for shade, _ in kinds],
-        "edgecolors": "black",
-        "zorder": 3,
-    }
-    ax.scatter(*spots.T, **shown).set_clip_on(False)
+    named = len(names) <= 40
+    size, shades = 420 if named else 60, [shade for shade, _ in kinds]
+    ax.scatter(spots[:, 0], spots[:, 1], s=size, c=shades, edgecolors="black", zorder=3).set_clip_on(False)
     for (x, y), name in zip(spots, names, strict=True) if named else ():
         entry = isinstance(name, tuple) and len(name) >= 2
         text = f"{str(name[0])[:6]}\n{', '.join(map(str, name[1:]))}" if entry else _shortened(str(name), 9)
@@ -126,24 +115,17 @@ def draw_neurons(
     if not learnable.all():
         handles.append(Line2D([], [], color="0.4", linestyle="dashed", label="fixed"))
     dot: dict[str, Any] = {"marker": "o", "linestyle": "none", "markeredgecolor": "black"}
-    _legend(
-        ax, handles + [Line2D([], [], markerfacecolor=shade, label=name, **dot) for shade, name in sorted({*kinds})]
-    )
+    handles += [Line2D([], [], markerfacecolor=shade, label=name, **dot) for shade, name in sorted({*kinds})]
+    _legend(ax, handles)
     return ax
 
 
-def heights(columns: Ints, ends: Ints) -> Array:
-    """Return heights of vertices in columns, each near the mean of its neighbors, with few crossings."""
+def heights(columns: Ints) -> Array:
+    """Return heights of vertices in columns, in their order from top to bottom."""
     rows = np.zeros(len(columns))
-    members = [np.flatnonzero(columns == c) for c in range(columns.max() + 1)]
-    for sweep in range(7):  # the first one gives the order in which vertices come, the others improve it
-        near, far = ends.T[::-1] if sweep % 2 else ends.T
-        count = np.bincount(near, minlength=len(columns))
-        mean = np.bincount(near, rows[far], len(columns)) / np.maximum(count, 1)
-        wanted = np.where(count > 0, mean, rows)
-        for column in members[min(sweep, 1) :]:
-            order = column[np.argsort(-wanted[column], kind="stable")]
-            rows[order] = (len(column) - 1) / 2 - np.arange(len(column))
+    for column in np.unique(columns):
+        members = np.flatnonzero(columns == column)
+        rows[members] = (len(members) - 1) / 2 - np.arange(len(members))
     return rows
 
 
@@ -159,7 +141,7 @@ def _canvas(columns: Ints, rows: Array, step: Step, axes: Any) -> tuple[Axes, Ar
 
 
 def _draw_edges(
-    ax: Axes, spots: Array, ends: Ints, step: Step, colors: list[str], widths: Array, solid: NDArray[np.bool_]
+    ax: Axes, spots: Array, ends: Ints, step: Step, colors: list[str], widths: Array, solid: Bools
 ) -> list[Array]:
     """Draw edges, as arcs where vertices can be in between, and return a place on each."""
     from matplotlib.patches import PathPatch

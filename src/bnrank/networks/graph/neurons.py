@@ -354,8 +354,8 @@ class NeuronGraph:
         """
         columns, ends = self.wiring.levels.copy(), np.stack([self.wiring.sources, self.wiring.targets], 1)
         columns[np.setdiff1d(self.wiring.outputs, self.wiring.sources)] = columns.max()
-        rows, values = drawing.heights(columns, ends), (self.weights, self.learnable, self.slopes)
-        return drawing.draw_neurons(columns, rows, ends, *values, self.vertices, axes)
+        places, values = (columns, drawing.heights(columns)), (self.weights, self.learnable, self.slopes)
+        return drawing.draw_neurons(places, ends, *values, self.vertices, axes)
 
     def __eq__(self, other: object) -> bool:
         """Return whether another graph has the same vertices, edges and attributes, in the same order."""

@@ -42,11 +42,8 @@ def quantities(block: Block, entries: Entries, *, number: bool = False) -> list[
         for roles in (("write", "scale out"), ("read", "scale in"))
     )
     biases = ", ".join(s.parameter for s in slots if s.role == "bias")
-    still = ""
-    if not readers:
-        still = "nothing reads it, so what writes it has no gradient and stays as it is"
-    elif not writers and not biases:
-        still = "nothing writes it, so it is 0, and what reads it has no gradient and stays as it is"
+    why = "nothing reads it, so what writes it" if not readers else "nothing writes it, so it is 0, and what reads it"
+    still = "" if readers and (writers or biases) else f"{why} has no gradient and stays as it is"
     case = STILL if still else _case(graph, writers, readers, order)
     name = f"{_names(writers)} | {_names(readers)}"
     nodes = [graph[name] for name in block.nodes]
@@ -66,20 +63,11 @@ def quantities(block: Block, entries: Entries, *, number: bool = False) -> list[
     }
     alone, activated = groups == block.size, block.activations.shape[1] > 0
     if not (alone or activated or block.diagonal):
-        maps = "only trained free linear maps, sums and reorderings touch it"
-        if any(n.op in ("linear", "conv", "diagonal") and n.weight not in graph.trained for n in nodes):
-            maps = "only trained free linear maps, and frozen ones that treat its channels alike, touch it"
-        why = still or f"{maps}: any mixing of its channels{within} can be undone{tail}"
+        why = still or f"{_mixing(graph, nodes)}: any mixing of its channels{within} can be undone{tail}"
         return [Conserved(f"matrix {name}", "matrix", (case,), reason=why, assumption=FLOW, **common)]
-    only = "every channel is a separate group, and can be scaled"
-    if number:
-        only = "one number multiplies all of these channels, and takes up their scaling"
-    elif block.diagonal:
-        only = block.diagonal
-    elif between:
-        only = f"{between} between: only scalings by positive numbers commute with it"
-    elif block.size == 1:
-        only = "one channel, which can be scaled"
+    only = f"{between} between: only scalings by positive numbers commute with it"
+    if number or block.diagonal or not between:
+        only = _scaling(block, number)
     ids = ("T44", case) if case.startswith("T45 (") else (STILL if still else "T44",)
     found = [Conserved(f"vertex {name}", "vertex", ids, reason=still or only + tail, assumption=FLOW, **common)]
     if activated and not (alone or block.diagonal or still):
@@ -101,6 +89,19 @@ def quantities(block: Block, entries: Entries, *, number: bool = False) -> list[
             )
         )
     return found
+
+
+def _mixing(graph: LayerGraph, nodes: list[Node]) -> str:
+    if any(n.op in ("linear", "conv", "diagonal") and n.weight not in graph.trained for n in nodes):
+        return "only trained free linear maps, and frozen ones that treat its channels alike, touch it"
+    return "only trained free linear maps, sums and reorderings touch it"
+
+
+def _scaling(block: Block, number: bool) -> str:
+    if number:
+        return "one number multiplies all of these channels, and takes up their scaling"
+    one = "one channel, which can be scaled" if block.size == 1 else ""
+    return block.diagonal or one or "every channel is a separate group, and can be scaled"
 
 
 def _terms(terms: Iterable[tuple[tuple[Slot, Array, Array], ...]], entries: Entries) -> tuple[Term, ...]:
