@@ -184,10 +184,8 @@ class Tracer(TorchFunctionMode):
             kind = type(self.net).__name__
             raise ValueError(f"net: {kind} cannot be traced{_where(error)}: {error}") from error
         if not self.output.node or self.output.batch != 0:
-            kinds = (type(self.net).__name__, type(result).__name__)
-            raise RefusedError(
-                "net: {} returns {}, expected one tensor (N, ...) that depends on its input".format(*kinds)
-            )
+            expected = "expected one tensor (N, ...) that depends on its input"
+            raise RefusedError(f"net: {type(self.net).__name__} returns {type(result).__name__}, {expected}")
         return self._finished(self.output.node)
 
     # what runs
@@ -231,9 +229,8 @@ class Tracer(TorchFunctionMode):
             return run(*args, **kwargs)
         self.working = True
         try:
-            return self._record(
-                Call(self, name, values.replace((args, kwargs), Tensor, self.value), run, module, place)
-            )
+            taken = values.replace((args, kwargs), Tensor, self.value)
+            return self._record(Call(self, name, taken, run, module, place))
         finally:
             self.working = False
 
@@ -414,17 +411,6 @@ class Tracer(TorchFunctionMode):
             layout = kept[0] if kept else in_front
             call.emit("outside", [v.node for v in inputs], tensor, *layout, **fields)
         return call.made
-
-    def emit(self, call: Call, name: str, op: str, inputs: list[str], value: Value, **fields: Any) -> None:
-        """Add a node with a value, which gets a unique name."""
-        if not call.place and self.scope[-1]:
-            name = f"{self.scope[-1].replace('.', '_')}_{name}"
-        names = itertools.chain([name], (f"{name}_{i}" for i in itertools.count(1)))
-        value.node = next(n for n in names if n not in self.nodes)
-        shape = tuple(values.samples_first(value.tensor, *value.layout).shape)[value.batch != values.NO_SAMPLES :]
-        self.nodes[value.node] = Node(value.node, op, tuple(inputs), shape, module=call.place, **fields)
-        self.starts[value.node], self.calls[value.node] = self.entries, call
-        self.entries += self.nodes[value.node].size
 
     def _finished(self, output: str) -> tuple[Node, ...]:
         """Return the nodes from which the output is reachable, with the output last, and check their parameters.

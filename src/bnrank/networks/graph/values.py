@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+
+from bnrank.networks.graph.nodes import Node
 
 if TYPE_CHECKING:
     from bnrank.networks.graph.tracing import Tracer
@@ -145,13 +148,18 @@ class Call:
         self, op: str, inputs: list[str], tensor: Tensor, batch: int, merged: int = 1, part: str = "", **fields: Any
     ) -> Value:
         """Add a node and return its value; a part of an operation has a name of its own."""
-        label = label_of(self.module) if self.module is not None else self.name
-        name = self.place.replace(".", "_") or label.partition("(")[0].lower()
+        tracer, label = self.tracer, label_of(self.module) if self.module is not None else self.name
+        function = label.partition("(")[0].lower()
+        name = (self.place or f"{tracer.scope[-1]}.{function}".strip(".")).replace(".", "_")
         if part:
             name, label = f"{name}_{part.partition(' ')[0]}", part
-        value = Value(tensor, "", batch, merged)
+        names = itertools.chain([name], (f"{name}_{i}" for i in itertools.count(1)))
+        value = Value(tensor, next(n for n in names if n not in tracer.nodes), batch, merged)
+        shape = tuple(samples_first(tensor, *value.layout).shape)[batch != NO_SAMPLES :]
+        node = Node(value.node, op, tuple(inputs), shape, module=self.place, text=label, **fields)
+        tracer.nodes[node.name], tracer.calls[node.name], tracer.starts[node.name] = node, self, tracer.entries
+        tracer.entries += node.size
         self.made.append(value)
-        self.tracer.emit(self, name, op, inputs, value, text=label, **fields)
         return value
 
     def reordered(self, values: list[Value], run: Callable[..., Any], result: Any, part: str = "") -> Any:
