@@ -64,6 +64,7 @@ REFUSED = {
     "expected one tensor (N, ...) that depends on its input": lambda: of(lambda m, x: torch.ones(len(x), 2)),
     "does something else while training": lambda: nn.Sequential(nn.Linear(3, 2), DropPath()),
     "is scripted": lambda: torch.jit.script(nn.Linear(3, 2)),
+    "a parameter that is not registered": lambda: of(lambda m, x: m.a(x) + nn.Linear(3, 2)(x), **linear()),
     "without a shape": lambda: nn.LazyLinear(2),
 }
 

@@ -118,7 +118,7 @@ class LayerGraph(Printed):
     def draw(self, axes: Any = None) -> Axes:
         """Draw the operations from left to right, in the order of execution, colored by kind.
 
-        Skip connections are drawn as arcs, with the shape of every value below its operation.
+        Boxes show the operation and the shape of its value; skip connections are arcs.
 
         Parameters
         ----------
