@@ -44,6 +44,5 @@ OPTIONAL: dict[str, Values] = {
     "bnrank.networks.from_layers": {"biases": lambda: [torch.zeros(4), torch.zeros(2)]},
     "bnrank.networks.read": {"x": lambda: normal(6, 3)},
     "bnrank.load": {"net": mlp},
-    "LayerGraph.neurons": {"net": mlp},
 }
 """Values of optional arguments that the valid call leaves out."""

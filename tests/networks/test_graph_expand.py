@@ -165,11 +165,9 @@ def test_an_mlp_has_a_vertex_per_neuron():
     assert [len(cut) for cut in graph.cuts()] == [12 + 4 + 4 + 2, 16 + 4 + 2, 8 + 2]
 
 
-def test_drawings_have_the_layers_as_headings():
+def test_fixed_edges_are_drawn_dashed():
     _, _, graph = expanded("skip")
     ax = graph.draw()
-    places = {t.get_text(): t.get_position() for t in ax.texts}
-    assert [places[name][0] for name in ("input", "a", "b", "add", "c")] == [0, 1, 2, 3, 4]
     dashed = [p for p in ax.patches if p.get_linestyle() not in ("solid", "-")]
     assert len(dashed) == 6
 
@@ -256,14 +254,14 @@ def test_a_layer_graph_by_hand():
 def test_refusals():
     nodes = by_hand().nodes[:1]
     outside = Node("soft", "outside", ("input",), (3,), reason="softmax is not homogeneous")
-    with pytest.raises(ValueError, match="soft is outside the theory: softmax is not homogeneous"):
+    with pytest.raises(ValueError, match="graph: got soft, which is outside the theory: softmax is not homogeneous"):
         neurons(LayerGraph((*nodes, outside), "soft", frozenset()), {})
     pool = Node("pool", "maximum", ("input",), (1,), text="MaxPool1d(3)")
-    with pytest.raises(ValueError, match=r"pool \(MaxPool1d\(3\)\) takes maxima"):
+    with pytest.raises(ValueError, match=r"graph: got pool \(MaxPool1d\(3\)\), which takes maxima"):
         neurons(LayerGraph((*nodes, pool), "pool", frozenset()), {})
-    with pytest.raises(ValueError, match="parameters: 'w', which last uses, is missing; did you mean 'W'"):
+    with pytest.raises(ValueError, match="parameters: got no 'w', expected that of last; did you mean 'W'"):
         neurons(by_hand(), {"W": normal(2, 3)})
-    with pytest.raises(ValueError, match="max_edges: the graph has 6 edges, counted before merging, more than 5"):
+    with pytest.raises(ValueError, match="max_edges: got a graph of up to 6 edges, expected at most 5"):
         neurons(by_hand(), {"w": normal(2, 3)}, max_edges=5)
     with pytest.raises(ValueError, match="weights: got nan"):
         neurons(by_hand(), {"w": normal(2, 3) * np.nan})
@@ -272,7 +270,6 @@ def test_refusals():
 def test_large_graphs_are_refused_before_they_are_built():
     module = nn.Sequential(nn.Conv2d(3, 64, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(64 * 32 * 32, 10))
     x = torch.zeros(1, 3, 32, 32)
-    taps = (3 * 32 - 2) ** 2
-    edges = 64 * 3 * taps + 64 * 1024 + 2 * 64 * 1024 + 64 * 1024 * 10 + 10
-    with pytest.raises(ValueError, match=f"the graph has {edges} edges"):
+    edges = 64 * 1024 * (3 * 9 + 1)  # of the convolution alone
+    with pytest.raises(ValueError, match=f"max_edges: got a graph of up to {edges} edges, expected at most 20000"):
         neurons(trace(module, x), dict(module.named_parameters()))

@@ -349,7 +349,7 @@ def test_drawings_go_from_left_to_right(g):
         assert (style in ("solid", "-")) == free
     widths = [width for _, width, _, _ in drawn]
     assert np.array_equal(np.argsort(widths, kind="stable"), np.argsort(np.abs(graph.weights), kind="stable"))
-    assert [t.get_text() for t in ax.texts].count("const") == ("constant" in graph.vertices)
+    assert [t.get_text() for t in ax.texts].count("constant") == ("constant" in graph.vertices)
 
 
 def test_drawings_take_axes_and_have_a_limit():
@@ -377,10 +377,6 @@ def broken(change):
         (lambda g: g.add_edge("h", "h"), "cycle 'h' -> 'h'"),
         (lambda g: g.edges["x", "h"].update(weight=np.nan), r"weight of edge \('x', 'h'\): got nan"),
         (lambda g: g.edges["x", "h"].update(weight="2"), r"weight of edge \('x', 'h'\): got '2'"),
-        (
-            lambda g: g.edges["x", "h"].update(weigth=2.0),
-            r"edge \('x', 'h'\): got the attribute 'weigth'; did you mean",
-        ),
         (lambda g: g.edges["x", "h"].update(learnable="no"), "learnable of edge"),
         (lambda g: g.edges["x", "h"].update(origin="w"), r"origin of edge \('x', 'h'\): got 'w'"),
         (lambda g: g.nodes["h"].update(slope=np.inf), "slope of vertex 'h': got inf"),
@@ -408,7 +404,7 @@ def test_other_graphs_are_refused():
     arrays = {"weights": [1.0], "slopes": [1.0, 1.0], "inputs": {"x": 0}, "outputs": ("y",)}
     with pytest.raises(ValueError, match="edges: got the unknown vertex 'h'"):
         NeuronGraph(("x", "y"), (("x", "h"),), **arrays)
-    with pytest.raises(ValueError, match="vertices: 'x' comes twice"):
+    with pytest.raises(ValueError, match="vertices: got 'x' twice"):
         NeuronGraph(("x", "x"), (("x", "x"),), **arrays)
     with pytest.raises(ValueError, match="outputs: got the unknown vertex 'z'"):
         NeuronGraph(("x", "y"), (("x", "y"),), **arrays | {"outputs": ("z",)})
@@ -430,5 +426,5 @@ def test_bad_arguments_are_refused():
         graph.count("z")
     g = layered([2, 2, 1])
     g.edges["0.0", "1.0"]["learnable"] = False
-    with pytest.raises(ValueError, match=r"cut_a: the edge \('0.0', '1.0'\) is not learnable"):
+    with pytest.raises(ValueError, match=r"cut_a: got the edge .*\('0.0', '1.0'\).*, which is not learnable"):
         read(g).layer_invariant([e for e in g.edges if e[0][0] == "0"], read(g).cuts()[0])

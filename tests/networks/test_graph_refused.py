@@ -57,13 +57,14 @@ REFUSED = {
     "number is taken out of a.bias": lambda: of(lambda m, x: m.a(x) * m.a.bias.sum().item(), **linear()),
     "changes its input in place, by add": lambda: of(mutating, **linear()),
     "changes its input in place, by 0": lambda: nn.Sequential(nn.ReLU(inplace=True), nn.Linear(3, 2)),
-    "does not come from its input": lambda: of(writing, **linear(), out=torch.zeros(2, 3, dtype=torch.float64)),
+    "a buffer, or a tensor from elsewhere": lambda: of(writing, **linear(), out=torch.zeros(2, 3, dtype=torch.float64)),
     "changes the parameter a.weight": lambda: of(stepping, **linear()),
-    "needs 2 arguments (input1, input2)": lambda: nn.Bilinear(3, 3, 2),
+    "missing 1 required positional argument": lambda: nn.Bilinear(3, 3, 2),
     "returns tuple": lambda: of(lambda m, x: (m.a(x), x), **linear()),
-    "does not depend on its input": lambda: of(lambda m, x: torch.ones(len(x), 2)),
+    "expected one tensor (N, ...) that depends on its input": lambda: of(lambda m, x: torch.ones(len(x), 2)),
     "does something else while training": lambda: nn.Sequential(nn.Linear(3, 2), DropPath()),
     "is scripted": lambda: torch.jit.script(nn.Linear(3, 2)),
+    "a parameter that is not registered": lambda: of(lambda m, x: m.a(x) + nn.Linear(3, 2)(x), **linear()),
     "without a shape": lambda: nn.LazyLinear(2),
 }
 
@@ -108,18 +109,21 @@ def after_what_is_outside(m, x):
     return m.b(torch.flip(torch.sigmoid(m.a(x)), [1])[:, torch.randperm(4)])
 
 
+@pytest.mark.parametrize("function", [permuted, dropped_by_chance, after_what_is_outside])
+def test_graphs_that_depend_on_random_numbers_of_torch_are_refused(function):
+    module, before = of(function, a=nn.Linear(3, 4), b=nn.Linear(4, 2)), torch.get_rng_state()
+    with pytest.raises(ValueError, match="draws random numbers that decide"):
+        trace(module, normal(2, 3))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 @pytest.mark.parametrize("state", range(5))
-@pytest.mark.parametrize("function", [permuted, shuffled, by_chance, dropped_by_chance, after_what_is_outside])
-def test_random_graphs_are_refused(function, state):
-    module = of(function, a=nn.Linear(3, 4), b=nn.Linear(4, 2))
-    with torch.random.fork_rng():
-        torch.manual_seed(state)
-        before = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()  # noqa: NPY002
-        with pytest.raises(ValueError, match=r"draws random numbers that decide|something else while training"):
-            trace(module, normal(2, 3))
-        assert torch.equal(torch.get_rng_state(), before[0])
-    assert (np.random.get_state()[1] == before[1]).all()  # noqa: NPY002
-    assert random.getstate() == before[2]
+@pytest.mark.parametrize("function", [shuffled, by_chance])
+def test_graphs_that_depend_on_other_random_numbers_are_refused(function, state):
+    random.seed(state)
+    np.random.seed(state)  # noqa: NPY002
+    with pytest.raises(ValueError, match=r"draws random numbers that decide|something else while|not give its output"):
+        trace(of(function, a=nn.Linear(3, 4), b=nn.Linear(4, 2)), normal(2, 3))
 
 
 @pytest.mark.parametrize("noise", [lambda h: h + torch.randn(4), lambda h: functional.dropout(h, 0.3)])
@@ -145,12 +149,10 @@ def test_words_of_refusals():
             trace(module, normal(2, 3))
     net = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     net[1].weight.data = net[0].weight.data
-    with pytest.raises(ValueError, match=r"same memory .* expected separate ones$"):
+    with pytest.raises(ValueError, match=r"same memory .* separate ones$"):
         trace(net, normal(2, 3))
-    with pytest.raises(ValueError, match="leave out casts of values to another precision") as caught:
+    with pytest.raises(ValueError, match=r"runs on x of shape \(N, 3\) in torch.float32, but not in torch.float64"):
         trace(of(lambda m, x: m.a(x.float()), **linear()), normal(2, 3))
-    assert "dtype=" not in str(caught.value)
-    assert "runs on samples of shape" in str(caught.value)
 
 
 def test_no_module():
@@ -158,7 +160,7 @@ def test_no_module():
         trace("net", normal(2, 3))
     with pytest.raises(ValueError, match="example: got"):
         trace(bnrank.MLP([3, 2]), normal(2, 4))
-    with pytest.raises(ValueError, match="failed on samples"):
+    with pytest.raises(ValueError, match="failed on x of shape"):
         trace(nn.Linear(3, 2), normal(2, 4))
 
 
@@ -191,7 +193,7 @@ def partly():
         (tied, ["embedding.weight", "head.weight", "'embedding'", "'head'"]),
         (overlapping, ["0.weight", "1.weight", "same memory"]),
         (twice, ["0.weight", "2.weight", "'0'", "'0_1'"]),
-        (partly, ["w is used", "'linear'", "'linear_1'"]),
+        (partly, ["w (registered as w) is used", "'linear'", "'linear_1'"]),
     ],
 )
 def test_shared_weights_are_named(make, names):
@@ -211,27 +213,32 @@ def test_parts_of_a_parameter_that_do_not_overlap_are_not_shared():
 
 def test_shared_weights_in_a_dead_end_are_no_matter():
     module = of(lambda m, x: (m.a(m.b(x)), m.b(x))[1], a=nn.Linear(3, 3), b=nn.Linear(3, 3))
-    with pytest.raises(ValueError, match=r"shared weights: b\.weight is used in 'b' and in 'b_1'"):
+    with pytest.raises(ValueError, match=r"shared weights: b\.weight .* is used in 'b' and in 'b_1'"):
         trace(of(lambda m, x: m.b(x) + m.b(x), b=nn.Linear(3, 3)), normal(2, 3))
     assert [node.name for node in trace(module, normal(2, 3))] == ["input", "b_1"]
 
 
-def test_hooks_that_change_the_output_are_refused_and_others_are_not_run_on_the_copy():
+def test_hooks_are_part_of_the_module():
     seen = []
     module = seeded(lambda: nn.Sequential(nn.Linear(3, 2), nn.LeakyReLU()))
     module[0].register_forward_hook(lambda m, args, out: seen.append(out.detach().numpy()))
     assert [node.op for node in trace(module, normal(2, 3))] == ["input", "linear", "activation"]
     assert all(out.shape == (2, 2) for out in seen)
+    handle = module.register_forward_hook(lambda m, args, out: 2 * out)
+    assert [node.op for node in trace(module, normal(2, 3))] == ["input", "linear", "activation", "add"]
+    handle.remove()
     module[0].register_forward_hook(lambda m, args, out: 2 * out)
-    with pytest.raises(ValueError, match="forward hooks"):
-        trace(module, normal(2, 3))
+    graph = trace(module, normal(2, 3))
+    assert [node.op for node in graph] == ["input", "outside", "activation"]
+    assert graph.outside[0].reason == "Linear does something else than its name and parameters say"
 
 
-def test_hooks_that_change_the_gradient_are_refused():
+def test_hooks_on_gradients_are_outside():
     module = seeded(lambda: nn.Sequential(nn.Linear(3, 2), nn.LeakyReLU()))
     module[1].register_full_backward_hook(lambda m, before, after: tuple(2 * g for g in before))
-    with pytest.raises(ValueError, match=r"gradient of 0\.weight"):
-        trace(module, normal(2, 3))
+    graph = trace(module, normal(2, 3))
+    assert [node.op for node in graph] == ["input", "linear", "outside"]
+    assert graph.outside[0].reason == "hooks may change its gradient"
 
 
 def test_the_module_is_left_as_it_was():

@@ -9,9 +9,8 @@ from torch import nn
 from torch.nn import functional
 
 import bnrank
-from bnrank.networks.graph.tracing import trace
-from bnrank.theory.invariants import Conserved, Findings, find
-from bnrank.theory.invariants.finding import with_blocks
+from bnrank.networks.graph import tracing
+from bnrank.theory.invariants import Conserved, Findings, find, finding
 from helpers import normal
 from theory.architectures import ZOO, Net, blocks, build, conv2, fc, frozen, relu
 
@@ -257,16 +256,16 @@ def test_works_where_gradients_are_off(context):
             torch.testing.assert_close(q.rate(net, x.clone(), y.clone()), rate)
 
 
-def test_a_wrong_claim_is_caught():
+def test_a_wrong_claim_is_caught(monkeypatch):
     """The graph says that there is no activation: then the matrix would be conserved."""
     net, _ = build("mlp")
-    graph = trace(net, normal(1, 2, seed=0))
-    lying = dataclasses.replace(
-        graph, nodes=tuple(dataclasses.replace(n, slope=1.0) if n.op == "activation" else n for n in graph)
-    )
+    graph, tracer = tracing.run(net, normal(1, 2, seed=0))
+    nodes = tuple(dataclasses.replace(n, slope=1.0) if n.op == "activation" else n for n in graph)
+    lying = dataclasses.replace(graph, nodes=nodes)
+    monkeypatch.setattr(finding, "run", lambda net, x: (lying, tracer))
+    assert find(net, normal(2, 2, seed=0), verify=False).having("matrix")
     with pytest.raises(RuntimeError, match="error in bnrank"):
-        with_blocks(net, normal(2, 2, seed=0), graph=lying)
-    assert with_blocks(net, normal(2, 2, seed=0), graph=lying, verify=False)[0].having("matrix")
+        find(net, normal(2, 2, seed=0))
 
 
 def test_refuses_what_it_cannot_compute():

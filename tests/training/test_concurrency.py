@@ -1,7 +1,6 @@
 """Several trainings at the same time: threads, processes, and a driver that is killed."""
 
 import contextlib
-import random
 import signal
 import subprocess
 import sys
@@ -10,7 +9,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import numpy as np
 import pytest
 import rich.progress
 import torch
@@ -21,7 +19,6 @@ import bnrank
 from bnrank._core import store
 from bnrank._core.progress import bar
 from bnrank.networks.files import load_module
-from bnrank.networks.graph import values
 from bnrank.training import Record
 from bnrank.training.ensemble import Workers
 from bnrank.training.sweeping import driver as sweep_driver
@@ -129,25 +126,6 @@ def test_one_progress_bar_is_shown_at_a_time(monkeypatch):
     with bar(True, "last", 2):
         pass
     assert len(shown) == 3
-
-
-def test_random_generators_are_restored_with_several_traces_at_a_time():
-    torch.manual_seed(3), np.random.seed(3), random.seed(3)  # noqa: NPY002
-    before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()  # noqa: NPY002
-
-    def work(seed, pause):
-        with values.generators(seed) as drawn:
-            first = float(torch.rand(1))
-            time.sleep(pause)
-            assert drawn()
-            return first
-
-    with ThreadPoolExecutor(3) as pool:
-        found = list(pool.map(work, [0, 1, 0], [0.05, 0.1, 0.1]))  # the first one ends first
-    assert found[0] == found[2] != found[1]
-    after = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()  # noqa: NPY002
-    assert torch.equal(before[0], after[0])
-    assert before[1:] == after[1:]
 
 
 def test_files_loaded_at_the_same_time_find_what_lies_beside_them_first(tmp_path):

@@ -130,13 +130,18 @@ class SignTree:
 
     def draw(self, axes: Any = None) -> Axes:
         """Draw the trees from left (entries of h) to right (outputs); see `NeuronGraph.draw`."""
+        columns = self.depths.max() - self.depths
+        columns[self.leaves] = 0  # entries of h in one column
+        rows, names = np.zeros(len(self)), list(self.labels)
+        for path, leaf in enumerate(self.leaves.tolist()):
+            rows[leaf], names[leaf] = -path, f"$h_{{{path}}}$"
         inner = np.flatnonzero(self.parents >= 0)
-        path = {node: f"$h_{{{p}}}$" for p, node in enumerate(self.leaves.tolist())}
-        names = [path.get(v) or drawing.shortened(label) for v, label in enumerate(self.labels)]
-        places = drawing.tree_places(self.parents, self.depths, self.leaves)
+        children = np.bincount(self.parents[inner], minlength=len(self))
+        for node in inner[::-1].tolist():  # children come after their parents, whose height is their mean
+            rows[self.parents[node]] += rows[node] / children[self.parents[node]]
         ends = np.stack([inner, self.parents[inner]], 1)
         values = (self.signs[inner].astype(np.float64), np.ones(len(inner), bool), self.slopes)
-        return drawing.draw_neurons(places, ends, *values, names, axes, number="+.0f")
+        return drawing.draw_neurons((columns, rows), ends, *values, names, axes)
 
 
 def sign_tree(wiring: Wiring, weights: NDArray[np.float64], slopes: NDArray[np.float64]) -> SignTree:

@@ -4,31 +4,26 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from bnrank._core import validation
 from bnrank._core.content import Part, Table
 from bnrank._core.results import Printed
-from bnrank.networks.functional import unwrap
 from bnrank.networks.graph import drawing
-from bnrank.networks.graph.decomposition import SignTree
-from bnrank.networks.graph.neurons import PATH_LIMIT, NeuronGraph, Origin
+from bnrank.networks.graph.neurons import NeuronGraph, Origin
 from bnrank.networks.graph.nodes import Node
-from bnrank.networks.graph.wiring import Vertex
 from bnrank.networks.reasons import Skipped
 
 if TYPE_CHECKING:
-    import networkx as nx
     from matplotlib.axes import Axes
 
-    Draft: TypeAlias = nx.MultiDiGraph[Hashable]
 
 EDGE_LIMIT = 20_000
 CONSTANT = "constant"
@@ -105,53 +100,25 @@ class LayerGraph(Printed):
             shown += ["outside the theory:", *(f"  {part}" for part in self.outside)]
         return shown
 
-    def neurons(self, net: nn.Module | None = None, max_edges: int = EDGE_LIMIT) -> NeuronGraph:
-        """Return the graph with one vertex per neuron, for small networks (T42); see `neurons`.
+    def neurons(self, max_edges: int = EDGE_LIMIT) -> NeuronGraph:
+        """Return the graph with one vertex per neuron and the current weights, for small networks (T42).
 
         Parameters
         ----------
-        net : torch.nn.Module, optional
-            The network that provides the weights. Default: the traced network.
         max_edges : int
             Maximum number of edges before vertices are merged.
 
         Raises
         ------
         ValueError
-            If a node is outside the theory or computes maxima, or if there are more than ``max_edges`` edges.
+            As `neurons`.
         """
-        held = self.parameters if net is None else {name: p.detach() for name, p in unwrap(net).named_parameters()}
-        for name, own in self.parameters.items() if net is not None else ():
-            found = held.get(name)
-            fits = found is not None and found.shape == own.shape and not found.is_complex()
-            finite = found is None or bool(found.isfinite().all())
-            got = "none" if found is None else validation.describe(found)
-            expected = f"a parameter of shape {tuple(own.shape)}, as in the traced network"
-            validation.expect(fits, f"net: {name}", got, expected)
-            validation.expect(finite, f"net: {name}", "NaN or infinite entries", "finite ones")
-        return neurons(self, held, max_edges)
-
-    def count(self) -> int:
-        """Return the number of paths from inputs to outputs, neuron by neuron, without enumerating them."""
-        return self.neurons().count()
-
-    def paths(self, max_paths: int = PATH_LIMIT) -> tuple[tuple[Vertex, ...], ...]:
-        """Return the paths from inputs to outputs, neuron by neuron; see `NeuronGraph.paths`."""
-        return self.neurons().paths(max_paths)
-
-    def enumerate(self, x: Tensor | np.ndarray) -> Tensor:
-        """Return the path enumeration h(x; w) for flattened x, (N, inputs); see `NeuronGraph.enumerate`."""
-        return self.neurons().enumerate(x)
-
-    def decompose(self) -> SignTree:
-        """Return the sign tree mu with f(x; w) = mu(h(x; w)) (T42); see `NeuronGraph.decompose`."""
-        return self.neurons().decompose()
+        return neurons(self, self.parameters, max_edges)
 
     def draw(self, axes: Any = None) -> Axes:
         """Draw the operations from left to right, in the order of execution, colored by kind.
 
-        Skip connections are drawn as arcs. Where the shape of a value changes, it is shown below the operation. Graphs
-        with more than 9 steps have vertical labels.
+        Boxes show the operation and the shape of its value; skip connections are arcs.
 
         Parameters
         ----------
@@ -162,7 +129,7 @@ class LayerGraph(Printed):
         -------
         matplotlib axes
         """
-        return drawing.draw_operations(self.nodes, self.output, axes)
+        return drawing.draw_operations(self.nodes, axes)
 
 
 def neurons(graph: LayerGraph, parameters: Mapping[str, Tensor], max_edges: int = EDGE_LIMIT) -> NeuronGraph:
@@ -205,40 +172,41 @@ def neurons(graph: LayerGraph, parameters: Mapping[str, Tensor], max_edges: int 
     Source: LeJegelka2022, section 2; T42.
     """
     validation.integer(max_edges, "max_edges")
-    values = {name: np.asarray(value.detach().cpu().double().numpy()) for name, value in parameters.items()}
+    values = {name: value.detach().cpu().double().numpy() for name, value in parameters.items()}
+    parts: list[tuple[Node, _Part]] = []
+    total = 0
     for node in graph:
-        if node.op == "outside":
-            raise ValueError(f"graph: {node.name} is outside the theory: {node.reason or node.text}")
-        if node.op == "maximum":
-            maxima = f"{node.name} ({node.text or 'max pooling'}) takes maxima"
-            raise ValueError(f"graph: {maxima}, which are no sums of weighted edges")
+        reason = {"outside": f"is outside the theory: {node.reason}", "maximum": "takes maxima, which are no sums"}
+        text = f"{node.name} ({node.text})" if node.text else node.name
+        validation.expect(node.op not in reason, "graph", f"{text}, which {reason.get(node.op)}", "weighted sums")
         for name in (node.weight, node.bias):
-            if name and name not in values:
-                near = validation.suggest(name, values)
-                raise ValueError(f"parameters: {name!r}, which {node.name} uses, is missing{near}")
-    parts = [(node, part) for node in graph for part in _parts(graph, node, values)]
-    total = sum(part.count for _, part in parts)
-    if total > max_edges:
-        raise ValueError(f"max_edges: the graph has {total} edges, counted before merging, more than {max_edges}")
-    inputs: list[Hashable] = [(graph.nodes[0].name, i) for i in range(graph.nodes[0].size)]
-    outputs: list[Hashable] = [(graph.output, i) for i in range(graph[graph.output].size)]
-    draft = _drafted(graph, values, parts)
-    _prune(draft, [*inputs, CONSTANT], outputs)
-    return _assembled(draft, inputs, _contracted(draft, {*inputs, CONSTANT}, outputs))
+            near = validation.suggest(name, values)
+            validation.expect(not name or name in values, "parameters", f"no {name!r}", f"that of {node.name}{near}")
+        total += _most(node, values)
+        validation.expect(total <= max_edges, "max_edges", f"a graph of up to {total} edges", f"at most {max_edges}")
+        parts += [(node, part) for part in _parts(graph, node, values)]
+    draft = _Draft(graph)
+    for node, part in reversed(parts):
+        draft.count(node, part)
+    for node, part in parts:
+        draft.add(node, part, values)
+    return draft.finished()
 
 
-@dataclass(frozen=True)
-class _Part:
-    """Edges into the entries of a node, counted before they are created.
+def _most(node: Node, values: Mapping[str, Array]) -> int:
+    """Return an upper bound on the number of edges into a node's entries: all of them but those in paddings."""
+    each = float(len(node.inputs))
+    if node.op in ("linear", "conv"):
+        weight = values[node.weight]
+        each = weight.shape[0] if node.transposed else weight[0].size
+    elif node.op == "average" and node.windows is not None:
+        each = np.count_nonzero(node.windows) / len(node.windows)
+    return round(node.size * (each + bool(node.bias)))
 
-    For every edge, ``make`` returns the entry of the node ``source``, the entry of this node, and the entry of the
-    parameter or, without a parameter, the fixed weight.
-    """
 
-    source: str
-    count: int
-    make: Callable[[], tuple[Array, Array, Array]]
-    parameter: str = ""
+_Part = tuple[str, str, Array, Array, Array]
+"""Edges into the entries of a node: the node before ("" for the constant), the parameter ("" for fixed weights), the
+entries of the node before, the entries of this node, and the entries of the parameter or the fixed weights."""
 
 
 def _parts(graph: LayerGraph, node: Node, values: Mapping[str, Array]) -> Iterator[_Part]:
@@ -246,53 +214,35 @@ def _parts(graph: LayerGraph, node: Node, values: Mapping[str, Array]) -> Iterat
     entries, ones = np.arange(node.size), np.ones(node.size)
     first = node.inputs[0] if node.inputs else ""
     if node.op == "linear":
-        yield _linear(node, values[node.weight])
+        weight = values[node.weight].T if node.transposed else values[node.weight]
+        row, out, into = (a.ravel() for a in np.indices((node.size // len(weight), *weight.shape)))
+        places = into * len(weight) + out if node.transposed else out * weight.shape[1] + into
+        yield first, node.weight, row * weight.shape[1] + into, row * len(weight) + out, places
     elif node.op == "conv":
-        yield _convolution(node, graph[first], values[node.weight])
+        yield first, node.weight, *_convolution(node, graph[first], values[node.weight])
     elif node.op == "diagonal":
-        yield _fixed(first, entries, entries, node.weight_places(), node.weight)
-    elif node.op == "activation":
-        yield _fixed(first, entries, entries, ones)
-    elif node.op == "add":
-        for name, factor in zip(node.inputs, node.factors or (1.0,) * len(node.inputs), strict=True):
-            yield _fixed(name, entries, entries, float(factor) * ones)
+        yield first, node.weight, entries, entries, node.weight_places()
+    elif node.op in ("activation", "add"):
+        for name, factor in zip(node.inputs, node.factors or (1.0,), strict=True):
+            yield name, "", entries, entries, factor * ones
     elif node.op == "average":
-        if node.windows is None:
-            many = f"{node.name} ({node.text}) averages over too many entries"
-            raise ValueError(f"graph: {many} to be expanded into neurons")
+        validation.expect(node.windows is not None, "graph", f"{node.name}, which averages too many entries", "fewer")
+        windows = np.asarray(node.windows)
         given, taken = node.pooled(graph[first])
-        out, position = np.nonzero(node.windows)
-        weights = np.tile(node.windows[out, position], len(taken))
-        yield _fixed(first, taken[:, position].ravel(), given[:, out].ravel(), weights)
+        out, position = np.nonzero(windows)
+        weights = np.tile(windows[out, position], len(taken))
+        yield first, "", taken[:, position].ravel(), given[:, out].ravel(), weights
     elif node.op == "index":
-        index, start = np.ravel(node.index), 0  # type: ignore[arg-type]
+        index, start = np.ravel(np.asarray(node.index)), 0
         for name in node.inputs:
-            size = graph[name].size
-            target = np.flatnonzero((index >= start) & (index < start + size))
-            yield _fixed(name, index[target] - start, target, np.ones(len(target)))
-            start += size
-    elif node.op != "input":
-        raise ValueError(f"graph: {node.name} has the operation {node.op!r}, which cannot be expanded into neurons")
+            target = np.flatnonzero((index >= start) & (index < start + graph[name].size))
+            yield name, "", index[target] - start, target, ones[: len(target)]
+            start += graph[name].size
     if node.bias:
-        yield _fixed("", entries, entries, node.bias_places(values[node.bias].size), node.bias)
+        yield "", node.bias, entries, entries, node.bias_places(values[node.bias].size)
 
 
-def _fixed(name: str, source: Array, target: Array, content: Array, parameter: str = "") -> _Part:
-    return _Part(name, len(target), lambda: (source, target, content), parameter)
-
-
-def _linear(node: Node, weight: Array) -> _Part:
-    n_out, n_in = weight.T.shape if node.transposed else weight.shape
-    rows = node.size // n_out
-
-    def make() -> tuple[Array, Array, Array]:
-        row, out, into = (a.ravel() for a in np.indices((rows, n_out, n_in)))
-        return row * n_in + into, row * n_out + out, into * n_out + out if node.transposed else out * n_in + into
-
-    return _Part(node.inputs[0], rows * weight.size, make, node.weight)
-
-
-def _convolution(node: Node, before: Node, weight: Array) -> _Part:
+def _convolution(node: Node, before: Node, weight: Array) -> tuple[Array, Array, Array]:
     n_out, n_in, *kernel = weight.shape
     numbers = np.arange(1, before.size + 1).reshape(before.shape)
     pads = [(0, 0), *((p, p) for p in node.padding)]
@@ -302,95 +252,83 @@ def _convolution(node: Node, before: Node, weight: Array) -> _Part:
     steps = [slice(None, None, step) for step in (1, *node.stride, 1, *node.dilation)]
     windows = windows[tuple(steps)].reshape(len(numbers), -1, math.prod(kernel))  # 0 in the padding
     position, tap = np.nonzero(windows[0])
-
-    def make() -> tuple[Array, Array, Array]:
-        out, into, hit = (a.ravel() for a in np.indices((n_out, n_in, len(position))))
-        channel = out // (n_out // node.groups) * n_in + into
-        source = windows[channel, position[hit], tap[hit]] - 1
-        return source, out * windows.shape[1] + position[hit], (out * n_in + into) * windows.shape[2] + tap[hit]
-
-    return _Part(node.inputs[0], n_out * n_in * len(position), make, node.weight)
+    out, into, hit = (a.ravel() for a in np.indices((n_out, n_in, len(position))))
+    source = windows[out // (n_out // node.groups) * n_in + into, position[hit], tap[hit]] - 1
+    return source, out * windows.shape[1] + position[hit], (out * n_in + into) * windows.shape[2] + tap[hit]
 
 
-def _drafted(graph: LayerGraph, values: Mapping[str, Array], parts: Iterable[tuple[Node, _Part]]) -> Draft:
-    """Return the graph with one vertex per entry of every value, and all edges."""
-    import networkx as nx
+class _Draft:
+    """A weighted DAG with a vertex per entry that is neither 0 for every input nor a copy of another entry."""
 
-    draft: Draft = nx.MultiDiGraph()
-    for node in graph:
-        slopes = np.ravel(node.slope if not np.isnan(node.slope) else values[node.weight])  # learned by PReLU
-        each = np.repeat(slopes if node.op == "activation" else [1.0], node.size // len(slopes))
-        draft.add_nodes_from(((node.name, i), {"slope": slope}) for i, slope in enumerate(each.tolist()))
-    draft.add_node(CONSTANT, slope=1.0)
-    numbers = itertools.count()
-    for node, part in parts:
-        source, target, content = part.make()
-        weights = values[part.parameter].reshape(-1)[content] if part.parameter else content
-        held: dict[str, Any] = {"learnable": part.parameter in graph.trained, "origin": None}
-        for u, v, weight, entry in zip(*(a.tolist() for a in (source, target, weights, content)), strict=True):
-            if part.parameter:
-                held["origin"] = (part.parameter, entry)
-            start = (part.source, u) if part.source else CONSTANT
-            draft.add_edge(start, (node.name, v), weight=weight, number=next(numbers), **held)
-    return draft
+    def __init__(self, graph: LayerGraph) -> None:
+        self.graph, self.uses = graph, {node.name: np.zeros(node.size, int) for node in graph}
+        self.uses[graph.output] += 1
+        self.inputs: list[Hashable] = [(graph.nodes[0].name, i) for i in range(graph.nodes[0].size)]
+        self.slopes: dict[Hashable, float] = dict.fromkeys([*self.inputs, CONSTANT], 1.0)
+        self.vertices: dict[Hashable, Hashable] = {v: v for v in self.slopes}  # by entry
+        self.edges: dict[Hashable, list[tuple[Hashable, float, bool, Origin | None]]] = {}  # by target
 
+    def count(self, node: Node, part: _Part) -> None:
+        """Count how often entries are used; called for the last node first."""
+        before, _, source, target, _ = part
+        if before:
+            np.add.at(self.uses[before], source, self.uses[node.name][target] if node.op == "index" else 1)
 
-def _prune(draft: Draft, sources: Iterable[Hashable], outputs: Iterable[Hashable]) -> None:
-    """Remove edges from vertices that are 0 for every input and into vertices from which no output is reachable."""
-    import networkx as nx
+    def add(self, node: Node, part: _Part, values: Mapping[str, Array]) -> None:
+        """Add edges into the entries of a node, or let these stand for the entries that they copy."""
+        before, parameter, source, target, content = part
+        weights = values[parameter].reshape(-1)[content] if parameter else content
+        learned = np.ravel(node.slope if not np.isnan(node.slope) else values[node.weight])  # by PReLU
+        given = learned if node.op == "activation" else np.ones(1)
+        slopes = np.repeat(given, node.size // len(given)).tolist()
+        learnable = parameter in self.graph.trained
+        for u, v, weight, place in zip(*(a.tolist() for a in (source, target, weights, content)), strict=True):
+            entry, start = (node.name, v), self.vertices.get((before, u) if before else CONSTANT)
+            if start is None:
+                continue
+            free = start in self.edges and self.slopes[start] == 1 and self.uses[before][u] == 1
+            if node.op == "index" or (node.op == "activation" and (free or slopes[v] == 1)):
+                self.vertices[entry] = start
+                self.slopes[start] *= slopes[v]
+                continue
+            self.vertices[entry] = entry
+            self.slopes[entry] = slopes[v]
+            origin = (parameter, place) if parameter else None
+            self.edges.setdefault(entry, []).append((start, weight, learnable, origin))
 
-    start, end = object(), object()
-    draft.add_edges_from((start, v) for v in sources)
-    draft.add_edges_from((v, end) for v in outputs)
-    carries, needed = nx.descendants(draft, start), nx.ancestors(draft, end)
-    draft.remove_nodes_from([start, end])
-    unused = [(u, v, key) for u, v, key in draft.edges(keys=True) if u not in carries or v not in needed]
-    draft.remove_edges_from(unused)
-    for v in outputs:
-        if v not in carries:
-            draft.add_edge(CONSTANT, v, weight=0.0, learnable=False, origin=None, number=-1)
-
-
-def _contracted(draft: Draft, sources: Collection[Hashable], outputs: Iterable[Hashable]) -> tuple[Hashable, ...]:
-    """Return the outputs after merging vertices joined by a fixed edge of weight 1 if one only copies a value."""
-    place = {v: i for i, v in enumerate(outputs)}
-    for v in [v for v in draft if v not in sources and draft.in_degree(v) == 1]:
-        ((u, _, edge),) = draft.in_edges(v, data=True)
-        if edge["weight"] != 1 or edge["learnable"] or edge["origin"] is not None:
-            continue
-        before, own = draft.nodes[u]["slope"], draft.nodes[v]["slope"]
-        only = draft.out_degree(u) == 1 and u not in sources and u not in place
-        if not ((before == 1 and only) or (own == 1 and (only or v not in place))):
-            continue
-        draft.nodes[u]["slope"] = own if before == 1 and only else before
-        draft.add_edges_from([(u, w, data) for _, w, data in draft.out_edges(v, data=True)])
-        draft.remove_node(v)
-        if v in place:
-            place[u] = place.pop(v)
-    return tuple(sorted(place, key=lambda v: place[v]))
-
-
-def _assembled(draft: Draft, inputs: Iterable[Hashable], outputs: tuple[Hashable, ...]) -> NeuronGraph:
-    """Return the neuron graph, with parallel edges separated by vertices of slope 1."""
-    coordinates: dict[Hashable, int | str] = {v: i for i, v in enumerate(inputs)}
-    if draft.out_degree(CONSTANT):
-        coordinates[CONSTANT] = CONSTANT
-    vertices: dict[Hashable, float] = dict.fromkeys(coordinates, 1.0)
-    edges: dict[tuple[Hashable, Hashable], tuple[float, bool, Origin | None]] = {}
-    for v in draft:
-        if v in coordinates or not draft.in_degree(v):
-            continue
-        apart = itertools.count()
-        for u, _, edge in sorted(draft.in_edges(v, data=True), key=lambda e: e[2]["number"]):
-            content = (edge["weight"], edge["learnable"], edge["origin"])
-            if (u, v) in edges:
-                target = (*cast(tuple[Hashable, ...], v), next(apart))
-                vertices[target] = 1.0
-                edges[u, target], edges[target, v] = content, (1.0, False, None)
-            else:
-                edges[u, v] = content
-        vertices[v] = draft.nodes[v]["slope"]
-    weights, learnable, origins = zip(*edges.values(), strict=True) if edges else ((), (), ())
-    slopes = np.array(list(vertices.values()))
-    free = np.array(learnable, bool)
-    return NeuronGraph(tuple(vertices), tuple(edges), np.array(weights), slopes, coordinates, outputs, free, origins)
+    def finished(self) -> NeuronGraph:
+        """Return the graph of the vertices that reach the output, with parallel edges apart by vertices of slope 1."""
+        outputs: list[Hashable] = []
+        for i in range(self.graph[self.graph.output].size):
+            entry: Hashable = (self.graph.output, i)
+            vertex = self.vertices.get(entry)
+            if vertex not in self.edges or vertex in outputs:
+                weight = 0.0 if vertex is None else 1.0
+                vertex = entry if entry not in outputs else (self.graph.output, i, "copy")
+                self.edges[vertex], self.slopes[vertex] = (
+                    [(self.vertices.get(entry, CONSTANT), weight, False, None)],
+                    1.0,
+                )
+            outputs.append(vertex)
+        needed = {*outputs}
+        for vertex in reversed(self.edges):
+            needed |= {start for start, *_ in self.edges[vertex]} if vertex in needed else set()
+        vertices = [*self.inputs, *([CONSTANT] if CONSTANT in needed else [])]
+        edges: dict[tuple[Hashable, Hashable], tuple[float, bool, Origin | None]] = {}
+        for vertex in (vertex for vertex in self.edges if vertex in needed):
+            apart = itertools.count()
+            for start, *content in self.edges[vertex]:
+                between = vertex
+                if (start, vertex) in edges:
+                    between = (*cast(tuple[Hashable, ...], vertex), next(apart))
+                    vertices.append(between)
+                    edges[between, vertex] = (1.0, False, None)
+                edges[start, between] = cast(tuple[float, bool, Origin | None], tuple(content))
+            vertices.append(vertex)
+        weights, learnable, origins = zip(*edges.values(), strict=True) if edges else ((), (), ())
+        slopes = np.array([self.slopes.get(vertex, 1.0) for vertex in vertices])
+        coordinates = {
+            v: CONSTANT if v == CONSTANT else i for i, v in enumerate([*self.inputs, CONSTANT]) if v in vertices
+        }
+        free, names = np.array(learnable, bool), tuple(vertices)
+        return NeuronGraph(names, tuple(edges), np.array(weights), slopes, coordinates, tuple(outputs), free, origins)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -15,15 +16,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bnrank._core import validation
-from bnrank.networks.graph import decomposition, drawing, exchange
+from bnrank.networks.graph import decomposition, drawing
 from bnrank.networks.graph.decomposition import SignTree
-from bnrank.networks.graph.wiring import Edge, Vertex, Wiring, few
+from bnrank.networks.graph.wiring import Edge, Vertex, Wiring
 
 if TYPE_CHECKING:
     import networkx as nx
     from matplotlib.axes import Axes
 
 Origin = tuple[str, int]
+_DIGRAPH = "a networkx.DiGraph; keep parallel edges apart by a vertex of slope 1 in between"
 CHUNK_ENTRIES = 2**24  # maximum number of (edges, samples) entries evaluated at once
 PATH_LIMIT = 10**6
 
@@ -120,15 +122,39 @@ class NeuronGraph:
         "origin" (parameter name and flat index). Other attributes are ignored.
 
         If no vertex has "input", the inputs are the vertices without in-edges. If no vertex has "output", the outputs
-        are the vertices without out-edges. Both are sorted by name (x2 before x10), or kept in the order of the graph
-        if names cannot be compared.
+        are the vertices without out-edges. Both are sorted by name (x2 before x10).
 
         Raises
         ------
         TypeError, ValueError
-            As for the class; also for undirected graphs, multigraphs and attributes that look misspelled.
+            As for the class; also for undirected graphs and multigraphs.
         """
-        return cls(**exchange.read(graph))
+        import networkx as nx
+
+        validation.expect(isinstance(graph, nx.Graph), "graph", validation.describe(graph), _DIGRAPH, TypeError)
+        kind = "a multigraph" if graph.is_multigraph() else "an undirected graph"
+        validation.expect(graph.is_directed() and not graph.is_multigraph(), "graph", kind, _DIGRAPH)
+        inputs = _numbered(graph, "input", graph.in_degree())
+        places = _numbered(graph, "output", graph.out_degree())
+        order = sorted(validation.integer(place, f"output of vertex {v!r}", 0) for v, place in places.items())
+        expected = f"0 to {len(order) - 1}, each once"
+        validation.expect(order == list(range(len(order))), "output", f"the places {order}", expected)
+        slopes = {v: a.get("slope", float(v in inputs or v in places)) for v, a in graph.nodes(data=True)}
+        edges = {(u, v): attributes for u, v, attributes in graph.edges(data=True)}
+        for edge, attributes in edges.items():
+            learnable = attributes.get("learnable", True)
+            fits = isinstance(learnable, bool | np.bool_)
+            validation.expect(fits, f"learnable of edge {edge!r}", repr(learnable), "True or False", TypeError)
+        return cls(
+            vertices=tuple(graph.nodes),
+            edges=tuple(edges),
+            weights=np.array([_number(a.get("weight", 1.0), f"weight of edge {edge!r}") for edge, a in edges.items()]),
+            slopes=np.array([_number(slope, f"slope of vertex {v!r}") for v, slope in slopes.items()]),
+            inputs=inputs,
+            outputs=tuple(sorted(places, key=places.__getitem__)),
+            learnable=np.array([a.get("learnable", True) for a in edges.values()], dtype=bool),
+            origins=tuple(a.get("origin") for a in edges.values()),
+        )
 
     def to_networkx(self) -> nx.DiGraph:
         """Return the network as a networkx graph with all attributes, the inverse of `from_networkx`."""
@@ -154,20 +180,22 @@ class NeuronGraph:
         """
         if not isinstance(weights, Mapping):
             return replace(self, weights=_array(weights))
-        given = self.weights.copy()
-        parameters = {origin[0] for origin in self.origins if origin is not None}
+        changed = self.weights.copy()
+        entries: dict[str, dict[int, int]] = {}  # the edges of every parameter, and their flat indices
+        for e, origin in enumerate(self.origins):
+            if origin is not None:
+                entries.setdefault(origin[0], {})[e] = origin[1]
         for key, value in weights.items():
             if not isinstance(key, str):
-                given[self._edge(key, "weights")] = float(cast(Any, value))
+                changed[self._edge(key, "weights")] = float(cast(Any, value))
                 continue
-            near = validation.suggest(key, parameters)
-            validation.expect(key in parameters, "weights", f"the name {key!r}", f"a parameter of this graph{near}")
-            mine = {e: origin[1] for e, origin in enumerate(self.origins) if origin is not None and origin[0] == key}
-            entries, last = _array(value).reshape(-1), max(mine.values())
-            if last >= len(entries):
-                raise ValueError(f"weights[{key!r}]: got {len(entries)} entries, the graph uses entry {last}")
-            given[list(mine)] = entries[list(mine.values())]
-        return replace(self, weights=given)
+            near = validation.suggest(key, entries)
+            validation.expect(key in entries, "weights", f"the name {key!r}", f"a parameter of this graph{near}")
+            flat, places = _array(value).reshape(-1), list(entries[key].values())
+            got = f"{len(flat)} entries, the graph uses entry {max(places)}"
+            validation.expect(max(places) < len(flat), f"weights[{key!r}]", got, "all of them")
+            changed[list(entries[key])] = flat[places]
+        return replace(self, weights=changed)
 
     def __call__(self, x: Tensor | NDArray[Any], weights: Tensor | None = None) -> Tensor:
         """Return f(x; w), float64 (N, outputs).
@@ -187,7 +215,8 @@ class NeuronGraph:
         """Return the exact number of paths to all outputs or to one output, by dynamic programming."""
         if output is None:
             return sum(self.wiring.ending[v] for v in self.wiring.outputs.tolist())
-        validation.expect(output in self.outputs, "output", repr(output), f"one of {few(self.outputs)}")
+        outputs = ", ".join(map(repr, self.outputs[:8]))
+        validation.expect(output in self.outputs, "output", repr(output), f"one of {outputs}")
         return self.wiring.ending[self.wiring.position[output]]
 
     def through(self, edge: Edge) -> int:
@@ -281,11 +310,10 @@ class NeuronGraph:
     def _squares(self, cut: Iterable[Edge], name: str) -> float:
         """Return the sum of squared weights of a cut."""
         chosen = sorted({self._edge(edge, name) for edge in cut})
-        fixed = next((e for e in chosen if not self.learnable[e]), None)
-        if fixed is not None:
-            raise ValueError(f"{name}: the edge {self.edges[fixed]!r} is not learnable")
-        if not self.wiring.is_cut(set(chosen)):
-            raise ValueError(f"{name}: got {len(chosen)} edges that not every path crosses exactly once")
+        fixed = [self.edges[e] for e in chosen if not self.learnable[e]]
+        validation.expect(not fixed, name, f"the edge {fixed[:1]}, which is not learnable", "learnable edges")
+        crossed = self.wiring.is_cut(set(chosen))
+        validation.expect(crossed, name, f"{len(chosen)} edges that not every path crosses exactly once", "a cut")
         once = {self.origins[e] or e: e for e in chosen}
         for e, origin in enumerate(self.origins):
             if origin in once and e not in chosen and self.through(self.edges[e]):
@@ -324,11 +352,10 @@ class NeuronGraph:
         ValueError
             If there are more than 2000 edges.
         """
-        places = drawing.graph_places(self.wiring)
-        ends = np.stack([self.wiring.sources, self.wiring.targets], 1)
-        names, headings = drawing.graph_names(self.vertices, places[0])
-        values = (self.weights, self.learnable, self.slopes)
-        return drawing.draw_neurons(places, ends, *values, names, axes, headings=headings)
+        columns, ends = self.wiring.levels.copy(), np.stack([self.wiring.sources, self.wiring.targets], 1)
+        columns[np.setdiff1d(self.wiring.outputs, self.wiring.sources)] = columns.max()
+        places, values = (columns, drawing.heights(columns)), (self.weights, self.learnable, self.slopes)
+        return drawing.draw_neurons(places, ends, *values, self.vertices, axes)
 
     def __eq__(self, other: object) -> bool:
         """Return whether another graph has the same vertices, edges and attributes, in the same order."""
@@ -363,16 +390,13 @@ class NeuronGraph:
         for e, origin in enumerate(self.origins):
             if origin is None:
                 continue
-            name = f"origin of edge {self.edges[e]!r}"
-            if not (isinstance(origin, tuple) and len(origin) == 2 and isinstance(origin[0], str)):
-                raise TypeError(f"{name}: got {origin!r}, expected (name, flat index)")
+            name, pair = f"origin of edge {self.edges[e]!r}", isinstance(origin, tuple) and len(origin) == 2
+            validation.expect(pair and isinstance(origin[0], str), name, repr(origin), "(name, flat index)", TypeError)
             validation.integer(origin[1], name, 0)
             other = first.setdefault(origin, e)
-            if self.weights[e] != self.weights[other]:
-                raise ValueError(
-                    f"weights: the edges {self.edges[other]!r} and {self.edges[e]!r} share {origin}, but have the "
-                    f"weights {self.weights[other]:g} and {self.weights[e]:g}"
-                )
+            weights, both = self.weights[[other, e]], f"{self.edges[other]!r} and {self.edges[e]!r}"
+            got = f"the edges {both}, which share {origin}, but have the weights {weights[0]:g} and {weights[1]:g}"
+            validation.expect(weights[0] == weights[1], "weights", got, "equal weights")
 
     def _edge(self, edge: object, name: str) -> int:
         try:
@@ -395,6 +419,22 @@ class NeuronGraph:
     def _check_count(self, max_paths: int) -> None:
         if self.count() > validation.integer(max_paths, "max_paths", 0):
             raise ValueError(f"max_paths: the graph has {_big(self.count())} paths, more than {max_paths}")
+
+
+def _numbered(graph: nx.DiGraph, attribute: str, degrees: Iterable[tuple[Vertex, int]]) -> dict[Vertex, Any]:
+    """Return the numbers that vertices have as an attribute; without any, those of the vertices without edges."""
+    given = {v: i for v, i in graph.nodes(data=attribute) if i is not None}
+    ends = sorted((v for v, degree in degrees if degree == 0), key=_padded)  # x2 before x10
+    return given or {v: i for i, v in enumerate(ends)}
+
+
+def _padded(name: Vertex) -> str:
+    return re.sub(r"\d+", lambda digits: digits[0].zfill(20), str(name))
+
+
+def _number(value: Any, name: str) -> float:
+    scalar = isinstance(value, np.ndarray | np.generic | Tensor) and value.ndim == 0
+    return validation.number(value.item() if scalar else value, name)
 
 
 def _array(values: object, dtype: type[np.generic] = np.float64) -> NDArray[Any]:

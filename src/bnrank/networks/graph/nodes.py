@@ -143,10 +143,7 @@ def apply(node: Node, inputs: Sequence[Tensor], parameters: Mapping[str, Tensor]
     if node.op == "linear" and weight is not None:
         return linear(a, weight.T if node.transposed else weight, bias)
     if node.op == "conv" and weight is not None:
-        pads = [p for p in reversed(node.padding) for _ in range(2)]
-        a = pad(a, pads, mode="circular" if node.padding_mode == "circular" else "constant")
-        conv: Any = (conv1d, conv2d, conv3d)[len(node.kernel) - 1]
-        return conv(a, weight, bias, node.stride, 0, node.dilation, node.groups)
+        return _convolved(node, a, weight, bias)
     if node.op == "activation":
         return torch.where(a < 0, node.slope * a, a) if weight is None else prelu(a, weight)
     if node.op == "add":
@@ -154,15 +151,25 @@ def apply(node: Node, inputs: Sequence[Tensor], parameters: Mapping[str, Tensor]
     if node.op == "diagonal" and weight is not None:
         return a * weight.reshape(node.weight_shape)
     if node.op in ("average", "maximum") and node.windows is not None:
-        windows = torch.as_tensor(node.windows, dtype=a.dtype)
-        last = tuple(range(a.ndim - len(node.dims), a.ndim))
-        moved = a.movedim([d + 1 for d in node.dims], last).flatten(-len(node.dims))
-        if node.op == "average":
-            return (moved @ windows.T).reshape(-1, *node.shape)
-        outside = torch.zeros_like(windows).masked_fill(windows == 0, -math.inf)
-        return torch.stack([(moved + row).amax(-1) for row in outside], -1).reshape(-1, *node.shape)
+        return _pooled(node, a, torch.as_tensor(node.windows, dtype=a.dtype))
     if node.op == "index" and node.index is not None:
         flat = torch.cat([value.reshape(len(a), -1) for value in inputs], 1)  # a value of one number per sample is (N,)
         padded = torch.cat([flat, flat.new_zeros(len(a), 1)], 1)  # -1 is the last
         return padded[:, torch.from_numpy(node.index)].reshape(len(a), *node.shape)
     raise ValueError(f"node: got {node.name!r} ({node.op}), expected one whose value its fields say")
+
+
+def _convolved(node: Node, a: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    pads = [p for p in reversed(node.padding) for _ in range(2)]
+    a = pad(a, pads, mode="circular" if node.padding_mode == "circular" else "constant")
+    conv: Any = (conv1d, conv2d, conv3d)[len(node.kernel) - 1]
+    return conv(a, weight, bias, node.stride, 0, node.dilation, node.groups)
+
+
+def _pooled(node: Node, a: Tensor, windows: Tensor) -> Tensor:
+    last = tuple(range(a.ndim - len(node.dims), a.ndim))
+    moved = a.movedim([d + 1 for d in node.dims], last).flatten(-len(node.dims))
+    if node.op == "average":
+        return (moved @ windows.T).reshape(-1, *node.shape)
+    outside = torch.zeros_like(windows).masked_fill(windows == 0, -math.inf)
+    return torch.stack([(moved + row).amax(-1) for row in outside], -1).reshape(-1, *node.shape)

@@ -1,29 +1,35 @@
 """Tracing of modules into computation graphs."""
 
-import inspect
+from __future__ import annotations
+
+import functools
 import itertools
-import re
-from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from copy import deepcopy
+import pickle
+import random
+import traceback
+from collections import Counter
 from dataclasses import replace
-from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import BackwardCFunction
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from bnrank.networks import functional
-from bnrank.networks.graph.following import Follower, RefusedError, Use, where
+from bnrank.networks.graph import operations, values
 from bnrank.networks.graph.layers import LayerGraph
-from bnrank.networks.graph.nodes import Node
-from bnrank.networks.graph.values import SAMPLES, Value, agree, function_name, generators
+from bnrank.networks.graph.nodes import Node, apply
+from bnrank.networks.graph.values import SAMPLES, Call, RandomError, RefusedError, UnreadError, Value, expect, leaves
 from bnrank.networks.reasons import Skipped
 
-SEEDS = (20_001, 20_002, 20_003)  # of traces
-DRAWS = 32  # of runs in training mode
+REPEATS = 32  # traces of a module that draws from the generators of NumPy or Python
+_FOLLOWED = ("torch.nn.modules.container", "torch.nn.modules.transformer")  # modules that only run others
+_NUMBERS = "item tolist numpy equal allclose is_nonzero __bool__ __int__ __float__ __index__ __contains__ __array__"
+_STEP = 2.0**50  # larger than the number of entries of all values: the sample of an entry is counted in these steps
 
 
 def trace(net: nn.Module, example: Tensor | np.ndarray) -> LayerGraph:
@@ -33,6 +39,9 @@ def trace(net: nn.Module, example: Tensor | np.ndarray) -> LayerGraph:
     reorderings and pooling, regardless of function names, and verify every node. Supported operations are linear and
     convolutional layers, positively homogeneous activations, sums, learnable diagonals, pooling and reorderings. Any
     other operation becomes a node "outside" with the reason; the rest of the graph is still analyzed.
+
+    Nothing but the copy is changed, and nothing of other threads. Random functions of torch draw from generators of
+    their own; numbers that the forward draws from the global generators of NumPy and Python advance these, as usual.
 
     Parameters
     ----------
@@ -47,8 +56,8 @@ def trace(net: nn.Module, example: Tensor | np.ndarray) -> LayerGraph:
         If ``net`` is not a module, takes or returns more than one tensor, has recurrent layers, uses weights in several
         places (the error names them), has data-dependent control flow (the error gives the line), changes its input in
         place, or draws random numbers that determine which operations or entries it uses, in eval or training mode.
-        Randomness is detected with 3 additional traces in eval mode and 32 runs in training mode; events with a
-        probability of 1 percent can be missed. Added noise and dropout are "outside" and raise no error.
+        Those of NumPy and Python are detected with 32 additional traces; events with a probability of 1 percent can be
+        missed. Added noise and dropout are "outside" and raise no error.
 
     Examples
     --------
@@ -58,266 +67,435 @@ def trace(net: nn.Module, example: Tensor | np.ndarray) -> LayerGraph:
     >>> [(node.name, node.op, node.weight) for node in graph]
     [('input', 'input', ''), ('0', 'linear', '0.weight'), ('1', 'activation', ''), ('2', 'linear', '2.weight')]
     """
+    return run(net, example)[0]
+
+
+def run(net: nn.Module, example: Tensor | np.ndarray) -> tuple[LayerGraph, Tracer]:
+    """Return what `trace` returns, and the tracer with the copy's weights and output."""
     net = functional.unwrap(net)
-    _check(net)
-    x = functional.example(net, example, name="example")
-    x = torch.cat([x, x]) if len(x) < SAMPLES else x[:SAMPLES]
-    with generators() as drawn:
-        follower, output = _follow(net, x, training=False)
-        draws = drawn()
-    with generators():
-        _verify(net, x, follower, output)
-    nodes = _finished(follower, output)
-    if draws:
-        _check_draws(net, x, nodes)
-    with generators():
-        _check_training(net, x, nodes)
-    outside: dict[str, Skipped] = {}  # each operation once
-    for node in nodes:
-        if node.op == "outside":
-            name = node.module or node.name
-            outside.setdefault(name, Skipped(name, node.text.partition("(")[0], node.reason))
-    held = dict(net.named_parameters())
-    trained = frozenset(name for name, p in held.items() if p.requires_grad)
-    parameters = {name: p.detach() for name, p in held.items()}
-    return LayerGraph(nodes, nodes[-1].name, trained, tuple(outside.values()), parameters, type(net).__name__)
-
-
-def _follow(net: nn.Module, x: Tensor, training: bool) -> tuple[Follower, Value]:
-    follower = Follower(_copy(net, training), x.detach().cpu().to(torch.float64) if x.is_floating_point() else x.cpu())
-    if not training:
-        try:
-            with torch.no_grad(), generators():
-                functional.Functional(net)(x)  # whose errors are about the module, not about tracing it
-        except ValueError as error:
-            text = re.sub("(failed|runs) on x of", r"\1 on samples of", str(error), count=1)
-            if isinstance(error, functional.PrecisionError):
-                text = text.replace(error.advice, "leave out casts of values to another precision")
-            raise ValueError(text) from error.__cause__
-    with torch.enable_grad():
-        try:
-            return follower, follower.follow()
-        except RefusedError as error:
-            raise ValueError(str(error)) from error
-        except Exception as error:
-            raise ValueError(f"net: {type(net).__name__} cannot be traced{where(error)}: {error}") from error
-
-
-def _finished(follower: Follower, output: Value) -> tuple[Node, ...]:
-    """Return the nodes from which the output is reachable, with the output last.
-
-    Biases are merged with their layers. Raises an error if weights are shared.
-    """
-    nodes, last = follower.nodes, str(output.node)
-    while nodes[last].op == "cast":
-        last = nodes[last].inputs[0]
-    nodes = _alive(nodes, last)
-    for name, node in nodes.items():
-        if node.op == "cast":
-            nodes[name] = replace(node, op="outside", reason="rounds values to a lower precision")
-    nodes, last = _biases(nodes, last)
-    nodes = _alive(nodes, last)
-    _check_unshared(nodes, follower.uses, follower.net)
-    end = nodes.pop(last)
-    return (*nodes.values(), end)
-
-
-def _alive(nodes: dict[str, Node], output: str) -> dict[str, Node]:
-    needed = {output}
-    for name in reversed(nodes):  # inputs come before
-        if name in needed:
-            needed.update(nodes[name].inputs)
-    return {name: node for name, node in nodes.items() if name in needed or node.op == "input"}
-
-
-def _biases(nodes: dict[str, Node], output: str) -> tuple[dict[str, Node], str]:
-    """Return the nodes and output with added parameters merged into the preceding layer as its bias, or "outside"."""
-    names: dict[str, str] = {}
-    for node in list(nodes.values()):
-        if node.op != "bias":
-            continue
-        before = nodes[names.get(node.inputs[0], node.inputs[0])]
-        users = [other for other in nodes.values() if node.inputs[0] in other.inputs]
-        alone = len(users) == 1 and node.inputs[0] != output
-        if before.op in ("linear", "conv") and not before.bias and alone and _is_bias(node, before):
-            nodes[before.name] = replace(before, bias=node.weight)
-            names[node.name] = before.name
-            del nodes[node.name]
-        else:
-            reason = f"adds {node.weight}, which is not the bias of a linear layer or convolution"
-            held = (node.weight,)
-            nodes[node.name] = replace(node, op="outside", reason=reason, held=held, weight="", weight_shape=())
-    for name, node in nodes.items():
-        nodes[name] = replace(node, inputs=tuple(names.get(other, other) for other in node.inputs))
-    return nodes, names.get(output, output)
-
-
-def _is_bias(node: Node, before: Node) -> bool:
-    shape = (1,) * (len(node.shape) + 1 - len(node.weight_shape)) + node.weight_shape
-    axis = 1 if before.op == "conv" else len(node.shape)
-    return all(size == (node.shape[axis - 1] if d == axis else 1) for d, size in enumerate(shape))
-
-
-def _check_unshared(nodes: Mapping[str, Node], uses: Mapping[str, Sequence[Use]], module: nn.Module) -> None:
-    held = [(name, use) for name in nodes for use in uses[name]]
-    every = dict(module.named_parameters(remove_duplicate=False))
-    for (a, one), (b, two) in itertools.combinations(held, 2):
-        if one.meets(two):
-            aliases = [name for name, p in every.items() if p is every[one.parameter]]
-            also = f" (registered as {', '.join(aliases)})" if len(aliases) > 1 else ""
-            raise ValueError(
-                f"net: shared weights: {one.parameter}{also} is used in {a!r} and in {b!r}; expected every "
-                "parameter in one place, since the conserved quantities of shared weights are others"
-            )
-
-
-def _verify(net: nn.Module, x: Tensor, follower: Follower, output: Value) -> None:
-    """Raise if the output or the gradients of the graph differ from those of the module."""
-    function = functional.Functional(net)
-    names = [name for name, p in function.parameters.items() if p.is_floating_point()]
-    for name in names:
-        function.parameters[name].requires_grad_()
-    with torch.enable_grad():
-        expected = function.main(x)
-        if output.batch != 0 or not agree(output.tensor.detach(), expected.detach().cpu()):
-            raise ValueError(
-                f"net: the graph of {type(net).__name__} does not give its output; forward hooks or state that "
-                "is kept between calls change it, remove them"
-            )
-        if not (names and expected.requires_grad and expected.is_floating_point()):
-            return
-        weights = torch.cos(torch.arange(expected.numel(), dtype=expected.dtype)).reshape(expected.shape)
-        known = (weights.to(expected.device) * expected).sum()
-        try:
-            wanted = torch.autograd.grad(known, [function.parameters[name] for name in names], materialize_grads=True)
-        except RuntimeError as error:
-            raise ValueError(f"net: {type(net).__name__} has no gradient: {error}") from error
-        held = [follower.weights[name] for name in names]
-        found = tuple(map(torch.zeros_like, held))
-        if output.tensor.requires_grad:
-            found = torch.autograd.grad((weights * output.tensor).sum(), held, materialize_grads=True)
-    wrong = [name for name, a, b in zip(names, wanted, found, strict=True) if not agree(b, a.cpu())]
-    if wrong:
-        graph = f"the graph of {type(net).__name__}; backward hooks change it, remove them"
-        raise ValueError(f"net: the gradient of {', '.join(wrong[:3])} is not that of {graph}")
-
-
-def _check_training(net: nn.Module, x: Tensor, nodes: Sequence[Node]) -> None:
-    """Raise if the module computes a different graph in training mode, as far as this can be detected."""
-    held, given = _copy(net, training=True), _double(x)
-    try:
-        with generators():
-            follower, output = _follow(net, x, training=True)
-        found = _finished(follower, output)
-        differs = _steps(held, given)
-    except ValueError:
-        return  # what runs while evaluating need not run while training, as batch norm on one entry per channel
-    key = attrgetter("name", "op", "inputs")
-    if list(map(key, nodes)) != list(map(key, found)):
-        first = next((b for a, b in zip(nodes, found, strict=False) if key(a) != key(b)), found[-1])
-        raise ValueError(
-            f"net: {type(net).__name__} does something else while training than in eval mode, near "
-            f"{first.name!r} ({first.text}); expected the same graph: set the probability of dropping to 0"
-        )
-    if differs:
-        raise _random(net, f"which operations it runs while training ({differs})")
-
-
-def _check_draws(net: nn.Module, x: Tensor, nodes: Sequence[Node]) -> None:
-    """Raise if the graph of the module depends on random numbers."""
-    for seed in SEEDS:
-        with generators(seed):
-            follower, output = _follow(net, x, training=False)
-            found = _finished(follower, output)
-        if len(found) != len(nodes):
-            raise _random(net, "which operations it runs")
-        for one, other in zip(nodes, found, strict=True):
-            arrays: list[tuple[Any, Any]] = [(one.index, other.index), (one.windows, other.windows)]
-            if repr(one) != repr(other) or not all(np.array_equal(a, b) for a, b in arrays):
-                raise _random(net, f"what it does at {one.name!r} ({one.text})")
-
-
-def _random(net: nn.Module, what: str) -> ValueError:
-    return ValueError(
-        f"net: {type(net).__name__} draws random numbers that decide {what}; expected the same graph in every "
-        "call: set the probability to 0, or draw once and keep the draw in a buffer"
-    )
-
-
-def _check(net: nn.Module) -> None:
-    try:
-        functional.check_unshared(net)
-    except ValueError as error:
-        raise ValueError(f"{str(error).partition(', expected')[0]}, expected separate ones") from None
-    if getattr(getattr(net, "forward", None), "__name__", "") == "_forward_unimplemented":
-        raise ValueError(f"net: {type(net).__name__} has no forward, expected a module that can be called")
+    functional.check_unshared(net)
     for name, sub in net.named_modules():
-        place = f"{name!r} ({type(sub).__name__})" if name else type(sub).__name__
-        if isinstance(sub, nn.RNNBase | nn.RNNCellBase):
-            recurrent = "recurrent, its weights act once per time step; expected a feedforward module"
-            raise ValueError(f"net: {place} is {recurrent}")
-        if isinstance(sub, torch.jit.ScriptModule):
-            raise ValueError(f"net: {place} is scripted, which cannot be followed; pass the original module")
-    arguments = inspect.signature(net.forward).parameters.values()
-    needed = [p.name for p in arguments if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-    if len(needed) > 1:
-        needs = f"{len(needed)} arguments ({', '.join(needed)})"
-        advice = "wrap it in a module that fixes the others"
-        raise ValueError(f"net: the forward of {type(net).__name__} needs {needs}, expected one tensor; {advice}")
-
-
-def _copy(net: nn.Module, training: bool) -> nn.Module:
-    """Return a copy in float64, without the user's hooks, with all parameters contiguous."""
-    memo: dict[int, Any] = {}
-    for sub in net.modules():
-        for key, value in [*vars(sub).items(), *sub._parameters.items(), *sub._buffers.items()]:
-            if isinstance(value, Tensor) and id(value) not in memo:  # also what weight_norm leaves, not to be copied
-                double = _double(value)
-                is_parameter = isinstance(value, nn.Parameter)
-                memo[id(value)] = nn.Parameter(double, double.is_floating_point()) if is_parameter else double
-            elif key.endswith("_hooks") and isinstance(value, dict):  # those of torch.nn.utils compute weights
-                own = (item for item in value.items() if type(item[1]).__module__.startswith("torch.nn.utils."))
-                memo[id(value)] = OrderedDict(own)
+        if isinstance(sub, nn.RNNBase | nn.RNNCellBase | torch.jit.ScriptModule):
+            scripted = isinstance(sub, torch.jit.ScriptModule)
+            what = "scripted, expected the original module" if scripted else "recurrent, expected a feedforward module"
+            raise ValueError(f"net: {name!r} ({type(sub).__name__}) is {what}")
+    x = functional.example(net, example, name="example")[:SAMPLES]
+    x = torch.cat([x, x])[:SAMPLES]
+    state = _foreign_state()
+    tracer, modes = Tracer(net, x), [False]
+    nodes = training = tracer.follow()
     try:
-        copied = deepcopy(net, memo)
-    except Exception as error:
-        raise ValueError(f"net: {type(net).__name__} cannot be copied: {error}") from error
-    for sub in copied.modules():
-        sub.training = training
-    return copied
+        training = Tracer(net, x, training=True).follow()
+        modes.append(True)
+    except RandomError:
+        raise
+    except ValueError:
+        pass  # what runs in eval mode need not run while training, as batch norm on one entry per channel
+    if other := _difference(nodes, training):
+        raise ValueError(
+            f"net: {type(net).__name__} does something else while training than in eval mode, near {other.name!r} "
+            f"({other.text}); expected the same graph: set the probability of dropping to 0"
+        )
+    for mode in modes * (REPEATS if _foreign_state() != state else 0):
+        if other := _difference(nodes, Tracer(net, x, mode).follow()):
+            raise RandomError(f"what it does at {other.name!r} ({other.text})")
+    places = [(node.module or node.name, node) for node in reversed(nodes) if node.op == "outside"]
+    outside = {name: Skipped(name, node.text.partition("(")[0], node.reason) for name, node in places}  # each once
+    trained = frozenset(name for name, p in net.named_parameters() if p.requires_grad)
+    parameters = {name: p.detach() for name, p in net.named_parameters()}
+    skipped = tuple(reversed(outside.values()))
+    return LayerGraph(nodes, nodes[-1].name, trained, skipped, parameters, type(net).__name__), tracer
 
 
-def _double(tensor: Tensor) -> Tensor:
-    tensor = tensor.detach().cpu()
-    return tensor.to(torch.float64, copy=True).contiguous() if tensor.is_floating_point() else tensor.clone()
+def _foreign_state() -> bytes:
+    return pickle.dumps((np.random.get_state(), random.getstate()))  # noqa: NPY002  (what forward may draw from)
 
 
-def _steps(net: nn.Module, x: Tensor) -> str:
-    """Return the first operation that differs between 32 seeds, or "" if there is none; ``net`` is a copy."""
-    first: list[str] | None = None
-    for seed in range(DRAWS):
-        with generators(seed) as drawn:
-            with torch.no_grad(), _Names() as names:
-                net(x.clone())
-            if seed == 0 and not drawn():
-                return ""
-        first = names.found if first is None else first
-        if names.found != first:
-            pairs = zip([*first, "the end"], [*names.found, "the end"], strict=False)
-            return next(f"{a} or {b}" for a, b in pairs if a != b)
-    return ""
+def _difference(nodes: tuple[Node, ...], others: tuple[Node, ...]) -> Node | None:
+    """Return the first node at which two graphs differ."""
+    for a, b in itertools.zip_longest(nodes, others):
+        if a is None or b is None or (a.name, a.op, a.inputs) != (b.name, b.op, b.inputs):
+            return b or a
+        arrays: list[tuple[Any, Any]] = [(a.index, b.index), (a.windows, b.windows)]
+        if not all(np.array_equal(one, other) for one, other in arrays):
+            return b
+    return None
 
 
-class _Names(TorchFunctionMode):
-    """Records the names of called functions and the shapes of their results."""
+class _Draws(TorchDispatchMode):
+    """Counts the operations of this thread that draw random numbers."""
 
-    def __init__(self) -> None:
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operation."""
+        self.count += torch.Tag.nondeterministic_seeded in func.tags
+        return func(*args, **(kwargs or {}))
+
+
+class Tracer(TorchFunctionMode):
+    """Runs a float64 copy of a module on two samples and collects its nodes.
+
+    Parameters
+    ----------
+    net : torch.nn.Module
+        The module.
+    x : Tensor
+        Two samples.
+    training : bool
+        Whether the copy is in training mode.
+    """
+
+    def __init__(self, net: nn.Module, x: Tensor, training: bool = False) -> None:
         super().__init__()
-        self.found: list[str] = []
+        self.original, self.x = net, x
+        self.net = functional.replica(net, torch.float64).cpu().train(training)
+        for name, sub in self.net.named_modules():  # what nn.Module.__call__ runs, if set
+            vars(sub)["_compiled_call_impl"] = functools.partial(self._call, sub, name)
+        self.weights = dict(self.net.named_parameters())
+        self.values: dict[int, Value] = {}  # by the id of the tensor
+        self.seen: list[Value] = []  # all, in order; keeps tensors alive
+        self.memories: dict[int, Tensor] = {}  # numbers of the entries in memory that is changed in place, by address
+        self.nodes: dict[str, Node] = {}
+        self.starts: dict[str, int] = {}  # number of the first entry of every node
+        self.calls: dict[str, Call] = {}  # the operation of every node
+        self.entries = 0
+        self.scope = [""]
+        self.working = False  # inside an operation
+        self.draws = _Draws()  # type: ignore[no-untyped-call]  # its base class in torch has no types
+        for name, p in self.weights.items():
+            p.requires_grad_(p.is_floating_point())
+            self._keep(Value(p, sources=frozenset([name]), raw=True))
+        x = x.detach().cpu()
+        x = x.double().requires_grad_().clone() if x.is_floating_point() else x.clone()
+        self.input = self.output = self._keep(Call(self, "input", ((), {}), None).emit("input", [], x, 0))
+
+    def follow(self) -> tuple[Node, ...]:
+        """Run the module and return the nodes from which its output is reachable, with the output last."""
+        try:
+            with torch.enable_grad(), functional.sandbox(), self.draws, self:
+                result = self.net(self.input.tensor)
+            self.output = self.value(result) if isinstance(result, Tensor) else Value(torch.empty(0))
+        except RefusedError:
+            raise
+        except Exception as error:
+            with torch.no_grad():
+                functional.Functional(self.original)(self.x)  # whose errors are about the module
+            kind = type(self.net).__name__
+            raise ValueError(f"net: {kind} cannot be traced{_where(error)}: {error}") from error
+        if not self.output.node or self.output.batch != 0:
+            expected = "expected one tensor (N, ...) that depends on its input"
+            raise RefusedError(f"net: {type(self.net).__name__} returns {type(result).__name__}, {expected}")
+        return self._finished(self.output.node)
+
+    # what runs
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run a function."""
-        result = func(*args, **(kwargs or {}))
-        shape = "x".join(map(str, result.shape)) if isinstance(result, Tensor) else ""
-        self.found.append(f"{function_name(func)} {shape}".strip())
-        return result
+        """Intercept a function or method of torch."""
+        attribute = getattr(func, "__name__", "") == "__get__"
+        name = str(func.__self__.__name__ if attribute else getattr(func, "__name__", type(func).__name__))
+        if not self.working and name in _NUMBERS.split():
+            self._refuse_number(leaves(args, Tensor))
+        return self._run(name.strip("_"), _setitem if func is Tensor.__setitem__ else func, args, kwargs or {})
+
+    def _call(self, module: nn.Module, place: str, *args: Any, **kwargs: Any) -> Any:
+        """Trace into a submodule, or run it as a single operation."""
+        forward = getattr(module, "_conv_forward", None) if isinstance(module, nn.modules.conv._ConvNd) else None
+        files = [str(getattr(f, "__module__", "")) for f in (type(module).forward, forward) if f is not None]
+        plain = "forward" not in vars(module) or isinstance(module, nn.MultiheadAttention)
+        if plain and all(file.startswith("torch.nn.") and file not in _FOLLOWED for file in files):
+            return self._run(type(module).__name__, module._call_impl, args, kwargs, module, place)
+        self.scope.append(place)
+        try:
+            return module._call_impl(*args, **kwargs)
+        finally:
+            self.scope.pop()
+
+    def _refuse_number(self, tensors: list[Tensor]) -> None:
+        taken = [self.value(tensor) for tensor in tensors]
+        if any(v.node for v in taken):
+            advice = "one graph must hold for every input: decide outside the module, or with activations"
+            raise RefusedError(f"net: control flow or a number depends on the data{_where()}; {advice}")
+        sources = {name for v in taken for name in v.sources}
+        if values.RANDOM in sources:
+            raise RandomError(f"which operations it runs{_where()}")
+        if sources:
+            names = ", ".join(sorted(sources))
+            raise RefusedError(f"net: a number is taken out of {names}{_where()}; no gradient would flow to it")
+
+    def _run(self, name: str, run: Any, args: Any, kwargs: Any, module: Any = None, place: str = "") -> Any:
+        """Return the result of an operation, after adding it to the graph."""
+        if self.working:
+            return run(*args, **kwargs)
+        self.working = True
+        try:
+            taken = values.replace((args, kwargs), Tensor, self.value)
+            return self._record(Call(self, name, taken, run, module, place))
+        finally:
+            self.working = False
+
+    def _record(self, call: Call) -> Any:
+        versions, drawn = [v.tensor._version for v in call.taken], self.draws.count
+        call.result = call.again(lambda value: value.tensor)
+        tensors: list[Tensor] = leaves(call.result, Tensor)
+        if "empty" in call.name:
+            tensors[0].zero_()  # every entry is overwritten, or the module is not defined
+        changed = [v for v, version in zip(call.taken, versions, strict=True) if v.tensor._version != version]
+        fresh = call.name.removeprefix("new_") in ("zeros", "ones", "full", "empty") or call.name.endswith("_like")
+        if call.values and tensors and not fresh:
+            result: list[Value] = leaves(self._read(call), Value)
+        else:
+            sources = set() if fresh else self._sources(call)
+            sources |= {values.RANDOM} if self.draws.count > drawn else set()
+            raw = [t for t in tensors if any(v.raw and values.same_memory(t, v.tensor) for v in call.taken)]
+            result = [Value(t, sources=frozenset(sources), raw=any(t is r for r in raw)) for t in tensors]
+        if changed:
+            self._write(call, changed, result)
+        for value in result:
+            self._keep(value)
+        return call.result
+
+    def _sources(self, call: Call) -> set[str]:
+        """Return the parameters, and further sources, of the fixed numbers that an operation uses."""
+        own = [] if call.module is None else [self.value(p) for p in call.module.parameters()]
+        return {name for v in (*own, *call.constants) for name in v.sources}
+
+    # tensors
+
+    def value(self, tensor: Tensor) -> Value:
+        """Return the value that a tensor has now."""
+        value = self.values.get(id(tensor))
+        known = value is not None and value.function is tensor.grad_fn
+        if value is not None and value.version == tensor._version:
+            if known or not isinstance(tensor.grad_fn, BackwardCFunction):
+                return value
+        elif value is not None:
+            return self._keep(self._reread(value))
+        elif isinstance(tensor, nn.Parameter):
+            advice = "keep it, or its module, as an attribute, or in a ModuleList"
+            raise RefusedError(f"net: forward uses a parameter that is not registered{_where()}; {advice}")
+        elif tensor.grad_fn is None:
+            return self._keep(Value(tensor, raw=True))
+        return self._keep(self._from_elsewhere(tensor))
+
+    def _keep(self, value: Value) -> Value:
+        self.values[id(value.tensor)] = value
+        self.seen.append(value)
+        return value
+
+    def _from_elsewhere(self, tensor: Tensor) -> Value:
+        """Return the value of a tensor that an autograd.Function, or code outside torch's functions, computed."""
+        functions: list[Any] = [tensor.grad_fn]
+        taken: list[Value] = []
+        for function in functions:
+            before = [v for v in self.seen if v.tensor is getattr(function, "variable", None)]
+            before += [v for v in self.seen if v.node and v.tensor.grad_fn is function]
+            taken += before
+            if not before:
+                functions += [f for f, _ in function.next_functions if f is not None and f not in functions]
+        call = Call(self, type(tensor.grad_fn).__name__.removesuffix("Backward"), (tuple(taken), {}), None)
+        call.result = tensor
+        if not call.values:
+            return Value(tensor, sources=frozenset(self._sources(call) or {"numbers from elsewhere"}))
+        return self._outside(
+            call, "an autograd.Function, or code outside torch's functions, with a gradient of its own"
+        )[0]
+
+    def _write(self, call: Call, changed: list[Value], result: list[Value]) -> None:
+        """Note what tensors hold that were changed in place, for other tensors over the same memory."""
+        for value in changed:
+            parameters = value.sources & self.weights.keys()
+            if parameters or values.same_memory(value.tensor, self.input.tensor) or (value.raw and call.values):
+                what = (
+                    f"the parameter {', '.join(parameters)}" if parameters else "a buffer, or a tensor from elsewhere,"
+                )
+                what = "its input" if value.node else what
+                by = call.place if call.module is not None else call.name
+                only = "expected a forward that writes only to what it computed"
+                raise RefusedError(f"net: forward changes {what} in place, by {by}{_where()}; {only}")
+        written = [value for value in result if any(value.tensor is other.tensor for other in changed)]
+        if not written:
+            raise RefusedError(f"net: {call.name} changes a value in place{_where()}, which bnrank does not follow")
+        for value in written:
+            tensor = value.tensor
+            address = tensor.untyped_storage().data_ptr()
+            if value.node and address not in self.memories:
+                first = next(v for v in self.seen if values.same_memory(v.tensor, tensor))
+                size = tensor.untyped_storage().nbytes() // tensor.element_size()
+                self.memories[address] = torch.zeros(size, dtype=torch.float64)
+                self.memories[address][values.places(first.tensor)] = self.numbers(first)
+            if address in self.memories:
+                self.memories[address][values.places(tensor)] = self.numbers(value)
+
+    def _reread(self, value: Value) -> Value:
+        """Return the value of a tensor over memory that was changed through another tensor."""
+        tensor = value.tensor
+        memory = self.memories.get(tensor.untyped_storage().data_ptr())
+        numbers = None if memory is None else memory[values.places(tensor)]
+        if numbers is None or not bool((numbers >= _STEP).any()):
+            return Value(tensor, sources=value.sources, raw=value.raw)
+        try:
+            return self.indexed(numbers, tensor, Call(self, "view", ((), {}), None))
+        except UnreadError as error:
+            raise RefusedError(f"net: forward changes a part of fixed numbers in place{_where()}") from error
+
+    def numbers(self, value: Value) -> Tensor:
+        """Return numbers for the entries of a tensor: those of its node's entries by sample, else what it holds."""
+        if not value.node:
+            return torch.full(value.tensor.shape, torch.nan) if value.sources else value.tensor.detach().double()
+        numbers = self.starts[value.node] + torch.arange(value.tensor.numel() // SAMPLES, dtype=torch.float64)
+        numbers = numbers + _STEP * torch.arange(1, SAMPLES + 1)[:, None]
+        numbers = numbers.reshape(values.samples_first(value.content, *value.layout).shape).movedim(0, value.batch)
+        return numbers.reshape(value.tensor.shape).contiguous()  # merged positions come after their sample
+
+    def indexed(self, numbers: Tensor, tensor: Tensor, call: Call, part: str = "") -> Value:
+        """Return the value of a tensor made of entries with these numbers, after adding an "index" node."""
+        ours = bool(((numbers == 0) | (numbers >= _STEP)).all())
+        expect(ours, "puts in numbers that do not come from the input")
+        layout = _samples(torch.div(numbers, _STEP, rounding_mode="floor") - 1)
+        entries = values.samples_first(numbers, *layout)
+        shape, entries = tuple(entries.shape[1:]), entries.reshape(SAMPLES, -1)
+        both = torch.where(entries == 0, -1, entries % _STEP).long().numpy()
+        expect(np.array_equal(both[0], both[1]), "treats samples differently")
+        names, starts = list(self.starts), np.array(list(self.starts.values()))
+        owner = np.searchsorted(starts, both[0], side="right") - 1
+        owners, first = np.unique(owner, return_index=True)
+        order = [int(o) for o in owners[np.argsort(first)] if o >= 0] or [0]
+        index, end = np.full_like(both[0], -1), 0
+        for o in order:
+            index = np.where(owner == o, both[0] - starts[o] + end, index)
+            end += self.nodes[names[o]].size
+        same = self.nodes[names[order[0]]].shape == shape and np.array_equal(index, np.arange(end))
+        if same and len(order) == 1:
+            return Value(tensor, names[order[0]], *layout)
+        return call.emit("index", [names[o] for o in order], tensor, *layout, part=part, index=index)
+
+    # nodes
+
+    def _read(self, call: Call) -> Any:
+        """Add the verified nodes of an operation, or "outside" nodes if the theory does not cover it."""
+        try:
+            result = operations.read(call)
+            floating = [t for t in leaves(call.result, Tensor) if t.is_floating_point()]
+            flows = all(t.requires_grad for t in floating) or not any(v.tensor.requires_grad for v in call.values)
+            expect(flows, "no gradient flows through it (detach, no_grad or an autograd.Function)")
+            expect(not any(isinstance(t.grad_fn, BackwardCFunction) for t in floating), "hooks may change its gradient")
+            self._verify(call)
+            return result
+        except UnreadError as error:
+            reason = str(error)
+        for value in call.made:
+            del self.nodes[value.node], self.starts[value.node]
+        call.made = []
+        return self._outside(call, reason)
+
+    def _verify(self, call: Call) -> None:
+        """Raise if the fields of a node do not reproduce its value."""
+        known = {v.node: values.samples_first(v.content, *v.layout) for v in [*call.values, *call.made]}
+        weights = {name: p.detach() for name, p in self.weights.items()}
+        for node in (self.nodes[v.node] for v in call.made):
+            unknown = node.op in ("bias", "cast") or (node.op in ("average", "maximum") and node.windows is None)
+            if not unknown and not values.agree(
+                apply(node, [known[n] for n in node.inputs], weights), known[node.name]
+            ):
+                raise UnreadError(f"{call.name} does something else than its name and parameters say")
+
+    def _outside(self, call: Call, reason: str) -> list[Value]:
+        """Add the nodes of an operation that the theory does not cover."""
+        inputs = list({v.node: v for v in call.values}.values())
+        fields: dict[str, Any] = {"reason": reason, "held": tuple(sorted(self._sources(call) & self.weights.keys()))}
+        for tensor in leaves(call.result, Tensor):
+            sizes = dict(enumerate(tensor.shape))
+            in_front = (0, 1) if sizes.get(0) == SAMPLES else (values.NO_SAMPLES, 1)
+            kept = [v.layout for v in inputs if v.batch >= 0 and sizes.get(v.batch) == v.tensor.shape[v.batch]]
+            layout = kept[0] if kept else in_front
+            call.emit("outside", [v.node for v in inputs], tensor, *layout, **fields)
+        return call.made
+
+    def _finished(self, output: str) -> tuple[Node, ...]:
+        """Return the nodes from which the output is reachable, with the output last, and check their parameters.
+
+        Biases are merged with their layers. Casts do not matter at the end; elsewhere they are "outside".
+        """
+        while self.nodes[output].op == "cast":
+            output = self.nodes[output].inputs[0]
+        needed = {output}
+        for name in reversed(self.nodes):  # inputs come before
+            needed |= {*self.nodes[name].inputs} if name in needed else set()
+        kept = [node for name, node in self.nodes.items() if name in needed or node.op == "input"]
+        nodes = {node.name: node for node in kept}
+        if any(node.op in ("bias", "cast") for node in kept):
+            nodes, output = _completed(nodes, output)
+        users: dict[str, list[str]] = {}
+        for node in nodes.values():
+            for parameter in dict.fromkeys(name for name in (node.weight, node.bias, *node.held) if name):
+                for other in users.setdefault(parameter, []):
+                    self._check_apart(parameter, other, node.name)
+                users[parameter].append(node.name)
+        end = nodes.pop(output)
+        return (*nodes.values(), end)
+
+    def _check_apart(self, parameter: str, a: str, b: str) -> None:
+        """Raise if two operations use the same entries of a parameter."""
+        weight, parts = self.weights[parameter], []
+        for call in (self.calls[a], self.calls[b]):
+            views = [v.tensor for v in call.constants if parameter in v.sources]
+            partly = views and all(values.same_memory(weight, view) for view in views)
+            parts.append(torch.cat([values.places(view).flatten() for view in (views if partly else [weight])]))
+        if self.calls[a] is not self.calls[b] and bool(torch.isin(*parts).any()):
+            every = self.net.named_parameters(remove_duplicate=False)
+            aliases = ", ".join(name for name, p in every if p is weight)
+            raise RefusedError(
+                f"net: shared weights: {parameter} (registered as {aliases}) is used in {a!r} and in {b!r}; expected "
+                "every parameter in one place, since the conserved quantities of shared weights are others"
+            )
+
+
+def _completed(nodes: dict[str, Node], output: str) -> tuple[dict[str, Node], str]:
+    """Return nodes and output with added parameters as biases of the layers before, where they are; else outside."""
+    uses = Counter([output, *(name for node in nodes.values() for name in node.inputs)])
+    completed: dict[str, Node] = {}
+    merged: dict[str, str] = {}
+    for node in nodes.values():
+        own = replace(node, inputs=tuple(merged.get(name, name) for name in node.inputs))
+        if own.op == "bias":
+            before = completed[own.inputs[0]]
+            axis = len(own.shape) - 1 if before.op == "linear" else 0
+            shape = (1,) * (len(own.shape) + 1 - len(own.weight_shape)) + own.weight_shape
+            fits = shape == (1, *(size if d == axis else 1 for d, size in enumerate(own.shape)))
+            if uses[node.inputs[0]] == 1 and before.op in ("linear", "conv") and not before.bias and fits:
+                completed[before.name] = replace(before, bias=own.weight)
+                merged[own.name] = before.name
+                continue
+            reason = f"adds {own.weight}, which is not the bias of a linear layer or convolution"
+            own = replace(own, op="outside", reason=reason, held=(own.weight,), weight="", weight_shape=())
+        elif own.op == "cast":
+            own = replace(own, op="outside", reason="rounds values to a lower precision")
+        completed[own.name] = own
+    return completed, merged.get(output, output)
+
+
+def _samples(sample: Tensor) -> tuple[int, int]:
+    """Return where the samples are in a tensor with the sample of every entry (-1: of none): batch and merged."""
+    for merged_too in (False, True):
+        for batch, size in enumerate(sample.shape):
+            if size % SAMPLES == 0 and (size == SAMPLES or merged_too):
+                rows = values.samples_first(sample, batch, size // SAMPLES).reshape(SAMPLES, -1)
+                if all(bool(((row == i) | (row == -1)).all()) for i, row in enumerate(rows)):
+                    return batch, size // SAMPLES
+    raise UnreadError(values.MIXES)
+
+
+def _where(error: BaseException | None = None) -> str:
+    """Return the current line of the user's code in a trace, or the line that raised an error."""
+    frames = list(traceback.extract_stack() if error is None else traceback.extract_tb(error.__traceback__))
+    own = str(Path(__file__).parent)
+    starts = [i for i, frame in enumerate(frames) if frame.filename.startswith(own) and frame.name == "follow"]
+    frames = frames[starts[-1] + 1 :] if starts else frames
+    others = [frame for frame in frames if not frame.filename.startswith((own, str(Path(torch.__file__).parent)))]
+    return f" at {others[-1].filename}, line {others[-1].lineno} ({others[-1].line})" if others else ""
+
+
+def _setitem(target: Tensor, key: Any, value: Any) -> Tensor:
+    target[key] = value
+    return target

@@ -41,59 +41,48 @@ class Wiring:
     """
 
     def __init__(self, vertices: Vertices, edges: tuple[Edge, ...], inputs: Inputs, outputs: Vertices) -> None:
+        import networkx as nx
+
         self.vertices, self.edges = vertices, edges
         self.position = {vertex: i for i, vertex in enumerate(vertices)}
         self.numbers = {edge: e for e, edge in enumerate(edges)}
-        apart = "; keep parallel edges apart by a vertex of slope 1 in between"
-        for name, items, advice in (("vertices", vertices, ""), ("edges", edges, apart)):
+        for name, items in (("vertices", vertices), ("edges", edges), ("outputs", outputs)):
             twice = [item for item, count in Counter(items).items() if count > 1]
-            if twice:
-                raise ValueError(f"{name}: {twice[0]!r} comes twice, expected each once{advice}")
+            validation.expect(not twice, name, f"{', '.join(map(repr, twice[:1]))} twice", "each once")
         for name, known in (("edges", (v for e in edges for v in e)), ("inputs", inputs), ("outputs", outputs)):
-            for vertex in known:
-                if vertex not in self.position:
-                    near = validation.suggest(vertex, map(str, vertices))
-                    raise ValueError(f"{name}: got the unknown vertex {vertex!r}{near}")
-        self.sources = np.array([self.position[u] for u, _ in edges], dtype=np.int64)
-        self.targets = np.array([self.position[v] for _, v in edges], dtype=np.int64)
-        self.levels = self._levels()
-        self._check_inputs(inputs)
-        once = outputs and len(set(outputs)) == len(outputs)
-        validation.expect(once, "outputs", few(outputs) or "none", "at least one vertex, each once")
+            unknown = [repr(vertex) for vertex in known if vertex not in self.position]
+            validation.expect(not unknown, name, f"the unknown vertex {''.join(unknown[:1])}", "one of the vertices")
+        ends = np.array([[self.position[u], self.position[v]] for u, v in edges], dtype=np.int64).reshape(-1, 2)
+        self.sources, self.targets = ends.T
         self.outputs = np.array([self.position[v] for v in outputs], dtype=np.int64)
-        order = np.argsort(self.levels[self.targets], kind="stable")
-        self._forward = np.stack([order, self.sources[order], self.targets[order]], 1).tolist()
-
-    def _levels(self) -> Ints:
-        import networkx as nx
-
-        graph = nx.DiGraph()
-        graph.add_nodes_from(range(len(self.vertices)))
-        graph.add_edges_from(zip(self.sources.tolist(), self.targets.tolist(), strict=True))
-        levels = np.zeros(len(self.vertices), dtype=np.int64)
+        graph = nx.DiGraph(ends.tolist())
+        graph.add_nodes_from(range(len(vertices)))
+        self.levels = np.zeros(len(vertices), dtype=np.int64)
         try:
             for level, numbers in enumerate(nx.topological_generations(graph)):
-                levels[numbers] = level
+                self.levels[numbers] = level
         except nx.NetworkXUnfeasible:
-            cycle = [repr(self.vertices[u]) for u, _ in nx.find_cycle(graph)]
+            cycle = [repr(vertices[u]) for u, _ in nx.find_cycle(graph)]
             names = " -> ".join([*cycle, cycle[0]])
             raise ValueError(f"edges: got the cycle {names}, expected a directed acyclic graph") from None
-        return levels
+        order = np.argsort(self.levels[self.targets], kind="stable")
+        self._forward = np.stack([order, self.sources[order], self.targets[order]], 1).tolist()
+        self._read_inputs(inputs)
+        validation.expect(outputs, "outputs", "none", "at least one vertex")
 
-    def _check_inputs(self, inputs: Inputs) -> None:
+    def _read_inputs(self, inputs: Inputs) -> None:
         self.coordinates = np.full(len(self.vertices), -2, dtype=np.int64)
         for vertex, coordinate in inputs.items():
             name = f"input of vertex {vertex!r}"
-            if isinstance(coordinate, str):
-                validation.choice(coordinate, name, ("constant",))
-            number = -1 if isinstance(coordinate, str) else validation.integer(coordinate, name, 0)
-            self.coordinates[self.position[vertex]] = number
+            constant = isinstance(coordinate, str) and validation.choice(coordinate, name, ("constant",))
+            self.coordinates[self.position[vertex]] = -1 if constant else validation.integer(coordinate, name, 0)
         entered = np.isin(np.arange(len(self.vertices)), self.targets)
-        alone = "has no in-edges and is no input; give it a coordinate or 'constant'"
         given = self.coordinates >= -1
-        for wrong, text in ((given & entered, "has in-edges, expected a vertex without"), (~(given | entered), alone)):
-            if wrong.any():
-                raise ValueError(f"inputs: {self.vertices[int(wrong.argmax())]!r} {text}")
+        wrong = [*np.flatnonzero(given & entered), *np.flatnonzero(~(given | entered))]
+        if wrong:
+            alone = "has no in-edges and is no input; give it a coordinate or 'constant'"
+            text = "has in-edges, expected a vertex without" if entered[wrong[0]] else alone
+            raise ValueError(f"inputs: {self.vertices[wrong[0]]!r} {text}")
         validation.expect(self.coordinates.max(initial=-2) >= 0, "inputs", "no coordinate of x", "at least one")
 
     @property
@@ -160,36 +149,29 @@ class Wiring:
     @cached_property
     def unrolled(self) -> Unrolled:
         """The tree of path suffixes; every path adds at most one node per vertex on it, and a leaf."""
-        reached = zip(self.ending, self.reaching, strict=True)
-        ending = np.array([n if to_outputs else 0 for n, to_outputs in reached], dtype=np.int64)
-        is_input = self.coordinates >= -1
-        order = np.argsort(self.targets, kind="stable")  # by target
-        first = np.searchsorted(self.targets[order], np.arange(len(is_input) + 1))
-        degree = np.diff(first)
-        sizes = np.concatenate([[0], np.cumsum(ending[self.sources[order]])])
-        before = np.append(sizes[:-1] - np.repeat(sizes[first[:-1]], degree), 0)  # earlier paths into the same vertex
-        order, sources = np.append(order, -1), np.append(self.sources, -1)  # the last: from a whole path to its leaf
-
-        vertex = self.outputs
-        parent, edge = np.full_like(vertex, -1), np.full_like(vertex, -1)
-        offset = np.cumsum(ending[vertex]) - ending[vertex]
-        levels, starts, leaves = [], [0], np.full(int(ending[vertex].sum()), -1, dtype=np.int64)
-        while len(vertex):
-            nodes = starts[-1] + np.arange(len(vertex))
-            starts.append(starts[-1] + len(vertex))
-            levels.append((vertex, parent, edge))
-            leaf = vertex < 0
-            leaves[offset[leaf]] = nodes[leaf]
-            ends = ~leaf & is_input[vertex]
-            children = np.where(leaf, 0, np.where(ends, 1, degree[vertex]))
-            row = np.repeat(np.arange(len(nodes)), children)
-            within = np.arange(len(row)) - np.repeat(np.cumsum(children) - children, children)
-            slot = np.where(ends[row], -1, first[vertex[row]] + within)
-            edge, offset = order[slot], offset[row] + before[slot]
-            vertex = sources[edge]
-            parent = nodes[row]
-        vertices, parents, edges = (np.concatenate(column) for column in zip(*levels, strict=True))
-        return Unrolled(vertices, parents, edges, np.array(starts, dtype=np.int64), leaves)
+        into: list[list[tuple[int, int]]] = [[] for _ in self.vertices]
+        for edge, (source, target) in enumerate(zip(self.sources.tolist(), self.targets.tolist(), strict=True)):
+            into[target].append((source, edge))
+        nodes: list[tuple[int, int, int]] = []
+        leaves: list[tuple[tuple[int, ...], int]] = []  # with what sorts them: the branch taken at every vertex
+        level: list[tuple[int, int, int, tuple[int, ...]]]
+        starts, level = [0], [(v, -1, -1, (i,)) for i, v in enumerate(self.outputs.tolist())]
+        while level:
+            following = []
+            for vertex, parent, edge, branches in level:
+                number = len(nodes)
+                nodes.append((vertex, parent, edge))
+                if vertex < 0:
+                    leaves.append((branches, number))
+                elif self.coordinates[vertex] >= -1:
+                    following.append((-1, number, -1, branches))
+                else:
+                    following += [(u, number, e, (*branches, i)) for i, (u, e) in enumerate(into[vertex])]
+            starts.append(len(nodes))
+            level = following
+        vertices, parents, edges = np.array(nodes, dtype=np.int64).T
+        ordered = np.array([number for _, number in sorted(leaves)])
+        return Unrolled(vertices, parents, edges, np.array(starts), ordered)
 
     def walk(self) -> Iterator[Vertices]:
         """Yield the paths as tuples of vertices, sorted by their last edge, then the second to last, and so on."""
@@ -273,9 +255,3 @@ class Unrolled:
             here = here[torch.from_numpy(self.parents[part] - self.starts[depth - 1])] * own
             depths.append(here)
         return torch.cat(depths)[torch.from_numpy(self.leaves - self.starts[1])]
-
-
-def few(names: Vertices) -> str:
-    """Return up to eight names as text."""
-    text = ", ".join(map(repr, names[:8]))
-    return text + (f", ... ({len(names)})" if len(names) > 8 else "")

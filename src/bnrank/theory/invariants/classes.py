@@ -63,7 +63,9 @@ def blocks(graph: LayerGraph, parameters: Tensors) -> tuple[list[Block], Entries
     parameters : mapping
         The module's parameters by name; only the values of frozen parameters matter.
     """
-    entries = Entries(graph, parameters, shared_factors(graph, parameters))
+    entries = Entries(graph, parameters)
+    if any(node.op == "diagonal" for node in graph):
+        entries = Entries(graph, parameters, shared_factors(entries))
     labels = entries.labels()
     free = np.ones(labels.max() + 1, dtype=bool)
     free[labels[entries.pinned]] = False
@@ -88,8 +90,6 @@ def numbers(graph: LayerGraph, parameters: Tensors, entries: Entries) -> list[Bl
     connects its input class to its output class. Scaling all connected classes together is a sum of the scalings of
     :func:`blocks`, so one class is omitted, on the side with fewer classes, unless one of them is fixed.
     """
-    if not entries.kept:
-        return []
     tied = Entries(graph, parameters)
     labels = tied.labels()
     fixed = set(labels[tied.pinned].tolist())

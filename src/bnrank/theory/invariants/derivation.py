@@ -20,6 +20,17 @@ SUMS = "T44-T45, sums"
 STILL = "no gradient"
 BEYOND = "T45, beyond the source"
 FLOW = "gradient flow; any loss, any data"
+CASES = {
+    ("linear", "linear"): "T45 (1)",
+    ("conv", "conv"): "T45 (2)",
+    ("block", "block"): "T45 (4)",
+    ("conv", "linear"): "T45 (5)",
+    ("conv", "block"): "T45 (6)",
+    ("block", "linear"): "T45 (7)",
+    ("linear", "block"): "T45 (7)",
+    ("linear", "conv"): BEYOND,
+    ("block", "conv"): BEYOND,
+}
 
 
 def quantities(block: Block, entries: Entries, *, number: bool = False) -> list[Conserved]:
@@ -31,11 +42,8 @@ def quantities(block: Block, entries: Entries, *, number: bool = False) -> list[
         for roles in (("write", "scale out"), ("read", "scale in"))
     )
     biases = ", ".join(s.parameter for s in slots if s.role == "bias")
-    still = ""
-    if not readers:
-        still = "nothing reads it, so what writes it has no gradient and stays as it is"
-    elif not writers and not biases:
-        still = "nothing writes it, so it is 0, and what reads it has no gradient and stays as it is"
+    why = "nothing reads it, so what writes it" if not readers else "nothing writes it, so it is 0, and what reads it"
+    still = "" if readers and (writers or biases) else f"{why} has no gradient and stays as it is"
     case = STILL if still else _case(graph, writers, readers, order)
     name = f"{_names(writers)} | {_names(readers)}"
     nodes = [graph[name] for name in block.nodes]
@@ -55,20 +63,11 @@ def quantities(block: Block, entries: Entries, *, number: bool = False) -> list[
     }
     alone, activated = groups == block.size, block.activations.shape[1] > 0
     if not (alone or activated or block.diagonal):
-        maps = "only trained free linear maps, sums and reorderings touch it"
-        if any(n.op in ("linear", "conv", "diagonal") and n.weight not in graph.trained for n in nodes):
-            maps = "only trained free linear maps, and frozen ones that treat its channels alike, touch it"
-        why = still or f"{maps}: any mixing of its channels{within} can be undone{tail}"
+        why = still or f"{_mixing(graph, nodes)}: any mixing of its channels{within} can be undone{tail}"
         return [Conserved(f"matrix {name}", "matrix", (case,), reason=why, assumption=FLOW, **common)]
-    only = "every channel is a separate group, and can be scaled"
-    if number:
-        only = "one number multiplies all of these channels, and takes up their scaling"
-    elif block.diagonal:
-        only = block.diagonal
-    elif between:
-        only = f"{between} between: only scalings by positive numbers commute with it"
-    elif block.size == 1:
-        only = "one channel, which can be scaled"
+    only = f"{between} between: only scalings by positive numbers commute with it"
+    if number or block.diagonal or not between:
+        only = _scaling(block, number)
     ids = ("T44", case) if case.startswith("T45 (") else (STILL if still else "T44",)
     found = [Conserved(f"vertex {name}", "vertex", ids, reason=still or only + tail, assumption=FLOW, **common)]
     if activated and not (alone or block.diagonal or still):
@@ -90,6 +89,19 @@ def quantities(block: Block, entries: Entries, *, number: bool = False) -> list[
             )
         )
     return found
+
+
+def _mixing(graph: LayerGraph, nodes: list[Node]) -> str:
+    if any(n.op in ("linear", "conv", "diagonal") and n.weight not in graph.trained for n in nodes):
+        return "only trained free linear maps, and frozen ones that treat its channels alike, touch it"
+    return "only trained free linear maps, sums and reorderings touch it"
+
+
+def _scaling(block: Block, number: bool) -> str:
+    if number:
+        return "one number multiplies all of these channels, and takes up their scaling"
+    one = "one channel, which can be scaled" if block.size == 1 else ""
+    return block.diagonal or one or "every channel is a separate group, and can be scaled"
 
 
 def _terms(terms: Iterable[tuple[tuple[Slot, Array, Array], ...]], entries: Entries) -> tuple[Term, ...]:
@@ -155,31 +167,17 @@ def _case(graph: LayerGraph, writers: list[Node], readers: list[Node], order: di
         return SEVERAL
     if min(order[r.name] for r in readers) < max(order[w.name] for w in writers):
         return STREAM
-    before, behind = _side(graph, writers, before=True), _side(graph, readers, before=False)
-    if (before, behind) == ("linear", "linear") and _skipped(graph, writers[0], readers[0]) is not None:
+    before = writers[0].op if len(writers) == 1 else _block(graph, writers, before=True)
+    behind = readers[0].op if len(readers) == 1 else _block(graph, readers, before=False)
+    adds = any(node.op == "add" for node in graph)
+    if (before, behind) == ("linear", "linear") and adds and _skipped(graph, writers[0], readers[0]) is not None:
         return "T45 (3)"
-    cases = {
-        ("linear", "linear"): "T45 (1)",
-        ("conv", "conv"): "T45 (2)",
-        ("block", "block"): "T45 (4)",
-        ("conv", "linear"): "T45 (5)",
-        ("conv", "block"): "T45 (6)",
-        ("block", "linear"): "T45 (7)",
-        ("linear", "block"): "T45 (7)",
-        ("linear", "conv"): BEYOND,
-        ("block", "conv"): BEYOND,
-    }
-    several = SUMS if len(writers) > 1 or len(readers) > 1 else SEVERAL
-    return cases.get((before, behind), several)
+    return CASES.get((before, behind), SUMS if len(writers) > 1 or len(readers) > 1 else SEVERAL)
 
 
-def _side(graph: LayerGraph, nodes: list[Node], *, before: bool) -> str:
-    """Return "linear", "conv", "block" (Z and D, or Y and D, of a residual block) or ""."""
-    if len(nodes) == 1:
-        return nodes[0].op
-    if len(nodes) != 2:
-        return ""
-    for one, skip in (nodes, nodes[::-1]):
+def _block(graph: LayerGraph, nodes: list[Node], *, before: bool) -> str:
+    """Return "block" if two nodes are Z and D, or Y and D, of a residual block, else ""."""
+    for one, skip in (nodes, nodes[::-1]) if len(nodes) == 2 else ():
         others = [n for n in graph if n.op == "linear"]
         pairs = [(y, one) for y in others] if before else [(one, z) for z in others]
         if one.op == "linear" and any(_skipped(graph, y, z) is skip for y, z in pairs):

@@ -121,15 +121,19 @@ class Entries:
             np.add.at(coarse, given, mixed(np.uint64(key) + (value if weight is None else value ^ weight)))
         for node in self.graph:
             if node.op in ("linear", "conv") and node.weight not in self.graph.trained:
-                given, taken = self._sides(node)
-                rows, columns, values = self._kernels(node)
-                channel = np.zeros(len(given), dtype=np.uint64)
-                np.add.at(channel, rows, mixed(mixed(rank[taken[columns, 0]]) ^ values))
-                places = mixed(np.arange(given.shape[1]))
-                how = (node.stride, node.padding, node.dilation, node.padding_mode, given.shape[1:], taken.shape[1:])
-                frozen = np.uint64(_key("frozen", *map(str, how)))
-                np.add.at(coarse, given.ravel(), mixed(frozen + mixed(channel[:, None] ^ places).ravel()))
+                self._add_frozen(node, rank, coarse)
         return coarse, fine
+
+    def _add_frozen(self, node: Node, rank: Array, contexts: Array) -> None:
+        """Add a frozen matrix or kernel to the numbers that identify the operations on its outputs."""
+        given, taken = self._sides(node)
+        rows, columns, values = self._kernels(node)
+        channel = np.zeros(len(given), dtype=np.uint64)
+        np.add.at(channel, rows, mixed(mixed(rank[taken[columns, 0]]) ^ values))
+        places = mixed(np.arange(given.shape[1]))
+        how = (node.stride, node.padding, node.dilation, node.padding_mode, given.shape[1:], taken.shape[1:])
+        frozen = np.uint64(_key("frozen", *map(str, how)))
+        np.add.at(contexts, given.ravel(), mixed(frozen + mixed(channel[:, None] ^ places).ravel()))
 
     def _tie(self, a: Array, b: Array) -> None:
         a, b = np.broadcast_arrays(a, b)
@@ -264,14 +268,9 @@ class Entries:
         return f"{factor} {node.name}"
 
 
-def shared_factors(graph: LayerGraph, parameters: Tensors) -> frozenset[str]:
+def shared_factors(entries: Entries) -> frozenset[str]:
     """Return the diagonal weights with a number that multiplies several classes, e.g. one number for all channels."""
-    nodes = [n for n in graph if n.op == "diagonal" and n.weight in graph.trained]
-    nodes = [n for n in nodes if parameters[n.weight].numel() < n.size]
-    if not nodes:
-        return frozenset()
-    entries = Entries(graph, parameters)
-    names = {n.weight for n in nodes}
+    names = {node.weight for node in entries.graph if node.op == "diagonal"}
     label = entries.labels(without=names)
     sets = [slot for slot in entries.slots if slot.parameter in names]
     return frozenset(s.parameter for s in sets if (label[s.entries] != label[s.entries[:, :1]]).any())

@@ -12,13 +12,12 @@ from torch import Tensor, nn
 from bnrank._core import validation
 from bnrank._core.content import Part, Table
 from bnrank._core.results import Printed
-from bnrank.networks.functional import check_unshared, unwrap
-from bnrank.networks.functional import example as samples
+from bnrank.networks.functional import unwrap
 from bnrank.networks.graph.layers import LayerGraph
-from bnrank.networks.graph.tracing import trace
+from bnrank.networks.graph.tracing import Tracer, run
 from bnrank.networks.reasons import Skipped
 from bnrank.theory.invariants.classes import Block, blocks, numbers
-from bnrank.theory.invariants.conserved import Conserved, gradient
+from bnrank.theory.invariants.conserved import Conserved
 from bnrank.theory.invariants.derivation import differences, quantities
 from bnrank.theory.invariants.entries import Entries
 
@@ -169,24 +168,22 @@ def find(net: nn.Module, example: Tensor | np.ndarray, *, verify: bool = True) -
 
 
 def with_blocks(
-    net: nn.Module, example: Tensor | np.ndarray, *, graph: LayerGraph | None = None, verify: bool = True
+    net: nn.Module, example: Tensor | np.ndarray, *, verify: bool = True
 ) -> tuple[Findings, list[Block], Entries]:
-    """Return the result of :func:`find`, for a graph if given, and the blocks and entries it is derived from."""
+    """Return the result of :func:`find`, and the blocks and entries it is derived from."""
     with torch.inference_mode(False):
         if isinstance(example, Tensor) and example.is_inference():
             example = example.clone()
-        graph, net = trace(net, example) if graph is None else graph, unwrap(net)
-        check_unshared(net)
-        parameters = dict(net.named_parameters())
+        graph, tracer = run(net, example)
+        parameters = dict(unwrap(net).named_parameters())
         found, entries = blocks(graph, parameters)
         items = [q for block in found for q in quantities(block, entries)]
-        for block in numbers(graph, parameters, entries):
+        for block in numbers(graph, parameters, entries) if entries.kept else ():
             items += quantities(block, entries, number=True)
         items += differences(entries, found)
-        findings = Findings(_named(items), graph)
         if validation.flag(verify, "verify"):
-            _verify(findings, net, example)
-        return findings, found, entries
+            _verify([item for item in items if item.kind != "pair"], tracer)
+        return Findings(_named(items), graph), found, entries
 
 
 def _named(items: list[Conserved]) -> list[Conserved]:
@@ -199,28 +196,23 @@ def _named(items: list[Conserved]) -> list[Conserved]:
     return items
 
 
-def _verify(findings: Findings, net: nn.Module, example: Tensor | np.ndarray) -> None:
-    """Check that the rate of every quantity is 0 along the gradient of a random function of the outputs."""
-    items = [item for item in findings if item.kind != "pair"]
-    if not items:
+def _verify(items: list[Conserved], tracer: Tracer) -> None:
+    """Check that the rate of every quantity is 0 along the gradient of a random function of the traced outputs."""
+    outputs, generator = tracer.output.tensor, torch.Generator().manual_seed(0)
+    weights = {name: p for name, p in tracer.weights.items() if p.requires_grad}
+    if not items or not outputs.requires_grad:
         return
-
-    def random(outputs: Tensor) -> Tensor:
-        generator = torch.Generator().manual_seed(0)
-        return (outputs * torch.randn(outputs.shape, generator=generator, dtype=torch.float64).to(outputs.device)).sum()
-
-    leaves, flow = gradient(net, samples(net, example, name="example")[:2], random)
-    if not all(bool(g.isfinite().all()) for g in flow.values()):
-        raise ValueError(
-            "example: the gradient there is not finite, so what is found cannot be verified; pass other samples, or "
-            "verify=False"
-        )
+    cost = (outputs * torch.randn(outputs.shape, generator=generator, dtype=torch.float64)).sum()
+    gradient = torch.autograd.grad(cost, list(weights.values()), materialize_grads=True)
+    if not all(bool(g.isfinite().all()) for g in gradient):
+        advice = "so what is found cannot be verified; pass other samples, or verify=False"
+        raise ValueError(f"example: the gradient there is not finite, {advice}")
+    flow = dict(zip(weights, gradient, strict=True))
     for item in items:
-        rate, size = item.rate_along(leaves, flow)
+        rate, size = item.rate_along(weights, flow)
         bound = size + torch.finfo(torch.float64).tiny
         if not bool((rate.abs() <= RTOL * bound + ROUNDING * bound.max()).all()):
-            worst = (rate.abs() / bound).max()
             raise RuntimeError(
-                f"{item.name}: its rate along a gradient is {worst:.1e} of its scale, expected 0. This is an error in "
-                "bnrank: please report it with the module; verify=False returns the quantities nevertheless"
+                f"{item.name}: its rate along a gradient is {(rate.abs() / bound).max():.1e} of its scale, expected 0. "
+                "This is an error in bnrank: please report it with the module; verify=False skips this check"
             )

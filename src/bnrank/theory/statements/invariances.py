@@ -32,7 +32,7 @@ def _paths(facts: Facts) -> Sides:
     weights = sum(facts.function.parameters[node.weight].numel() for node in graph if node.op in ("linear", "conv"))
     assume(weights <= PATHS, "a network of few paths", f"{weights} weights, more than {PATHS}")
     with assuming("a small network without parts outside the theory"):
-        neurons = graph.neurons(facts.net, max_edges=PATHS)
+        neurons = graph.neurons(max_edges=PATHS)
     count = neurons.count()
     assume(count <= PATHS, "a network of few paths", f"{count} paths, more than {PATHS}")
     assume(count > 0, "a path leads from the input to the output", "there is none")
