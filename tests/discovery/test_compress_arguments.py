@@ -71,17 +71,6 @@ class Several(nn.Module):
         return self.body(x)
 
 
-class Single(nn.Module):
-    """Holds a tensor that is no buffer: it runs in one precision only."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer, self.fixed = nn.Linear(6, 2), torch.ones(2, 3)
-
-    def forward(self, x):
-        return self.layer(x) @ self.fixed
-
-
 class OwnLinear(nn.Linear):
     """Has a forward of its own, whose argument is named otherwise."""
 
@@ -132,7 +121,6 @@ AT_POSITIONS = (
         (Convolving(), normal(20, 3, 5, 5), {}, ValueError, r"^x: .*layer body\.0 \(Conv2d\) expects 1 channel and"),
         (embedding(), normal(20, 3), {}, TypeError, "^x: got dtype torch.float32.*expected integers"),
         (embedding(), torch.full((20, 3), 10), {}, ValueError, "^x: the module fails on it.*index out of range"),
-        (Single(), X, {}, ValueError, r"^net: Single runs on x .*in torch.float32, but not in torch.float64"),
         (Decided(lambda z: z.argmax(1)), X, {}, ValueError, "^net: Decided returns integers .*expected floating-point"),
         (Decided(lambda z: z > 0), X, {}, ValueError, "^net: Decided returns truth values .*expected floating-point"),
         (Doubling(), X, {}, ValueError, "^net: Doubling cannot be differentiated: .*modified by an inplace operation"),

@@ -16,7 +16,7 @@ from bnrank.discovery.compression.returned import Judged
 from bnrank.discovery.storage import plain_array
 from bnrank.measures.products import differentiating
 from bnrank.networks import Segment, Skipped
-from bnrank.networks.functional import ExplainedError, Functional, PrecisionError, example
+from bnrank.networks.functional import ExplainedError, Functional, example
 from bnrank.networks.replicas import copied
 
 Outputs = list[Tensor]  # (N, entries) each, in float64
@@ -128,35 +128,14 @@ def check_alone(function: Functional, x: Tensor) -> None:
         ) from error
 
 
-def check_working(work: nn.Module, judged: Judged, x: Tensor, dtype: torch.dtype) -> None:
-    """Raise ValueError, with the reason, for a copy whose forward or backward pass fails in its precision."""
-    kind, parameters = type(work).__name__, list(work.parameters())
-    try:
-        with torch.enable_grad():
-            total = torch.stack([out.sum() for out in judged(work(x.clone()))]).sum()
-    except Exception as error:
-        plain = _held_back(work, dtype)
-        if not plain:
-            raise ValueError(f"net: a copy of {kind} fails on x: {error}") from error
-        names, own = ", ".join(plain), next(iter(plain.values()))
-        raise PrecisionError(
-            f"net: {kind} runs on x in {own}, but not in {dtype}: {error}; register as buffers the "
-            f"tensors that are plain attributes ({names}), or pass dtype={own}",
-            own,
-        ) from error
+def check_backward(work: nn.Module, judged: Judged, x: Tensor) -> None:
+    """Raise ValueError, with the reason, for a copy whose backward pass fails."""
+    with torch.enable_grad():
+        total = torch.stack([out.sum() for out in judged(work(x.clone()))]).sum()
     if total.requires_grad:
         with differentiating(work):
-            torch.autograd.grad(total, [p for p in parameters if p.requires_grad], allow_unused=True)
-
-
-def _held_back(work: nn.Module, dtype: torch.dtype) -> dict[str, torch.dtype]:
-    """Return the tensors that are plain attributes and of another precision, by name."""
-    return {
-        ".".join(filter(None, (name, key))): held.dtype
-        for name, part in work.named_modules()
-        for key, held in vars(part).items()
-        if isinstance(held, Tensor) and held.is_floating_point() and held.dtype != dtype
-    }
+            parameters = [p for p in work.parameters() if p.requires_grad]
+            torch.autograd.grad(total, parameters, allow_unused=True)
 
 
 def _explained(given: Functional, x: Tensor, name: str, cause: BaseException) -> Exception:

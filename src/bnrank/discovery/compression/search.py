@@ -179,7 +179,7 @@ def compress(
     with confined(), budget.budget(max_minutes, progress, start) as time_left:
         work = prepared(original, dtype)
         deciding = parted.deciding.to(function.device, dtype if x.is_floating_point() else x.dtype)
-        judging.check_working(work, judged, deciding[:2], dtype)
+        judging.check_backward(work, judged, deciding[:2])
         anatomy = _anatomy(work, deciding[:2], judged)
         search, chunk_size = _posed(anatomy, function, judged, deciding, tune, seed)
         outcomes = _outcomes(search, anatomy, MARGIN * tol, chunk_size)
