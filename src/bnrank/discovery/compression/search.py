@@ -173,7 +173,7 @@ def compress(
     described = identity.describe(original, "net", values=False)  # before it runs, which can change attributes
     parted = judging.split(original, x, y, held_out, seed)
     function = Functional(original, dtype, whole=x)
-    judged, unbounded, reference = judging.measured(function, parted, outputs, not isinstance(held_out, float))
+    judged, unbounded, reference = judging.measured(function, parted, outputs)
     noise = returned.noise(function, x[:ENOUGH])
     confined = returned.confinement(lambda: function(x[:2]))
     with confined(), budget.budget(max_minutes, progress, start) as time_left:
