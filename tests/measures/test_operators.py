@@ -145,5 +145,5 @@ def test_a_kernel_or_padding_that_does_not_fit_is_named():
     assert "depends on the image size" in operators.layer_singular_values(layer)[1]
     with torch.no_grad():
         layer.weight[0, 0, 0] = torch.nan
-    with pytest.raises(ValueError, match="net: layer '': kernel: got NaN"):
+    with pytest.raises(ValueError, match="net: layer 'weight': kernel: got NaN"):
         operators.layer_singular_values(layer, 8)

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from bnrank.measures.representations import distance
 from bnrank.measures.similarity import cca, cka, principal_angles
 
 
@@ -41,11 +40,6 @@ def test_cka_is_the_ratio_of_hsic(n, d, e, debiased, estimate):
     k, ell = (t.numpy() @ t.numpy().T for t in (a, b))
     expected = estimate(k, ell) / math.sqrt(estimate(k, k) * estimate(ell, ell))
     assert cka(a, b, debiased=debiased) == pytest.approx(expected, abs=1e-9)
-
-
-def test_cka_is_the_cosine_of_the_angle_of_centered_kernels():
-    a, b = normal(20, 5), normal(20, 8, seed=1)
-    assert cka(a, b) == pytest.approx(math.cos(distance(a, b, "centered-angle")), abs=1e-12)
 
 
 @pytest.mark.parametrize("debiased", [False, True])
@@ -110,9 +104,9 @@ def test_principal_angles_are_the_planted_ones(angle):
 @pytest.mark.parametrize(
     ("call", "text"),
     [
-        (lambda: cka(normal(3, 2), normal(4, 2)), "b: got 4 samples, expected 3"),
-        (lambda: cka(normal(3, 2), normal(3, 2), debiased=True), "a: got 3 samples, expected at least 4"),
-        (lambda: cka(normal(1, 2), normal(1, 2)), "a: got 1 samples, expected at least 2"),
+        (lambda: cka(normal(3, 2), normal(4, 2)), "b: got 4 rows, expected 3"),
+        (lambda: cka(normal(3, 2), normal(3, 2), debiased=True), "a: got 3 rows, expected at least 4"),
+        (lambda: cka(normal(1, 2), normal(1, 2)), "a: got 1 rows, expected at least 2"),
         (lambda: cka(torch.tensor([[1.0], [torch.nan]]), normal(2, 2)), "a: got NaN"),
         (lambda: cca(normal(3, 2), normal(3, 2), share=0), "share: got"),
         (lambda: principal_angles(torch.zeros(3, 1), normal(3, 1)), "a: got a matrix of zeros"),

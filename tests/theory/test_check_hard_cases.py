@@ -54,10 +54,6 @@ CONSTRUCTED = {
         constructions.line_interpolant(points(5, 10, 3), 0.3 * points(5, 10, 4), 6),
         points(5, 10, 3),
     ),
-    "interpolant, steps": lambda: (
-        constructions.line_interpolant(points(6, 3), points(6, 2, 1), 8, method="steps"),
-        points(6, 3),
-    ),
     "identity": lambda: (constructions.identity(3, 5), X3),
     "identity, signed": lambda: (constructions.identity(3, 5, slope=-0.5, signed=True), points(10, 3)),
     "completely positive": lambda: (
@@ -112,7 +108,7 @@ def test_values_beyond_floats_are_inconclusive_by_name():
 
 def test_a_rank_that_is_rounding_of_the_weights_is_no_factorization():
     net, x = EXTREME["rank from rounding"]
-    found = bnrank.rank.bracket(net, x)
+    found = bnrank.rank(net, x)
     assert (found.lower, found.upper, found.relative_error) == (2, 2, pytest.approx(0, abs=1e-5))
 
 

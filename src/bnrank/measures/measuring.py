@@ -15,7 +15,7 @@ from bnrank._core.progress import bar
 from bnrank.measures import bottlenecks, spectra, weights
 from bnrank.measures.choices import PATCHES, Choice
 from bnrank.measures.layerwise import LayerUse, Uses, few_samples
-from bnrank.measures.nonlinearity import Ratio
+from bnrank.measures.nonlinearities import Ratio
 from bnrank.measures.samplewise import SampleMeasures
 from bnrank.networks.inputs import Samples
 from bnrank.networks.reading import Layer, Reading, capture, leaving_out

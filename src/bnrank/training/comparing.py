@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -15,9 +15,9 @@ from bnrank.measures.comparing import Comparison, representations
 from bnrank.measures.comparing.pair import compared
 from bnrank.networks.inputs import Example
 from bnrank.networks.reading.matrices import Source, listing
+from bnrank.training.checkpoints import Series, record_of
 from bnrank.training.watching import quantities
-from bnrank.training.watching.checkpoints import record_of
-from bnrank.training.watching.records import Measured, Record, dataset
+from bnrank.training.watching.records import Record
 
 __all__ = ["compare"]
 
@@ -89,7 +89,7 @@ def compare(
         All are NaN where shapes differ; ranks and shares of a change of 0, and angles beyond the subspaces, are NaN.
         Over tensor: ``tensor_change`` of vectors and other tensors that are no matrix.
 
-        With x, over (layer_a, layer_b): ``cka``, ``cka_debiased`` and ``cca`` (:mod:`bnrank.measures.similarity`) of
+        With x, over (layer_a, layer_b): ``cka``, ``cka_debiased`` and ``cca`` (:mod:`bnrank.similarity`) of
         the activations, flattened to (N, features); over layer_a and over layer_b, ``dimension_95_a`` and so on, as in
         a profile. Attributes ``output_change`` and ``output_change_of_spread``: the norm of the difference of the
         outputs over that of the outputs of a, and over that of their deviation from the mean, unless this is rounding.
@@ -116,12 +116,12 @@ def compare(
     >>> state["layers.0.weight"] += torch.linspace(0, 1, 20)[:, None] * torch.ones(6)
     >>> found = compare(net.state_dict(), state)
     >>> found.data.layer_name.values.tolist(), found.data.update_rank.values
-    (['layers.0.weight', 'layers.1.weight'], array([1., 0.]))
+    (['layers.0', 'layers.1'], array([1., 0.]))
     >>> round(float(compare(net, net, torch.randn(30, 6)).data.cka[0, 0]), 9)
     1.0
     """
     top = validation.integer(top, "top")
-    some: dict[str, Any] = {
+    passes: dict[str, Any] = {
         "max_samples": validation.integer(max_samples, "max_samples"),
         "chunk_size": validation.integer(chunk_size, "chunk_size"),
         "dtype": validation.dtype(dtype),
@@ -134,8 +134,7 @@ def compare(
         "progress": validation.flag(progress, "progress"),
     }
     if b is not None:
-        one: Any = a
-        return compared(one, b, x, top=top, deadline=deadline, **limits, **some)
+        return compared(cast(Source, a), b, x, top=top, deadline=deadline, **limits, **passes)
     validation.expect(top <= quantities.LARGEST, "top", top, f"at most {quantities.LARGEST} without b")
     if isinstance(a, str | os.PathLike):
         expected = "it with modules: files of weights have no code"
@@ -145,52 +144,40 @@ def compare(
     if not isinstance(a, list | tuple):
         raise TypeError(f"a, b: got {validation.describe(a)} alone, expected {expected}")
     validation.expect(len(a) > 1, "a", f"{len(a)} networks", "at least 2")
-    return _sequence(list(a), x, top, some, deadline)
+    return _sequence(list(a), x, top, passes, deadline)
 
 
-def _sequence(sources: list[Any], x: Any, top: int, some: dict[str, Any], deadline: Deadline) -> Record:
+def _sequence(sources: list[Any], x: Any, top: int, passes: dict[str, Any], deadline: Deadline) -> Record:
     """Return the record of networks in order, each compared with the first."""
-    measured: list[Measured] = []
-    layers: dict[str, None] = {}
-    changes = quantities.Changes(top)
-    views: list[representations.Seen] = []
-    notes: list[str] = []
+    series, notes = Series(top), []
+    first: representations.Seen | None = None
     for step, source in enumerate(sources):
-        if measured and deadline.over():
+        if step and deadline.over():
             notes.append(f"networks {step} to {len(sources) - 1}: {deadline.missed}")
             break
-        rows: dict[str, dict[str, float]] = {}
-        values: dict[str, list[float]] = {}
-        with listing(source, f"a[{step}]") as held:
-            matrices = {matrix.name: matrix.blocks().clone() for matrix in held.matrices}
-        for name, matrix in matrices.items():
-            found, values[name] = quantities.of_weight(matrix)
-            rows[name] = found | changes.of(name, step, matrix) | quantities.of_entries(matrix)
-            layers[name] = None
+        similar: dict[str, dict[str, float]] = {}
         if x is not None:
-            view = representations.View(source, x, f"a[{step}]", some["max_samples"], some["dtype"])
-            views = [*views[:1], view.seen(some["chunk_size"], deadline)]
-            notes += [text for text in views[-1].left_out if text not in notes]
-            for name, row in _similar(views[0], views[-1]).items():
-                rows.setdefault(name, {}).update(row)
-                layers[name] = None
-        measured.append(Measured(step, rows, values))
-    validation.expect(layers, "a", "networks without matrices", "some")
-    what = ["weights", "changes", *(["similarity"] if x is not None else []), "subnormals"]
-    cut = f"{len(measured)} of " if len(measured) < len(sources) else ""
-    about = {"title": f"{cut}{len(sources)} networks", "notes": "\n".join(notes + changes.notes), "top": top}
-    return Record(dataset(measured, list(layers), what, about))
+            view = representations.View(source, x, f"a[{step}]", passes["max_samples"], passes["dtype"])
+            seen = view.seen(passes["chunk_size"], deadline)
+            first = first or seen
+            notes += [text for text in seen.left_out if text not in notes]
+            similar = _similar(first, seen)
+        with listing(source, f"a[{step}]") as weights:
+            series.add(step, weights.matrices, similar)
+    validation.expect(any(m.rows for m in series.measured), "a", "networks without matrices", "some")
+    done = len(series.measured)
+    title = f"{f'{done} of ' if done < len(sources) else ''}{len(sources)} networks"
+    return series.record(title, notes, ["similarity"] if x is not None else [])
 
 
 def _similar(first: representations.Seen, seen: representations.Seen) -> dict[str, dict[str, float]]:
     """Return the CKA of the layers of the first network with those of the same name."""
     rows: dict[str, dict[str, float]] = {}
-    for i, name in enumerate(seen.names):
-        if name in first.names and seen.samples > 1:
-            k, other = first.grams[first.names.index(name)], seen.grams[i]
-            if k is None or other is None:
-                continue
-            rows[name] = {"cka": float(similarity.cka_matrix([k], [other])[0, 0])}
+    grams = dict(zip(first.names, first.grams, strict=True))
+    for name, other in zip(seen.names, seen.grams, strict=True):
+        gram = grams.get(name)
+        if gram is not None and other is not None and seen.samples > 1:
+            rows[name] = {"cka": float(similarity.cka_matrix([gram], [other])[0, 0])}
             if seen.samples > 3:
-                rows[name]["cka_debiased"] = float(similarity.cka_matrix([k], [other], debiased=True)[0, 0])
+                rows[name]["cka_debiased"] = float(similarity.cka_matrix([gram], [other], debiased=True)[0, 0])
     return rows

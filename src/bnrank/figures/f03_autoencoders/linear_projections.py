@@ -6,9 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bnrank.figures.f03_autoencoders.computation import NOISE_SEED, Images, image_task
+from bnrank.figures.f03_autoencoders.computation import Images, denoising, image_task
 from bnrank.figures.harness.training import held_out
-from bnrank.measures.noise import denoising
 
 MOST_COMPONENTS = 120
 
@@ -22,14 +21,14 @@ def linear_projections(images: Tensor, x: Tensor, noise: float) -> list[dict[str
     images, x = images.double(), x.double()
     values, vectors = torch.linalg.eigh(images.T @ images)
     most = min(int((values > 1e-9 * values[-1]).sum()), MOST_COMPONENTS)
-    layer = nn.Linear(x.shape[1], x.shape[1], bias=False, dtype=torch.float64)
+    layer = nn.utils.skip_init(nn.Linear, x.shape[1], x.shape[1], bias=False, dtype=torch.float64)
     rows = []
     for k in np.unique(np.linspace(1, most, 40).astype(int)).tolist():
         basis = vectors[:, -k:]
         with torch.no_grad():
             layer.weight.copy_(basis @ basis.T)
         kept = float((x @ basis).square().sum() / x.square().sum())
-        ratio = denoising(layer, x, noise, seed=NOISE_SEED).ratio
+        ratio = denoising(layer, x, noise).ratio
         alone = (k / x.shape[1]) ** 0.5
         rows.append({"components": k, "after / before": ratio, "sqrt(k / d)": alone, "unexplained": 1 - kept})
     return rows
