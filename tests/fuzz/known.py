@@ -85,7 +85,7 @@ OWNERS = {
 LONG = {"bnrank.cost.solve(steps)"}
 """Arguments that ask for a number of steps, all of which are taken."""
 
-ALIASES = {"bnrank.networks.read_chain", "bnrank.spectra.singular_values"}
+ALIASES = {"bnrank.networks.listing", "bnrank.networks.read_chain", "bnrank.spectra.singular_values"}
 """Functions with an argument ``name`` by which messages call another argument."""
 
 DRAWN = {

@@ -7,14 +7,18 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
+from torch import nn
 
 from bnrank._core import validation
 from bnrank._core.deadline import Deadline
 from bnrank.measures import similarity
 from bnrank.measures.comparing import Comparison, representations
+from bnrank.measures.comparing.matching import read_as
 from bnrank.measures.comparing.pair import compared
 from bnrank.networks.inputs import Example
-from bnrank.networks.reading.matrices import Source, listing
+from bnrank.networks.reading import listed, listing
+from bnrank.networks.reading.matrices import Source
+from bnrank.networks.reading.stored import of_module
 from bnrank.training.checkpoints import Series, record_of
 from bnrank.training.watching import quantities
 from bnrank.training.watching.records import Record
@@ -39,8 +43,10 @@ def compare(
 ) -> Comparison | Record:
     """Return what differs between two networks, layer by layer; with one argument, along the checkpoints of a training.
 
-    Tensors are matched by name; if no names are equal, by name without a prefix of modules ("module."). Tensors without
+    Tensors are matched by name; if no names are equal, by name without a prefix of modules ("model."). Tensors without
     a partner are then matched in order where their shapes are equal. The result says so, and lists what remains.
+    Matrices are those of :func:`bnrank.profile`, by the same names; a tensor of a file is read as its partner in a
+    module is.
     Low-rank adapters (LoRA) are not added to the weights beside them: merge them first.
 
     Parameters
@@ -89,7 +95,7 @@ def compare(
         All are NaN where shapes differ; ranks and shares of a change of 0, and angles beyond the subspaces, are NaN.
         Over tensor: ``tensor_change`` of vectors and other tensors that are no matrix.
 
-        With x, over (layer_a, layer_b): ``cka``, ``cka_debiased`` and ``cca`` (:mod:`bnrank.similarity`) of
+        With x, over (layer_a, layer_b): ``cka``, ``cka_debiased`` and ``cca`` (:mod:`bnrank.measures.similarity`) of
         the activations, flattened to (N, features); over layer_a and over layer_b, ``dimension_95_a`` and so on, as in
         a profile. Attributes ``output_change`` and ``output_change_of_spread``: the norm of the difference of the
         outputs over that of the outputs of a, and over that of their deviation from the mean, unless this is rounding.
@@ -131,10 +137,11 @@ def compare(
         "atol": validation.number(atol, "atol", 0.0),
         "rtol": validation.rtol(weight_rtol, "weight_rtol"),
         "max_values": validation.integer(max_values, "max_values"),
-        "progress": validation.flag(progress, "progress"),
     }
+    progress = validation.flag(progress, "progress")
     if b is not None:
-        return compared(cast(Source, a), b, x, top=top, deadline=deadline, **limits, **passes)
+        one = cast(Source, a)
+        return compared(one, b, x, top=top, limits=limits, passes=passes, progress=progress, deadline=deadline)
     validation.expect(top <= quantities.LARGEST, "top", top, f"at most {quantities.LARGEST} without b")
     if isinstance(a, str | os.PathLike):
         expected = "it with modules: files of weights have no code"
@@ -151,19 +158,20 @@ def _sequence(sources: list[Any], x: Any, top: int, passes: dict[str, Any], dead
     """Return the record of networks in order, each compared with the first."""
     series, notes = Series(top), []
     first: representations.Seen | None = None
+    module = next((source for source in sources if isinstance(source, nn.Module)), None)
     for step, source in enumerate(sources):
         if step and deadline.over():
             notes.append(f"networks {step} to {len(sources) - 1}: {deadline.missed}")
             break
         similar: dict[str, dict[str, float]] = {}
         if x is not None:
-            view = representations.View(source, x, f"a[{step}]", passes["max_samples"], passes["dtype"])
-            seen = view.seen(passes["chunk_size"], deadline)
+            seen = representations.View(source, x, f"a[{step}]", **passes).seen(deadline)
             first = first or seen
             notes += [text for text in seen.left_out if text not in notes]
             similar = _similar(first, seen)
-        with listing(source, f"a[{step}]") as weights:
-            series.add(step, weights.matrices, similar)
+        with listing(source, f"a[{step}]") as held:
+            matrices = held.matrices if module is None else read_as(held, listed(of_module(module), ""))
+            series.add(step, matrices, similar)
     validation.expect(any(m.rows for m in series.measured), "a", "networks without matrices", "some")
     done = len(series.measured)
     title = f"{f'{done} of ' if done < len(sources) else ''}{len(sources)} networks"

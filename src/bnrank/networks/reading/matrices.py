@@ -254,6 +254,7 @@ def listing(source: Source, name: str = "net") -> AbstractContextManager[Listing
     ...     [matrix.name for matrix in held.matrices], [other.reason for other in held.others]
     (['a'], ['bias'])
     """
+    name = validation.text(name, "name")
     if isinstance(source, str | os.PathLike):
         return _of_file(source, name)
     if isinstance(source, nn.Module):
