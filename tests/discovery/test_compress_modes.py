@@ -228,3 +228,29 @@ def test_a_replacement_has_the_precision_of_what_it_replaces():
     assert small.changed
     assert {p.dtype for p in small.network.body.parameters()} == {torch.bfloat16}
     assert small.network.norm.weight.dtype == torch.float32
+
+
+class Mixing(nn.Module):
+    """Multiplies by tensors that are plain attributes, and notes in another one what it is run on."""
+
+    def __init__(self):
+        super().__init__()
+        self.mask, self.held = torch.eye(30), {"shift": [torch.zeros(30)]}
+
+    def forward(self, x):
+        self.latest = x.detach()
+        return x @ self.mask + self.held["shift"][0]
+
+
+def test_plain_tensors_inside_a_segment_are_returned_as_they_were():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 2), nn.Linear(2, 30), Mixing(), nn.Tanh(), nn.Linear(30, 30), nn.Linear(30, 3))
+    net[2].eval()
+    small = compress(net, X, tol=0.05, **QUICK).network
+    (mixing,) = (part for part in small.modules() if isinstance(part, Mixing))
+    assert {mixing.mask.dtype, mixing.held["shift"][0].dtype} == {torch.float32}
+    assert vars(mixing).keys() == vars(net[2]).keys()
+    assert not mixing.training
+    assert mixing.mask is not net[2].mask
+    assert change(net, small, NEW) < 0.05
+    assert not any("_given" in key for part in small.modules() for key in vars(part))

@@ -1,17 +1,8 @@
-"""What depends on the kind of device: random generators and waiting."""
+"""What depends on the kind of device: waiting."""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
-
 import torch
-
-
-def forked(device: torch.device) -> AbstractContextManager[None]:
-    """Return a context that restores PyTorch's random generators, of the CPU and of a device."""
-    if device.type in ("cpu", "mps"):  # the one of MPS has no state per device, which fork_rng reads
-        return torch.random.fork_rng([])
-    return torch.random.fork_rng([device], device_type=device.type)
 
 
 def synchronize(device: torch.device) -> None:

@@ -370,7 +370,7 @@ def certified(
     (before, after), x = nets, parted.x
     same = unwrap(after) is before
     function = Functional(after, dtype)
-    found = reference if same else tuple(outputs(function, judged, part, "x") for part in (x, parted.kept))
+    found = reference if same else tuple(outputs(function, judged, part) for part in (x, parted.kept))
     on_x, on_kept = (list(zip(*both, strict=True)) for both in zip(reference, found, strict=True))
     eps = rounding(before)
     changes = [

@@ -2,7 +2,7 @@
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from bnrank._core import validation
 from bnrank.discovery.compression import budget, returned
-from bnrank.discovery.compression.parts import LINEAR, Parts, channel_rows, first_input, flow, is_linear, run
+from bnrank.discovery.compression.parts import Parts, channel_rows, first_input, flow, is_linear, run
 from bnrank.discovery.compression.returned import Judged
 from bnrank.discovery.storage import plain_array
 from bnrank.measures.products import differentiating
 from bnrank.networks import Segment, Skipped
-from bnrank.networks.functional import ExplainedError, Functional, PrecisionError, example
+from bnrank.networks.functional import Functional, example
 from bnrank.networks.replicas import copied
 
 Outputs = list[Tensor]  # (N, entries) each, in float64
@@ -49,32 +49,15 @@ def read_classes(y: Any, count: int, name: str) -> Tensor:
     return labels
 
 
-def outputs(function: Functional, judged: Judged, x: Tensor, name: str, chunk_size: int = 1024) -> Outputs:
-    """Return the judged outputs of a module on x.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As in :func:`explaining`.
-    """
-    with torch.no_grad(), explaining(function, x, name):
+def outputs(function: Functional, judged: Judged, x: Tensor, chunk_size: int = 1024) -> Outputs:
+    """Return the judged outputs of a module on x."""
+    with torch.no_grad():
         blocks = [judged(returned.run(function, some)) for some in x.split(chunk_size)]
     return [torch.cat(values).cpu() for values in zip(*blocks, strict=True)]
 
 
-@contextlib.contextmanager
-def explaining(function: Functional, x: Tensor, name: str) -> Iterator[None]:
-    """Run a module on x; where it fails, the error names the argument, what came, and the layer that failed."""
-    try:
-        yield
-    except ValueError as error:
-        if error.__cause__ is None or isinstance(error, ExplainedError):
-            raise  # it runs and its output is invalid, or the reason is not in x
-        raise _explained(function, x, name, error.__cause__) from error
-
-
 def measured(
-    function: Functional, parted: "Parted", names: Sequence[str] | None, given: bool
+    function: Functional, parted: "Parted", names: Sequence[str] | None
 ) -> tuple[Judged, list[Skipped], tuple[Outputs, Outputs]]:
     """Return the outputs whose change is bounded, the others, and their values on all samples and on those held out.
 
@@ -86,8 +69,6 @@ def measured(
         Samples.
     names : sequence of str, optional
         Of outputs, as the caller gave them.
-    given : bool
-        Whether the held-out samples were given, and not drawn from x.
 
     Raises
     ------
@@ -96,9 +77,8 @@ def measured(
         not fit.
     """
     x, kept = parted.x, parted.kept
-    with explaining(function, x, "x"):
-        judged, others = returned.judged(function, x, names)
-    reference = outputs(function, judged, x, "x"), outputs(function, judged, kept, "held_out" if given else "x")
+    judged, others = returned.judged(function, x, names)
+    reference = outputs(function, judged, x), outputs(function, judged, kept)
     for labels, values, name in ((parted.y, reference[0][0], "y"), (parted.y_kept, reference[1][0], "held_out[1]")):
         if labels is not None:
             shape = judged.shapes[0]
@@ -128,79 +108,14 @@ def check_alone(function: Functional, x: Tensor) -> None:
         ) from error
 
 
-def check_working(work: nn.Module, judged: Judged, x: Tensor, dtype: torch.dtype) -> None:
-    """Raise ValueError, with the reason, for a copy whose forward or backward pass fails in its precision."""
-    kind, parameters = type(work).__name__, list(work.parameters())
-    try:
-        with torch.enable_grad():
-            total = torch.stack([out.sum() for out in judged(work(x.clone()))]).sum()
-    except Exception as error:
-        plain = _held_back(work, dtype)
-        if not plain:
-            raise ValueError(f"net: a copy of {kind} fails on x: {error}") from error
-        names, own = ", ".join(plain), next(iter(plain.values()))
-        raise PrecisionError(
-            f"net: {kind} runs on x in {own}, but not in {dtype}: {error}; register as buffers the "
-            f"tensors that are plain attributes ({names}), or pass dtype={own}",
-            own,
-        ) from error
+def check_backward(work: nn.Module, judged: Judged, x: Tensor) -> None:
+    """Raise ValueError, with the reason, for a copy whose backward pass fails."""
+    with torch.enable_grad():
+        total = torch.stack([out.sum() for out in judged(work(x.clone()))]).sum()
     if total.requires_grad:
         with differentiating(work):
-            torch.autograd.grad(total, [p for p in parameters if p.requires_grad], allow_unused=True)
-
-
-def _held_back(work: nn.Module, dtype: torch.dtype) -> dict[str, torch.dtype]:
-    """Return the tensors that are plain attributes and of another precision, by name."""
-    return {
-        ".".join(filter(None, (name, key))): held.dtype
-        for name, part in work.named_modules()
-        for key, held in vars(part).items()
-        if isinstance(held, Tensor) and held.is_floating_point() and held.dtype != dtype
-    }
-
-
-def _explained(given: Functional, x: Tensor, name: str, cause: BaseException) -> Exception:
-    """Return the error that explains why a module fails on samples."""
-    own = next((p.dtype for p in given.module.parameters() if p.is_floating_point()), torch.float32)
-    function = Functional(given.module, own)
-    kind = f"dtype {x.dtype}, on which the module fails"
-    if not x.is_floating_point() and _runs(function, x.to(own)):
-        return TypeError(f"{name}: got {kind}, expected floating point; convert it with .float()")
-    if x.is_floating_point() and _runs(function, torch.zeros_like(x, dtype=torch.long)):
-        return TypeError(f"{name}: got {kind}, expected integers; convert it with .long()")
-    came = f"got samples of shape {tuple(x.shape[1:])} and dtype {x.dtype}"
-    return ValueError(f"{name}: the module fails on it: {came}{_refusing(function, x)}: {cause}")
-
-
-def _runs(function: Functional, x: Tensor) -> bool:
-    try:
-        function(x[:2])
-    except ValueError as error:
-        return error.__cause__ is None
-    return True
-
-
-def _refusing(function: Functional, x: Tensor) -> str:
-    """Return a description of the linear layer or convolution that rejects its input, if any."""
-    entered: list[tuple[Any, tuple[int, ...]]] = []
-
-    def enter(layer: nn.Module, given: tuple[Any, ...], by_name: dict[str, Any]) -> None:
-        entered.append((layer, tuple([*given, *by_name.values()][0].shape[1:])))
-
-    names = {layer: name for name, layer in function.module.named_modules() if isinstance(layer, LINEAR)}
-    with contextlib.ExitStack() as hooks:
-        for layer in names:
-            hooks.callback(layer.register_forward_pre_hook(enter, with_kwargs=True).remove)
-            hooks.callback(layer.register_forward_hook(lambda *_: entered.clear()).remove)
-        _runs(function, x)
-    if not entered:
-        return ""
-    refusing, shape = entered[-1]
-    linear = isinstance(refusing, nn.Linear)
-    count, what = (refusing.in_features, "feature") if linear else (refusing.in_channels, "channel")
-    wanted = f"{count} {what}{'s' if count != 1 else ''}"
-    where = f"layer {names[refusing]}" if names[refusing] else "the layer"
-    return f", but {where} ({type(refusing).__name__}) expects {wanted} and is given {shape}"
+            parameters = [p for p in work.parameters() if p.requires_grad]
+            torch.autograd.grad(total, parameters, allow_unused=True)
 
 
 def check_spread(net: nn.Module, x: Tensor, kept: Tensor, found: tuple[Outputs, Outputs]) -> None:

@@ -16,16 +16,17 @@ from bnrank._core.results import Printed
 from bnrank.discovery import storage
 from bnrank.discovery.compression.certificate import Certificate
 from bnrank.discovery.compression.parts import Parts
+from bnrank.discovery.compression.returned import tensors
 from bnrank.discovery.compression.stages import Step
 from bnrank.discovery.compression.timing import without_subnormals
 from bnrank.discovery.compression.wholes import SPLIT, layer_widths, put
 from bnrank.networks import Skipped
 from bnrank.networks.chain import parts_of
 from bnrank.networks.functional import hooked, unwrap
-from bnrank.networks.replicas import copied, in_precision
+from bnrank.networks.replicas import copied, in_precision, replica
 
 KIND = "compressed network"
-MODE = "_given_mode"  # attribute of a part of the working copy: its mode in the given network
+NAME = "_given_name"  # attribute of a part of the working copy: its name in the given network
 
 
 @dataclass(frozen=True)
@@ -182,14 +183,14 @@ def _named(segment: str, parts: Iterable[nn.Module]) -> Iterator[tuple[str, nn.M
 
 
 def prepared(original: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """Return a copy in a precision and in eval mode, with pruning masks carried out; its parts remember their mode."""
-    work = copied(original)
-    for part in work.modules():
-        vars(part)[MODE] = part.training
+    """Return a replica in a precision, with pruning masks carried out, whose parts know their names."""
+    work = replica(original, dtype)
+    for name, part in work.named_modules():
+        vars(part)[NAME] = name
         for hook in list(part._forward_pre_hooks.values()):
             if isinstance(hook, prune.BasePruningMethod):
                 prune.remove(part, hook._tensor_name)
-    return in_precision(work, dtype).eval().requires_grad_(True)
+    return work.requires_grad_(True)
 
 
 def finished(original: nn.Module, new: dict[str, Parts]) -> nn.Module:
@@ -200,10 +201,24 @@ def finished(original: nn.Module, new: dict[str, Parts]) -> nn.Module:
         first = next(p for p in before.parameters() if p.is_floating_point())
         segment = nn.Sequential(*(in_precision(copied(part), first.dtype, first.device) for part in parts))
         for part in segment.modules():
-            part.training = vars(part).pop(MODE, before.training)
+            if NAME in vars(part):
+                _returned(part, original.get_submodule(vars(part)[NAME]))
+            else:
+                part.training = before.training
         segment.requires_grad_(True).zero_grad(set_to_none=True)
         network = replaced(network, name, segment)
     return without_subnormals(network)
+
+
+def _returned(part: nn.Module, before: nn.Module) -> None:
+    """Give a part of a replica the mode of the original part, and its attributes: their tensors were converted."""
+    part.training = before.training
+    for key in vars(part).keys() - vars(before).keys():
+        del vars(part)[key]
+    plain = [key for key in vars(before).keys() - vars(nn.Module()).keys() - part._parameters.keys()]
+    if any(tensors(vars(before)[key]) for key in plain):
+        again = vars(copied(before))
+        vars(part).update({key: again[key] for key in plain if tensors(again[key])})
 
 
 def replaced(net: nn.Module, name: str, segment: nn.Sequential) -> nn.Module:

@@ -173,13 +173,13 @@ def compress(
     described = identity.describe(original, "net", values=False)  # before it runs, which can change attributes
     parted = judging.split(original, x, y, held_out, seed)
     function = Functional(original, dtype, whole=x)
-    judged, unbounded, reference = judging.measured(function, parted, outputs, not isinstance(held_out, float))
+    judged, unbounded, reference = judging.measured(function, parted, outputs)
     noise = returned.noise(function, x[:ENOUGH])
     confined = returned.confinement(lambda: function(x[:2]))
     with confined(), budget.budget(max_minutes, progress, start) as time_left:
         work = prepared(original, dtype)
         deciding = parted.deciding.to(function.device, dtype if x.is_floating_point() else x.dtype)
-        judging.check_working(work, judged, deciding[:2], dtype)
+        judging.check_backward(work, judged, deciding[:2])
         anatomy = _anatomy(work, deciding[:2], judged)
         search, chunk_size = _posed(anatomy, function, judged, deciding, tune, seed)
         outcomes = _outcomes(search, anatomy, MARGIN * tol, chunk_size)
