@@ -15,13 +15,17 @@ from bnrank.measures import describe, layerwise, usage
 from bnrank.measures.by_layer import headline
 from bnrank.measures.layerwise import LayerUse
 from bnrank.networks import read
+from bnrank.networks.reading import stream
 
 KNOWN = LayerUse(2, (1, 1), 0)
 normal = functools.partial(helpers.normal, dtype=torch.float32)
 
 
 def use(net, x, **options):
-    return list(layerwise.layer_use(net, x, read(net, x), **options).values())
+    reading = read(net, x)
+    taker = layerwise.Uses(reading, len(x))
+    stream(net, x, reading, [taker], **options)
+    return list(taker.use().values())
 
 
 @pytest.mark.parametrize("samples", [7, 90])

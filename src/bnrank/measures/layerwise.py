@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from bnrank.measures.usage import FEW, LEAST, SHARES, variance_dimension
-from bnrank.networks.reading import Layer, Reading, Taker, stream
+from bnrank.networks.reading import Layer, Reading, Taker
 
 POSITIONS = 64  # of one sample, in an image or a sequence
 ROUNDING = 100  # units in the last place within which activations of equal rows can differ
@@ -25,8 +25,8 @@ class LayerUse:
 
     Attributes
     ----------
-    units : int
-        The width: features, or channels.
+    units : float
+        The width: features, or channels; NaN where it is not known.
     dimensions : tuple of float
         Dimension of the centered activations at 95 and 99 percent of the variance, corrected for few samples; NaN where
         it is not computed, or cannot be estimated from fewer than 10 rows.
@@ -36,10 +36,13 @@ class LayerUse:
         Why a dimension is missing, other than for few rows.
     """
 
-    units: int
+    units: float
     dimensions: tuple[float, ...]
     dead: float
     note: str = ""
+
+
+UNKNOWN = LayerUse(math.nan, (math.nan, math.nan), math.nan)
 
 
 class _Rows:
@@ -116,42 +119,6 @@ class _Rows:
         return int((moved > 0).sum())
 
 
-def layer_use(
-    net: nn.Module,
-    x: Any,
-    reading: Reading,
-    *,
-    chunk_size: int = 4096,
-    dtype: torch.dtype = torch.float64,
-    shares: Sequence[float] = SHARES,
-) -> dict[str, LayerUse]:
-    """Return what every layer uses of its width on data, by the layer's name.
-
-    Units are features, or channels of an image; the positions of an image or sequence count as samples, at most 64 of
-    each sample, evenly spaced. Dead units are 0 at every position.
-    Images and sequences that are flattened for the next layer are measured in the same way, but not several that are
-    flattened one by one and then joined: there every entry is a unit.
-
-    Parameters
-    ----------
-    net, x, reading, chunk_size, dtype
-        As in :func:`bnrank.spectra.activation_singular_values`.
-    shares : sequence of float
-        Shares of the variance.
-
-    Examples
-    --------
-    >>> import bnrank
-    >>> from bnrank.networks import read
-    >>> net, x = bnrank.MLP([3, 6, 2], seed=0), torch.randn(50, 3, generator=torch.Generator().manual_seed(0))
-    >>> {name: (use.units, use.dimensions) for name, use in layer_use(net, x, read(net, x)).items()}
-    {'layers.0': (6, (4, 5)), 'layers.1': (2, (2, 2))}
-    """
-    taker = Uses(reading, len(x))
-    stream(net, x, reading, [taker], chunk_size=chunk_size, dtype=dtype)
-    return taker.use(shares)
-
-
 def few_samples(samples: int, used: Mapping[Any, LayerUse]) -> list[dict[str, str]]:
     """Return a note where dimensions are estimated from fewer samples than that needs.
 
@@ -165,7 +132,7 @@ def few_samples(samples: int, used: Mapping[Any, LayerUse]) -> list[dict[str, st
     texts = []
     if any(math.isfinite(d) for use in used.values() for d in use.dimensions):
         texts.append(f"from {samples} samples; with fewer than {FEW} they can be several times too large")
-    unknown = (use for use in used.values() if use.units and not use.note)
+    unknown = (use for use in used.values() if use.units > 0 and not use.note)
     if any(math.isnan(d) for use in unknown for d in use.dimensions):
         texts.append(TOO_FEW)
     return [{"name": "dimensions", "note": text} for text in texts]
@@ -200,6 +167,9 @@ def _by_unit(values: Tensor, own: Layer, reader: Layer) -> Tensor:
     """
     if values.ndim == 2 and own.unflattened and math.prod(own.unflattened) == values.shape[1]:
         values = values.reshape(len(values), *own.unflattened)
+    dim = 0 if own.is_convolution or own.is_transposed else -1
+    if own.output_shape and own.output_shape[dim] == 1 and values.shape[1:].numel() == math.prod(own.output_shape):
+        values = values.reshape(len(values), -1, 1)  # a single unit, whose dimension may have been left out
     if values.ndim < 3:
         return values.reshape(len(values), 1, -1)
     units_dim = own.units_dim

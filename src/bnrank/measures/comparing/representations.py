@@ -17,7 +17,7 @@ from bnrank._core.deadline import Deadline
 from bnrank._core.sampling import evenly_spaced
 from bnrank.measures import similarity
 from bnrank.measures.layerwise import ROUNDING, LayerUse, Uses, few_samples
-from bnrank.measures.spectra import Widths, grouped
+from bnrank.measures.spectra import MAX_TOGETHER
 from bnrank.networks.functional import check_finite, example
 from bnrank.networks.reading import Reading, Taker, leaving_out, named, read, stream
 
@@ -59,10 +59,10 @@ class Seen:
 
 
 class _Rows(Taker):
-    """The activations of some layers, (N, features) in float64, and, for the first pass, the outputs."""
+    """The activations, (N, features) in float64, of as many layers as fit, and, for the first pass, the outputs."""
 
     def __init__(self, layers: Sequence[int], samples: int, first: bool) -> None:
-        self.layers, self.samples, self.first = set(layers), samples, first
+        self.layers, self.samples, self.first, self.room = set(layers), samples, first, MAX_TOGETHER
         self.held: dict[int, Tensor] = {}
         self.filled: dict[int, int] = {}
         self.outputs: list[Tensor] = []
@@ -73,7 +73,10 @@ class _Rows(Taker):
         if layer not in self.layers:
             return
         rows = values.flatten(1) if values.ndim > 1 else values[:, None]
+        if layer not in self.held and self.held and rows[0].numel() * self.samples > self.room:
+            return  # in a later pass
         if layer not in self.held:
+            self.room -= rows[0].numel() * self.samples
             self.held[layer] = rows.new_empty((self.samples, rows.shape[1]), dtype=torch.float64)
         start = self.filled.get(layer, 0)
         self.filled[layer] = start + len(rows)
@@ -120,14 +123,16 @@ class View:
         grams: list[Tensor | None] = [None] * len(layers)
         used: dict[str, LayerUse] = {}
         output, precision = None, 0.0
-        for number, group in enumerate(self._groups(reading, passes)):
-            uses, kept = Uses(reading, count), _Rows(group, count, not number)
-            takers: list[Taker] = [kept] if number else [kept, uses]
+        uses, rest = Uses(reading, count), list(range(len(layers)))
+        while rest or output is None:
+            kept = _Rows(rest, count, output is None)
+            takers: list[Taker] = [kept, uses] if output is None else [kept]
             if deadline.over() or stream(self.net, self.samples, reading, takers, **passes, over=deadline.over) < count:
                 break
-            if not number:
+            if output is None:
                 used, output, precision = uses.use(), torch.cat(kept.outputs), kept.precision
-            for i in group:
+            rest = [i for i in rest if i not in kept.held]
+            for i in sorted(kept.held):
                 grams[i] = self._gram(kept.held.pop(i), named(layers, i, "activations"))
         missed = [layer.name for layer, found in zip(layers, grams, strict=True) if found is None]
         left_out = [f"activations of {', '.join(missed)}: {deadline.missed}"] if missed else []
@@ -136,14 +141,6 @@ class View:
         names = tuple(layer.name for layer in layers)
         use = tuple(used.get(n, UNKNOWN) for n in names)
         return Seen(names, tuple(grams), use, output, count, tuple(left_out), precision)
-
-    def _groups(self, reading: Reading, passes: dict[str, Any]) -> list[list[int]]:
-        """Return the layers of each pass over the samples."""
-        sizes = Widths()
-        stream(self.net, self.samples[:2], reading, [sizes], **passes)
-        keys = [("activations", i) for i in range(len(reading.layers))]
-        groups = grouped(keys, {k: len(self.samples) * sizes.found[k] for k in keys})
-        return [[i for _, i in group] for group in groups] or [[]]  # one pass for the outputs without layers
 
     def _gram(self, values: Tensor, name: str) -> Tensor:
         if not bool(torch.isfinite(values).all()):
