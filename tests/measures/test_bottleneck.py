@@ -7,8 +7,8 @@ from torch import nn
 
 import bnrank
 from bnrank.measures import bottlenecks, contraction, spectra
-from bnrank.networks.reading import capturing
 from bnrank.networks.mlp import from_layers
+from bnrank.networks.reading import capturing
 from oracles import circular_convolution_matrix, layer_values, spectrum
 
 

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from bnrank.networks.tensors import of_mapping
 from torch import nn
 
 import bnrank
@@ -15,7 +16,6 @@ from bnrank.measures import spectra
 from bnrank.measures.comparing import representations
 from bnrank.measures.comparing.matching import matched
 from bnrank.networks.reading import capturing
-from bnrank.networks.tensors import of_mapping
 
 
 def normal(*shape, seed=0, dtype=torch.float32):

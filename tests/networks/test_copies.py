@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import bnrank
-from bnrank.networks.functional import copied
+from bnrank.networks.replicas import copied
 from helpers import normal
 
 

@@ -9,9 +9,9 @@ from torch import nn
 
 import bnrank
 from bnrank.cli.samples import taken
-from bnrank.networks.casting import in_precision
 from bnrank.networks.functional import Functional
 from bnrank.networks.inputs import Inputs
+from bnrank.networks.replicas import in_precision
 from helpers import normal
 
 X = normal(60, 8).float()

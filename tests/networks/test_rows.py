@@ -83,7 +83,7 @@ def test_an_error_says_on_how_many_rows_a_network_was_run(name):
     text = str(caught.value)
     assert f"but not on {count} row{'s' * (count > 1)}: mat1 and mat2 shapes cannot be multiplied (20x20 and" in text
     assert "bnrank takes rows as independent samples" in text
-    assert "give one graph per sample, x of shape (N, 20, 5), such as x[None] for one; bnrank.profile(net)" in text
+    assert "give one graph per sample, x of shape (N, 20, 5), such as x[None] for one" in text
 
 
 def test_one_graph_per_sample_is_measured():
@@ -104,9 +104,9 @@ def test_one_graph_per_sample_is_measured():
 
 
 def test_a_network_of_one_graph_only_is_told_to_be_wrapped():
-    with pytest.raises(ValueError, match="wrap net in a module that takes one graph per sample, x of shape") as caught:
+    with pytest.raises(ValueError, match="wrap it in a module that takes one graph per sample") as caught:
         bnrank.profile(Graph(several=False), NODES)
-    assert "x[None]" not in str(caught.value)
+    assert "x of shape (N, 20, 5)" in str(caught.value)
     ds, same = (bnrank.profile(net, normal(30, 20, 5)) for net in (Each(Graph(several=False)), Graph()))
     np.testing.assert_allclose(ds.jacobian_singular_values, same.jacobian_singular_values, rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(ds.stable_rank, same.stable_rank)

@@ -6,12 +6,12 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from bnrank.networks.tensor_matrices import blocks
 from torch import nn
 
 import bnrank
 from bnrank.measures.layerwise import TOO_FEW
 from bnrank.measures.usage import centered_dimension
-from bnrank.networks.tensor_matrices import blocks
 from bnrank.reporting.charts.watched import watched_view
 from bnrank.training import Collapse, CollapseError
 from bnrank.training.watching import quantities

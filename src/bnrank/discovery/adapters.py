@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from bnrank._core import validation
 from bnrank.discovery.adapter_training import CONVOLUTIONS, IGNORED, PENALTY, RATES, Problem
 from bnrank.networks.chain import registered
-from bnrank.networks.functional import check_finite, copied, example, unwrap
+from bnrank.networks.functional import check_finite, example, unwrap
 from bnrank.networks.inputs import Samples
 from bnrank.networks.reading import listing
+from bnrank.networks.replicas import copied
 from bnrank.tasks.losses import LOSSES
 
 MULTIPLE = 4  # rank of the adapters that are trained, in uniform ranks

@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-import copy
-import inspect
+import functools
 import itertools
-import math
-import types
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
-from typing import Any, Literal, TypeGuard, TypeVar, cast, overload
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any, Literal, TypeGuard, TypeVar, overload
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from bnrank._core import validation
 from bnrank._core.onlooker import only_looks_on
-from bnrank.networks.casting import cast_when_run, converted, large_weights, same
 from bnrank.networks.inputs import OUTPUTS, Inputs, Samples, columns, floating_outputs, main_output, several
 from bnrank.networks.mlp import MLP, LinearNetwork
+from bnrank.networks.replicas import replica, restored, sandbox
 
 MAX_WHOLE = 2**22  # numbers in x for which an error tells whether the module runs on all samples
 Returned = TypeVar("Returned")
-Copied = TypeVar("Copied", nn.Module, "tuple[nn.Module, ...]", Any)
 
 
 class ExplainedError(ValueError):
@@ -44,236 +38,6 @@ class PrecisionError(ExplainedError):
         self.dtype, self.advice = dtype, advice
 
 
-# Replicas -------------------------------------------------------------------------------------------------------------
-
-
-def copied(value: Copied, memo: dict[int, Any] | None = None) -> Copied:
-    """Return a deep copy of a module or of several, also where tensors on it are results of a computation.
-
-    Such is the weight of a layer with ``torch.nn.utils.weight_norm``, which ``copy.deepcopy`` refuses: it is copied
-    without its history, and computed anew when the layer runs. Attributes that cannot be copied, such as locks, are
-    shared. A function on a module that has parts of the module in its closure gets the copies of these.
-
-    Examples
-    --------
-    >>> layer = nn.Linear(2, 2)
-    >>> layer.result = layer.weight.sum()
-    >>> torch.equal(copied(layer).result, layer.result)
-    True
-    """
-    known: dict[int, Any] = {} if memo is None else memo
-    modules = [sub for net in ([value] if isinstance(value, nn.Module) else value) for sub in net.modules()]
-    for sub in modules:
-        for held in vars(sub).values():
-            if isinstance(held, Tensor) and not held.is_leaf:
-                known.setdefault(id(held), held.detach().clone())
-    try:
-        made = copy.deepcopy(value, done := dict(known))
-    except Exception:
-        shared = {id(held): held for sub in modules for held in vars(sub).values() if not _is_copied(held, modules)}
-        if not shared:
-            raise
-        made = copy.deepcopy(value, done := {**shared, **known})
-    parts = {id(sub): done[id(sub)] for sub in modules if isinstance(done.get(id(sub)), nn.Module)}
-    for twin in parts.values():
-        for held in [vars(twin), *(hooks for name, hooks in vars(twin).items() if name.endswith("_hooks") and hooks)]:
-            held.update({name: _rebound(function, parts) for name, function in held.items() if _closure(function)})
-    return made
-
-
-def _is_copied(held: object, modules: list[nn.Module]) -> bool:
-    """Return whether an attribute of a module can be copied, apart from the modules in it."""
-    try:
-        copy.deepcopy(held, {id(part): None for part in modules})
-    except Exception:
-        return isinstance(held, Tensor | nn.Module | dict)
-    return True
-
-
-def _closure(function: object) -> list[Any]:
-    """Return what the closure of a function holds."""
-    cells = function.__closure__ if isinstance(function, types.FunctionType) else None
-    contents = []
-    for cell in cells or ():
-        try:
-            contents.append(cell.cell_contents)
-        except ValueError:  # an empty cell
-            contents.append(None)
-    return contents
-
-
-def _rebound(function: Any, parts: dict[int, nn.Module]) -> Any:
-    """Return a function with other modules in its closure; itself where it has none of them."""
-    contents = _closure(function)
-    if not any(id(content) in parts for content in contents):
-        return function
-    closure = tuple(types.CellType(parts.get(id(content), content)) for content in contents)
-    code, named = function.__code__, function.__globals__
-    again = types.FunctionType(code, named, function.__name__, function.__defaults__, closure)
-    again.__kwdefaults__ = function.__kwdefaults__
-    return again
-
-
-def replica(net: nn.Module, dtype: torch.dtype | None = None, kept: Iterable[Tensor] = ()) -> nn.Module:
-    """Return a copy of a module that is the caller's own: in eval mode, uncompiled, its tensors in a precision.
-
-    Hooks of the module come along and act on the copy; those of a watch do not. Plain tensors among the attributes are
-    converted as parameters and buffers are. Tensors in ``kept`` are shared with the module.
-
-    Raises
-    ------
-    ValueError
-        If the module cannot be copied.
-
-    Examples
-    --------
-    >>> net = nn.Sequential(nn.Linear(2, 3), nn.Dropout())
-    >>> own = replica(net, torch.float64)
-    >>> own[0].weight.dtype, own.training, net.training
-    (torch.float64, False, True)
-    """
-    memo: dict[int, Any] = {id(tensor): tensor for tensor in kept}
-    plain = [sub for sub in net.modules() if not isinstance(sub, torch.jit.ScriptModule)]
-    for tensor in (tensor for sub in plain for tensor in _tensors(list(vars(sub).values()))):
-        if id(tensor) not in memo:
-            own = converted(tensor.detach(), dtype or tensor.dtype)
-            memo[id(tensor)] = nn.Parameter(own, requires_grad=False) if isinstance(tensor, nn.Parameter) else own
-    try:
-        made = copied(net, memo)
-    except Exception as error:
-        advice = (
-            "; where it is sharded, build it anew and load get_model_state_dict(net, options=StateDictOptions("
-            "full_state_dict=True)) of torch.distributed.checkpoint.state_dict"
-        )
-        advice = advice if any(hasattr(p, "full_tensor") for p in net.parameters()) else ""
-        raise ValueError(f"net: {type(net).__name__} cannot be copied: {error}{advice}") from error
-    for sub in made.eval().modules():
-        if isinstance(sub, torch.jit.ScriptModule):
-            sub.to(dtype)
-        elif "_orig_mod" in sub._modules:  # torch.compile
-            sub.forward = cast(nn.Module, sub._modules["_orig_mod"]).forward
-        elif type(sub).forward is nn.MultiheadAttention.forward and "forward" not in vars(sub):
-            _with_products(cast(nn.MultiheadAttention, sub))
-        for name, held in list(vars(sub).items()):
-            if callable(held) and hasattr(held, "_torchdynamo_orig_callable"):
-                vars(sub)[name] = held._torchdynamo_orig_callable
-    return made
-
-
-def _tensors(structure: Any) -> Iterator[Tensor]:
-    """Iterate over the tensors in nested lists, tuples and dictionaries."""
-    if isinstance(structure, Tensor):
-        yield structure
-    elif isinstance(structure, list | tuple | dict):
-        for held in structure.values() if isinstance(structure, dict) else structure:
-            yield from _tensors(held)
-
-
-def _with_products(attention: nn.MultiheadAttention) -> None:
-    """Let attention of a replica compute its weights, (N, heads, L, S), as products, and keep them as ``products``.
-
-    Products can be differentiated twice, and tell what enters the output projection.
-    """
-    plain, signature = attention.forward, inspect.signature(attention.forward)
-
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        call = signature.bind(*args, **kwargs)
-        call.apply_defaults()
-        output, weights = plain(**{**call.arguments, "need_weights": True, "average_attn_weights": False})
-        attention.products = weights
-        if not call.arguments["need_weights"]:
-            return output, None
-        return output, weights.mean(-3) if call.arguments["average_attn_weights"] else weights
-
-    attention.forward = forward  # type: ignore[method-assign, assignment]
-
-
-class _Products(TorchFunctionMode):
-    """Attention as matrix products, in this thread: it is observed and differentiated as any other operation.
-
-    Layers of transformers take no path of their own, which calls no hooks, while any such mode is on.
-    """
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run a function of torch."""
-        if func is nn.functional.scaled_dot_product_attention and not args[0].is_nested:
-            return _attention(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
-
-
-def _attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor:
-    """Return scaled dot product attention, by its definition in torch."""
-    if enable_gqa:
-        groups = query.shape[-3] // key.shape[-3]
-        key, value = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3)
-    scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
-    if is_causal:
-        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
-    if attn_mask is not None:
-        scores = scores.masked_fill(~attn_mask, -math.inf) if attn_mask.dtype == torch.bool else scores + attn_mask
-    masked = (scores == -math.inf).all(-1, keepdim=True)  # rows that attend to nothing give 0
-    weights = scores.masked_fill(masked, 0.0).softmax(-1).masked_fill(masked, 0.0)
-    return (nn.functional.dropout(weights, dropout_p) if dropout_p else weights) @ value
-
-
-class _Draws(TorchDispatchMode):
-    """Random numbers from a generator of its own, in this thread: those of the process are not touched."""
-
-    def __init__(self, seed: int) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # its base class in torch has no types
-        self.seed, self.generators = seed, dict[torch.device, torch.Generator]()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operation, with the generator where it draws numbers."""
-        kwargs = kwargs or {}
-        if torch.Tag.nondeterministic_seeded not in func.tags or kwargs.get("generator") is not None:
-            return func(*args, **kwargs)
-        device = next((t.device for t in _tensors(args)), torch.device(kwargs.get("device") or "cpu"))
-        if device not in self.generators:
-            self.generators[device] = torch.Generator(device).manual_seed(self.seed)
-        drawn = {"generator": self.generators[device]}
-        name = func.overloadpacket.__name__
-        if name == "native_dropout":
-            kept = torch.full_like(args[0], 1 - args[1]).bernoulli_(**drawn) if args[2] else torch.ones_like(args[0])
-            return args[0] * kept / (1 - args[1]), kept.bool()
-        if any(argument.name == "generator" for argument in func._schema.arguments):
-            return func(*args, **{**kwargs, **drawn})
-        if name.endswith("_like"):  # of the shape of a tensor
-            like = torch.empty_like(args[0], **kwargs)
-            fill = {"rand_like": like.uniform_, "randn_like": like.normal_, "randint_like": like.random_}[name]
-            return fill(*([0, *args[1:]][-2:] if name == "randint_like" else []), **drawn)
-        overload = {"default": "generator", "low": "low_generator"}.get(func._overloadname, "")
-        known = overload in func.overloadpacket.overloads()
-        return getattr(func.overloadpacket, overload)(*args, **kwargs, **drawn) if known else func(*args, **kwargs)
-
-
-@contextmanager
-def sandbox(seed: int = 0) -> Iterator[None]:
-    """Run a replica so that nothing outside it is changed or depended on, in this thread alone.
-
-    Random numbers come from an own generator; attention runs as matrix products.
-
-    Examples
-    --------
-    >>> before = torch.get_rng_state()
-    >>> with sandbox():
-    ...     _ = nn.functional.dropout(torch.rand(3))
-    >>> torch.equal(torch.get_rng_state(), before)
-    True
-    """
-    with _Draws(seed), _Products():
-        yield
-
-
 class Functional:
     """A module as a function of x in one precision; calls do not change the module.
 
@@ -287,9 +51,6 @@ class Functional:
         Any module.
     dtype : torch.dtype
         Floating-point type to run in.
-    lean : bool
-        Whether large weights of plain layers are not copied, but cast whenever their layer runs, see
-        :meth:`lean_on`: without gradients.
     whole : Tensor or Inputs, optional
         The samples that a user gave. Where the module fails on some of them, errors say whether it runs on all.
 
@@ -308,40 +69,14 @@ class Functional:
         with an entry per sample.
     """
 
-    def __init__(
-        self,
-        net: nn.Module,
-        dtype: torch.dtype = torch.float64,
-        lean: bool = False,
-        whole: Samples | None = None,
-    ) -> None:
-        net, self.whole, self._explained = unwrap(net), whole, False
-        self.dtype = validation.dtype(dtype)
-        large = large_weights(net, dtype) if lean else {}
-        self.module = replica(net, self.dtype, [part.weight for part in large.values()])
-        self._large = [self.module.get_submodule(name.rpartition(".")[0]) for name in large]
+    def __init__(self, net: nn.Module, dtype: torch.dtype = torch.float64, whole: Samples | None = None) -> None:
+        self.dtype, self.whole, self._explained = validation.dtype(dtype), whole, False
+        self.module = replica(unwrap(net), self.dtype)
         self.parameters = {name: p.detach() for name, p in self.module.named_parameters()}
         self.buffers = dict(self.module.named_buffers())
         self._aliases = aliases(self.module)
         tensors = [*self.parameters.values(), *self.buffers.values()]
         self.device = tensors[0].device if tensors else torch.device("cpu")
-
-    @classmethod
-    def lean_on(cls, net: nn.Module, dtype: torch.dtype, x: Samples) -> Functional:
-        """Return a function without gradients that copies no large weights, if it is the same bit by bit on x.
-
-        Else, such as where other modules read a weight, one with a copy of all.
-        """
-        if large_weights(unwrap(net), dtype):
-            with torch.no_grad():
-                expected = cls(net, dtype)(x)
-                lean = cls(net, dtype, lean=True)
-                try:
-                    if same(lean(x), expected):
-                        return lean
-                except ValueError:  # tensors of two precisions meet
-                    pass
-        return cls(net, dtype)
 
     def __call__(self, x: Samples) -> Tensor:
         """Return f(x); gradients flow to x and to ``parameters``."""
@@ -423,97 +158,70 @@ class Functional:
         given = (x if isinstance(x, Inputs) else Inputs((x,))).to(self.device, self.dtype)
         held = {**parameters, **self.buffers}
         held |= {alias: held[name] for alias, name in self._aliases.items()}
-        with restored(self.module), sandbox(seed), cast_when_run(self._large, self.dtype):
+        with restored(self.module), sandbox(seed):
             return torch.func.functional_call(self.module, held, given.positional, given.named, tie_weights=False)
 
     def _failure(self, parameters: dict[str, Tensor], x: Samples, error: Exception) -> ValueError:
-        """Return the error for a module that fails on x: it names the inputs that it takes as real numbers only."""
-        kind = type(self.module).__name__
-        if "nference tensor" in str(error):
-            where, advice = "its forward runs", "a forward without it: use torch.no_grad around the call of net"
-            if torch.is_inference_mode_enabled():
-                where, advice = "bnrank is called", "a call outside of it"
-            return ValueError(f"net: {kind} cannot be followed, as {where} in inference mode, expected {advice}")
-        for changed, wrong in _as_real(x, self.dtype):
-            with suppress(Exception):
-                self._returned(parameters, changed)
-                name, dtype = wrong
-                whole = "truth values" if dtype == torch.bool else "integers"
-                what = "complex numbers" if dtype.is_complex else whole
-                expected = f"floating point; {validation.conversion(dtype)}"
-                return validation.DtypeError(
-                    f"{name}: got {what} of dtype {dtype}, on which {kind} fails, expected {expected}"
-                )
+        """Return the error for a module that fails on x, with the reason where the module runs on something else."""
+        kind, why = type(self.module).__name__, str(error).removesuffix(".")
         if getattr(type(self.module), "forward", None) is nn.Module.forward and "forward" not in vars(self.module):
             return ValueError(f"net: {kind} has no forward, expected a module that runs on x")
-        if not torch.is_grad_enabled() and "grad" in str(error):
-            with suppress(Exception), torch.enable_grad():
-                self._returned(parameters, x)
-                where = "which is run without, expected one with torch.enable_grad() around the part that needs them"
-                return ValueError(f"net: {kind} takes gradients in its forward, {where}")
-        why = str(error).removesuffix(".")
-        plain = ValueError(f"net: {kind} failed on x of shape {_shapes(x)} in {self.dtype}: {why}")
-        if self._explained:  # trials cost time: not for every sample, where a caller goes on without
-            return plain
-        self._explained = True
-        other = self._other_precision(x)
-        if other is None:
-            if isinstance(x, Tensor) and self._needs_integers(parameters, x):
-                got = f"real numbers of dtype {x.dtype}, on which {kind} fails"
-                return validation.DtypeError(f"x: got {got}, expected integers; convert it with .long()")
-            return self._of_rows(x, why) or plain
-        advice = f"pass dtype={other} to a function that has this argument, as bnrank.profile has"
-        what = f"net: {kind} runs on x of shape {_shapes(x)} in {other}, but not in {self.dtype}"
-        return PrecisionError(f"{what}: {why}; {advice}", other, advice)
-
-    def _of_rows(self, x: Samples, why: str) -> ExplainedError | None:
-        """Return the error for a module that runs on all samples, but not on other numbers of them; else None."""
-        whole, kind = self.whole, type(self.module).__name__
-        if isinstance(x, Tensor) and x.requires_grad and self._succeeds(x.detach()):
-            return None  # it is the gradient in x
-        if whole is None or len(whole) == len(x) or whole.numel() > MAX_WHOLE or not self._succeeds(whole):
-            return None
-        remedy = "wrap net in a module that takes one graph per sample"
-        if isinstance(whole, Tensor):
-            shape = f"(N, {', '.join(map(str, whole.shape))})"
-            remedy = f"{remedy}, x of shape {shape}"
-            if self._succeeds(whole[None]):
-                remedy = f"give one graph per sample, x of shape {shape}, such as x[None] for one"
-        return ExplainedError(
-            f"net: {kind} runs on the {len(whole)} rows of x together, but not on {len(x)} row{'s' * (len(x) != 1)}: "
-            f"{why}; bnrank takes rows as independent samples, and runs the network on any number of them. If rows "
-            f"belong together, as the nodes of a graph do, {remedy}; bnrank.profile(net) measures the weights without x"
-        )
-
-    def _succeeds(self, x: Samples) -> bool:
-        try:
-            self._main_of(self._returned(self.parameters, x), x)
-        except Exception:
-            return False
-        return True
-
-    def _other_precision(self, x: Samples) -> torch.dtype | None:
-        """Return a precision in which the module runs on x: float32, its own or float64; None where there is none."""
-        own = [p.dtype for p in self.module.parameters() if p.is_floating_point()]
-        for dtype in dict.fromkeys([torch.float32, *own, torch.float64]):
-            if dtype != self.dtype:
+        if not self._explained:  # trials cost time: not for every sample, where a caller goes on without
+            self._explained = True
+            for runs, explanation in self._explanations(parameters, x, why):
                 with suppress(Exception):
-                    function = Functional(self.module, dtype)
-                    function._returned(function.parameters, x)
-                    return dtype
-        return None
+                    runs()
+                    return explanation
+        return ValueError(f"net: {kind} failed on x of shape {_shapes(x)} in {self.dtype}: {why}")
 
-    def _needs_integers(self, parameters: dict[str, Tensor], x: Tensor) -> bool:
-        """Return whether the module fails on zeros, but not if they are integers, as one of tokens does."""
-        if not x.is_floating_point():
-            return False
-        with suppress(Exception):
-            self._returned(parameters, torch.zeros_like(x))
-            return False
-        with suppress(Exception):
-            self._returned(parameters, torch.zeros_like(x, dtype=torch.long))
-            return True
-        return False
+    def _explanations(
+        self, parameters: dict[str, Tensor], x: Samples, why: str
+    ) -> Iterator[tuple[Callable[[], object], ValueError]]:
+        """Iterate over runs that differ in one respect, with the error to raise where one succeeds."""
+        kind, shapes = type(self.module).__name__, _shapes(x)
+        for changed, name, dtype in _as_real(x, self.dtype):
+            numbers = "complex numbers" if dtype.is_complex else "truth values" if dtype == torch.bool else "integers"
+            got = f"{name}: got {numbers} of dtype {dtype}, on which {kind} fails"
+            error = validation.DtypeError(f"{got}, expected floating point; {validation.conversion(dtype)}")
+            yield functools.partial(self._returned, parameters, changed), error
+        if not torch.is_grad_enabled() and "grad" in why:
+            where = "which is run without, expected one with torch.enable_grad() around the part that needs them"
+            error = ValueError(f"net: {kind} takes gradients in its forward, {where}")
+            yield torch.enable_grad()(functools.partial(self._returned, parameters, x)), error
+        own = [p.dtype for p in self.module.parameters() if p.is_floating_point()]
+        for other in dict.fromkeys([torch.float32, *own, torch.float64]):
+            if other != self.dtype:
+                advice = f"pass dtype={other} to a function that has this argument, as bnrank.profile has"
+                text = f"net: {kind} runs on x of shape {shapes} in {other}, but not in {self.dtype}: {why}; {advice}"
+                function = Functional(self.module, other)
+                yield functools.partial(function._returned, function.parameters, x), PrecisionError(text, other, advice)
+        if isinstance(x, Tensor) and x.is_floating_point():
+            got = f"x: got real numbers of dtype {x.dtype}, on which {kind} fails"
+            error = validation.DtypeError(f"{got}, expected integers; convert it with .long()")
+            zeros = torch.zeros_like(x)
+            yield functools.partial(self._runs_instead, parameters, zeros, zeros.long()), error
+        whole = self.whole
+        if whole is not None and len(whole) != len(x) and whole.numel() <= MAX_WHOLE:
+            rows = f"the {len(whole)} rows of x together, but not on {len(x)} row{'s' * (len(x) != 1)}"
+            shape = f", x of shape (N, {', '.join(map(str, whole.shape))})" if isinstance(whole, Tensor) else ""
+            yield (
+                functools.partial(self._runs_instead, self.parameters, x.detach(), whole),
+                ExplainedError(
+                    f"net: {kind} runs on {rows}: {why}; bnrank takes rows as independent samples, any number of them. "
+                    "If rows belong together, as the nodes of a graph do, give one graph per sample"
+                    f"{shape}, such as x[None] for one; if the network takes no batch of graphs, wrap it in a module "
+                    "that takes one graph per sample. bnrank.profile(net) measures the weights without x"
+                ),
+            )
+
+    def _runs_instead(self, parameters: dict[str, Tensor], fails: Samples, runs: Samples) -> None:
+        """Raise unless the module fails on some samples, and runs on others."""
+        try:
+            self._main_of(self._returned(parameters, fails), fails)
+        except Exception:
+            self._main_of(self._returned(parameters, runs), runs)
+        else:
+            raise ValueError("it runs on both")
 
 
 def check_classified(function: Functional, x: Tensor) -> None:
@@ -667,54 +375,25 @@ def aliases(net: nn.Module) -> dict[str, str]:
     return further
 
 
-@contextmanager
-def restored(net: nn.Module) -> Iterator[None]:
-    """Restore what hooks and forwards set on a module: attributes, hooks, tensors and submodules."""
-    plain = [sub for sub in net.modules() if not isinstance(sub, torch.jit.ScriptModule)]
-    before = [
-        (held, held.copy())
-        for sub in plain
-        for held in (vars(sub), *map(vars(sub).get, _REGISTRIES))
-        if held is not None
-    ]
-    try:
-        yield
-    finally:
-        for held, content in before:
-            held.clear()
-            held.update(content)
-
-
-_REGISTRIES = [name for name, value in vars(nn.Module()).items() if isinstance(value, dict | set)]
-
-
-def _as_real(x: Samples, dtype: torch.dtype) -> Iterator[tuple[Samples, tuple[str, torch.dtype]]]:
+def _as_real(x: Samples, dtype: torch.dtype) -> Iterator[tuple[Samples, str, torch.dtype]]:
     """Iterate over samples with one tensor, or all of them, as floating-point numbers, and the name and dtype of one.
 
     Examples
     --------
-    >>> [name for _, name in _as_real(Inputs((torch.ones(1), torch.ones(1).int())), torch.float64)]
-    [('x[1]', torch.int32)]
+    >>> [name for _, name, _ in _as_real(Inputs((torch.ones(1), torch.ones(1).int())), torch.float64)]
+    ['x[1]']
     """
-
-    def real(tensor: Tensor) -> Tensor:
-        return (tensor.real if tensor.is_complex() else tensor).to(dtype)
-
-    if isinstance(x, Tensor):
-        if not x.is_floating_point():
-            yield real(x), ("x", x.dtype)
-        return
-    alone = len(x.tensors) == 1 and not x.named
-    places: list[tuple[str, Any, Any]] = [
-        ("x" if alone else f"x[{i}]", i, value) for i, value in enumerate(x.positional)
-    ]
-    places += [(f"x[{key!r}]", key, value) for key, value in x.named.items()]
-    places = [place for place in places if isinstance(place[2], Tensor) and not place[2].is_floating_point()]
-    for chosen in [*([place] for place in places), places] if len(places) > 1 else [[place] for place in places]:
-        positional, named = list(x.positional), dict(x.named)
-        for _, key, tensor in chosen:
-            (named if isinstance(key, str) else positional)[key] = real(tensor)
-        yield Inputs(tuple(positional), named, x.dim), (chosen[0][0], chosen[0][2].dtype)
+    given = x if isinstance(x, Inputs) else Inputs((x,))
+    alone = len(given.tensors) == 1 and not given.named
+    values = {**dict(enumerate(given.positional)), **given.named}
+    places = [key for key, value in values.items() if isinstance(value, Tensor) and not value.is_floating_point()]
+    for chosen in [[key] for key in places] + ([places] if len(places) > 1 else []):
+        positional, named = list(given.positional), dict(given.named)
+        for key in chosen:
+            real = values[key].real if values[key].is_complex() else values[key]
+            (named if isinstance(key, str) else positional)[key] = real.to(dtype)
+        name = "x" if alone else f"x[{chosen[0]!r}]"
+        yield Inputs(tuple(positional), named, given.dim), name, values[chosen[0]].dtype
 
 
 def _shapes(x: Samples) -> str:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from bnrank._core import validation
-from bnrank.networks.casting import converted
+from bnrank.networks.replicas import converted
 
 OUTPUTS = ("logits", "last_hidden_state", "out", "prediction_logits", "pooler_output")  # the first that is there counts
 _TIME_FIRST = (nn.RNNBase, nn.MultiheadAttention, nn.Transformer)

@@ -18,7 +18,7 @@ from bnrank.measures.comparing import Comparison
 from bnrank.networks.files import fill
 from bnrank.networks.files import load as load_network
 from bnrank.networks.files import write as write_network
-from bnrank.networks.functional import copied
+from bnrank.networks.replicas import copied
 from bnrank.training import Run
 from bnrank.training.history import FINISHED_KIND, finishing, is_finished, open_run
 from bnrank.training.watching import WatchRecord

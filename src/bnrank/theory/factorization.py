@@ -9,9 +9,10 @@ from torch import Tensor, nn
 
 from bnrank._core import linalg
 from bnrank.networks.chain import Chain, read_chain
-from bnrank.networks.functional import Functional, copied, unwrap
+from bnrank.networks.functional import Functional, unwrap
 from bnrank.networks.inputs import MainOutput
 from bnrank.networks.mlp import MLP, from_layers, leaky_relu
+from bnrank.networks.replicas import copied
 
 Pair = tuple[nn.Module, nn.Module]
 

@@ -15,8 +15,9 @@ from bnrank.measures.backward import mlp_forward
 from bnrank.measures.jacobian import Jacobian
 from bnrank.networks.chain import as_mlp
 from bnrank.networks.constructions import compose
-from bnrank.networks.functional import Functional, check_finite, copied, example, unwrap
+from bnrank.networks.functional import Functional, check_finite, example, unwrap
 from bnrank.networks.mlp import MLP
+from bnrank.networks.replicas import copied
 from bnrank.theory.factorization import Basis, Cut, cuts
 
 __all__ = ["RankBracket", "bracket"]

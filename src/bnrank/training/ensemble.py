@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from bnrank._core import linalg
 from bnrank._core.shared import Shared
-from bnrank.networks.functional import copied
+from bnrank.networks.replicas import copied
 
 ALIGNMENT = 64  # bytes; BLAS products depend on memory alignment in their last bits, so it is the same in all runs
 PIECE = 1 << 18  # number of entries converted to float64 at a time

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from bnrank._core import identity, validation
 from bnrank.networks import MLP
-from bnrank.networks.functional import copied, is_plain_mlp, unwrap
+from bnrank.networks.functional import is_plain_mlp, unwrap
+from bnrank.networks.replicas import copied
 from bnrank.networks.stack import Drawn
 from bnrank.tasks import Task
 from bnrank.training.objectives import refuse_untrainable

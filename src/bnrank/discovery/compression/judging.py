@@ -16,7 +16,8 @@ from bnrank.discovery.compression.parts import LINEAR, Parts, channel_rows, firs
 from bnrank.discovery.storage import plain_array
 from bnrank.measures.products import differentiating
 from bnrank.networks import Segment
-from bnrank.networks.functional import ExplainedError, Functional, copied, example
+from bnrank.networks.functional import ExplainedError, Functional, example
+from bnrank.networks.replicas import copied
 
 Samples = tuple[Tensor, Callable[[Tensor], Tensor], Tensor]
 

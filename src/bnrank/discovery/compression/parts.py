@@ -12,10 +12,11 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 from bnrank.measures.convolution import conv_singular_values
 from bnrank.networks import Segment, Skipped, reasons
 from bnrank.networks.completion import Completion
-from bnrank.networks.functional import copied, hooked, restored
+from bnrank.networks.functional import hooked
 from bnrank.networks.gated import FactoredRecurrent
 from bnrank.networks.reading import read
 from bnrank.networks.reading.stored import derived
+from bnrank.networks.replicas import copied, restored
 
 Parts = tuple[nn.Module, ...]
 Counts = tuple[int, int, int]

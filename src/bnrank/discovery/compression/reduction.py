@@ -15,7 +15,7 @@ from bnrank.discovery.compression.stages import Cut, Step, cut_down, fewest
 from bnrank.discovery.compression.timing import without_subnormals
 from bnrank.discovery.compression.wholes import TUNED, put
 from bnrank.networks import Segment, Skipped
-from bnrank.networks.functional import copied
+from bnrank.networks.replicas import copied
 
 
 @dataclass

@@ -19,9 +19,9 @@ from bnrank.discovery.compression.stages import Step
 from bnrank.discovery.compression.timing import without_subnormals
 from bnrank.discovery.compression.wholes import SPLIT, layer_widths, put
 from bnrank.networks import Skipped
-from bnrank.networks.casting import in_precision
 from bnrank.networks.chain import parts_of
-from bnrank.networks.functional import copied, hooked, unwrap
+from bnrank.networks.functional import hooked, unwrap
+from bnrank.networks.replicas import copied, in_precision
 
 KIND = "compressed network"
 

@@ -26,8 +26,8 @@ from bnrank.discovery.compression.timing import Timing
 from bnrank.discovery.compression.wholes import factored, layer_widths, merged, split_up
 from bnrank.discovery.compression.zeros import with_zeros
 from bnrank.networks import Segment
-from bnrank.networks.casting import in_precision
-from bnrank.networks.functional import Functional, check_classified, check_finite, copied, unwrap
+from bnrank.networks.functional import Functional, check_classified, check_finite, unwrap
+from bnrank.networks.replicas import copied, in_precision
 
 P = ParamSpec("P")
 TIMING = Timing()

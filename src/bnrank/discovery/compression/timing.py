@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from bnrank._core import devices, validation
 from bnrank._core.results import Printed
-from bnrank.networks.functional import copied, example
+from bnrank.networks.functional import example
+from bnrank.networks.replicas import copied
 
 _BITS = {
     torch.float64: (torch.int64, 0x7FF0000000000000, 0x000FFFFFFFFFFFFF),

@@ -19,8 +19,8 @@ from bnrank.networks import Skipped
 from bnrank.networks.attention import FactoredAttention
 from bnrank.networks.chain import registered
 from bnrank.networks.completion import Completion
-from bnrank.networks.functional import copied
 from bnrank.networks.gated import FactoredRecurrent
+from bnrank.networks.replicas import copied
 
 SPLIT = (FactoredAttention, FactoredRecurrent)
 NARROW = 0.7  # of the tolerance for neurons and channels, before the layers are factored

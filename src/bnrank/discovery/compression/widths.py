@@ -16,7 +16,7 @@ from bnrank.discovery.compression.neurons import by_unit, forward_selection, rew
 from bnrank.discovery.compression.parts import cheapest, first_input, share
 from bnrank.discovery.compression.returned import alike
 from bnrank.networks.attention import FactoredAttention
-from bnrank.networks.functional import copied
+from bnrank.networks.replicas import copied
 
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 TRIED = 4  # samples on which it is checked that nothing else reads a layer's units

@@ -19,8 +19,8 @@ from bnrank.discovery.compression.parts import Parts, channel_rows, first_input
 from bnrank.discovery.compression.stages import Step
 from bnrank.discovery.compression.wholes import put, split_up
 from bnrank.networks import Skipped
-from bnrank.networks.casting import in_precision
 from bnrank.networks.gated import FactoredRecurrent
+from bnrank.networks.replicas import in_precision
 
 DRAWS = 12  # random directions of the output per sample, where there are more outputs
 MAX_VALUES = 2**22  # of the rows of inputs of one layer in one block of samples

@@ -183,7 +183,7 @@ def stream(
     samples = example(net, x, inputs=True)
     chunk_size = validation.integer(chunk_size, "chunk_size")
     reading = _checked(net, samples, reading, dtype, layers)
-    function = Functional.lean_on(net, dtype, samples[:2])
+    function = Functional(net, dtype)
     shapes = [shape for layer in reading.layers for shape in (layer.input_shape, layer.output_shape) if shape]
     widest = max((int(torch.Size(shape).numel()) for shape in shapes), default=1)
     chunk_size = min(chunk_size, max(1, MAX_BLOCK // max(1, widest)))

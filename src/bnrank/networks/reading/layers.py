@@ -9,7 +9,6 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
 from bnrank._core import validation
 from bnrank._core.content import Part, Table, remarks
@@ -18,9 +17,9 @@ from bnrank.networks import reasons
 from bnrank.networks.chain import Segment, outermost, parts_of, registered
 from bnrank.networks.functional import example, unwrap
 from bnrank.networks.inputs import Example
-from bnrank.networks.reading.matrices import TIED, Listing, Matrix, listed
+from bnrank.networks.reading.matrices import Listing, Matrix, listed
 from bnrank.networks.reading.recording import Trial, base_of, holders_of, overrides_forward
-from bnrank.networks.reading.stored import derived, of_module
+from bnrank.networks.reading.stored import Stored, derived, of_module
 from bnrank.networks.reasons import Skipped
 
 
@@ -295,38 +294,26 @@ def _reason_without_example(matrix: Matrix) -> str:
 
 
 def _skipped(net: nn.Module, held: Listing, unobserved: Sequence[Layer]) -> Iterator[Skipped]:
-    """Iterate over the parts that are not read, in order of registration."""
-    with_matrices = {matrix.stored.module: matrix for matrix in held.matrices}
-    tied = {other.name: other.reason for other in held.others if other.reason.startswith(TIED[0])}
+    """Iterate over the unobserved matrices and the modules with other parameters, in order of registration."""
+    used = {id(stored) for matrix in held.matrices for stored in (matrix.stored, matrix.bias_stored)}
+    rest: dict[str, list[Stored]] = defaultdict(list)
+    for stored in held.records:
+        is_own = stored.module is not None and stored.key in stored.module._parameters
+        if is_own and id(stored) not in used and not stored.into:
+            rest[stored.owner].append(stored)
     alone: dict[nn.Module, list[Layer]] = defaultdict(list)
     for layer in unobserved:
         alone[layer.module].append(layer)
+    with_matrices = {matrix.module for matrix in held.matrices}
+    why = {other.name: other.reason for other in held.others}
     for name, part in net.named_modules():
-        yield from (Skipped.part(layer.name, part, layer.reason) for layer in alone.pop(part, ()))
-        own = [key for key, p in part._parameters.items() if p is not None]
-        if (not own and not parametrize.is_parametrized(part)) or ".parametrizations." in f".{name}.":
-            continue
-        known = reasons.of_type(part)
-        if part not in with_matrices:
-            shared = [tied[key] for key in (f"{name}.{key}".lstrip(".") for key in own) if key in tied]
-            yield Skipped.part(name, part, known or (shared[0] if shared else _reason_of_parameters(part)))
-        elif known is None or base_of(part) is not None:
-            matrix = with_matrices[part]
-            used = {m.stored.key for m in held.matrices if m.stored.module is part}
-            used |= {m.bias_stored.key for m in held.matrices if m.stored.module is part and m.bias_stored is not None}
-            rest = [key for key in own if key.removesuffix("_orig") not in used and not key.startswith("weight_")]
-            if rest and matrix.name not in {layer.name for layer in unobserved}:
-                yield Skipped.part(name, part, f"parameters besides its weights: {', '.join(rest)}")
-
-
-def _reason_of_parameters(part: nn.Module) -> str:
-    if parametrize.is_parametrized(part):
-        which = ", ".join(cast(Any, part).parametrizations.keys())
-        return f"parametrized ({which}) and not a linear or convolutional layer"
-    names = ", ".join(key for key, p in part._parameters.items() if p is not None)
-    if any(True for _ in part.children()):
-        return f"parameters registered on the module itself: {names}"
-    return f"not a linear or convolutional layer (parameters: {names})"
+        layers, others = alone.pop(part, []), rest.pop(name, [])
+        yield from (Skipped.part(layer.name, part, layer.reason) for layer in layers)
+        if others and part not in with_matrices:
+            yield Skipped.part(name, part, reasons.of_type(part) or why[others[0].name])
+        elif others and not layers:
+            keys = ", ".join(stored.key for stored in others)
+            yield Skipped.part(name, part, f"parameters besides its weights: {keys}")
 
 
 def _segments(net: nn.Module, layers: Sequence[Layer], trial: Trial | None) -> Iterator[Segment]:

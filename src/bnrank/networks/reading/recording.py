@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from torch.overrides import TorchFunctionMode
 
-from bnrank.networks.functional import ExplainedError, Functional, PrecisionError
+from bnrank.networks.functional import Functional, PrecisionError
 from bnrank.networks.inputs import Inputs, Samples
 from bnrank.networks.reading import inside
 from bnrank.networks.reading.inside import Values
@@ -215,11 +215,12 @@ class Trial:
         try:
             with torch.enable_grad(), _Attached() as mode:
                 self._run(function, _marked(x), mode)
-        except ExplainedError:
-            raise
-        except Exception:
-            with torch.no_grad():
-                self._run(function, x, _Attached())
+        except Exception as error:
+            try:
+                with torch.no_grad():
+                    self._run(function, x, _Attached())
+            except Exception:
+                raise error from error.__cause__
             self._entered, self._left = {}, {}
 
     def _run(self, function: Functional, x: Samples, mode: _Attached) -> None:

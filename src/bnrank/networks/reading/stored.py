@@ -14,7 +14,8 @@ from torch.nn.utils import parametrize
 from torch.nn.utils.prune import BasePruningMethod
 
 from bnrank._core import validation
-from bnrank.networks.functional import replica, sandbox, unwrap
+from bnrank.networks.functional import unwrap
+from bnrank.networks.replicas import replica, sandbox
 
 _TRAINING = re.compile(r"(^|_)(optim|optimi[sz]ers?|(lr_)?sched(ulers?)?|scaler|rng|amp|opt_state)(_|$)", re.IGNORECASE)
 _OPTIMIZER = {"state", "param_groups"}  # keys of its state

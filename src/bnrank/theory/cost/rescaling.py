@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from bnrank.measures.balance import between
 from bnrank.networks.chain import read_chain
-from bnrank.networks.functional import copied, unwrap
+from bnrank.networks.functional import unwrap
 from bnrank.networks.mlp import MLP, from_layers
+from bnrank.networks.replicas import copied
 from bnrank.training.ensemble import Workers
 
 Array = NDArray[Any]  # float64

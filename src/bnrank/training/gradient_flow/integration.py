@@ -19,9 +19,10 @@ from bnrank._core.sources import DamagedError
 from bnrank._core.store import Stored
 from bnrank.measures import plateaus
 from bnrank.networks.chain import as_mlp
-from bnrank.networks.functional import Functional, check_finite, check_unshared, copied, example, is_plain_mlp, unwrap
+from bnrank.networks.functional import Functional, check_finite, check_unshared, example, is_plain_mlp, unwrap
 from bnrank.networks.inputs import columns
 from bnrank.networks.mlp import MLP
+from bnrank.networks.replicas import copied
 from bnrank.tasks.losses import LOSSES
 from bnrank.tasks.task import Task, as_task, signs
 from bnrank.training.ensemble import Workers, filled

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from bnrank._core.onlooker import Onlooker
-from bnrank.networks.functional import restored
 from bnrank.networks.inputs import columns, main_output
+from bnrank.networks.replicas import restored
 from bnrank.training.watching import quantities
 from bnrank.training.watching.parts import OUTPUT, Part
 
