@@ -272,3 +272,35 @@ def test_a_single_row_has_no_dead_units():
     with torch.no_grad():
         image[0].bias[0] = -1000.0
     assert [layer.dead for layer in use(image, normal(1, 1, 5, 5))] == [1, 0]  # 25 rows
+
+
+class Squeezed(nn.Module):
+    """A network that leaves out the dimension of its only unit, or joins samples and positions."""
+
+    def __init__(self, join=False):
+        super().__init__()
+        self.layer, self.join = nn.Linear(8, 1), join
+
+    def forward(self, x):
+        out = self.layer(x).squeeze(-1)
+        return out.flatten() if self.join else out
+
+
+@pytest.mark.parametrize(
+    ("net", "shape", "units"),
+    [
+        (Squeezed(), (50, 40, 8), [1]),
+        (Squeezed(), (40, 8), [1]),
+        (nn.Sequential(nn.Linear(8, 1), nn.Flatten(), nn.Linear(40, 3)), (50, 40, 8), [1, 3]),
+        (nn.Sequential(nn.Linear(8, 1), nn.Linear(1, 5)), (50, 40, 8), [1, 5]),
+        (nn.Sequential(nn.Conv1d(3, 1, 1), nn.Flatten(), nn.Linear(40, 3)), (50, 3, 40), [1, 3]),
+        (nn.Sequential(nn.Conv1d(3, 4, 1), nn.Conv1d(4, 1, 1), nn.Conv1d(1, 5, 1)), (50, 3, 40), [4, 1, 5]),
+    ],
+)
+def test_a_layer_of_one_unit_has_one_unit(net, shape, units):
+    assert [layer.units for layer in use(net, normal(*shape))] == units
+
+
+def test_outputs_that_join_samples_and_positions_are_refused_with_advice():
+    with pytest.raises(ValueError, match=r"net: .* shape \(14,\) for 2 samples, .*return out.reshape\(len\(x\), -1"):
+        bnrank.profile(Squeezed(join=True), normal(50, 7, 8))

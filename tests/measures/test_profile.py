@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
+from safetensors.torch import save_file
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -226,16 +227,17 @@ def checkpointed(reentrant):
 )
 def test_a_backward_pass_that_fails_is_skipped_with_the_reason(net, reason):
     ds = profile(net, normal(60, 5))
-    assert np.isnan(ds.jacobian_singular_values).all()
+    in_parameters = "runs parts of its forward again" in reason  # what runs again has no other x
+    assert np.isnan(ds.jacobian_singular_values).all() != in_parameters
     assert np.isnan(ds.ntk_trace).all()
     assert np.isfinite(ds.stable_rank).all()
     assert np.isfinite(ds.dimension_95).all()
-    assert [reason in line for line in describe(ds)] == [True, True]
-    for measure in (ntk.trace, ntk.gram, lambda *given: Jacobian(*given).matrices):
+    assert [reason in line for line in describe(ds)] == [True] * (1 if in_parameters else 2)
+    for measure in (ntk.trace, ntk.gram, lambda *given: Jacobian(*given).matrices)[: 2 if in_parameters else 3]:
         with pytest.raises(ValueError, match=f"net: Pair cannot be differentiated: .*{reason}"):
             measure(net, normal(20, 5))
     only = bnrank.check(net, normal(20, 5), normal(20, 3), only=["T5", "T47"])
-    assert {verdict.status for verdict in only} == {"not applicable"}
+    assert {verdict.status for verdict in only} == {"not applicable", *(["holds"] if in_parameters else [])}
 
 
 class Experts(nn.Module):
@@ -401,3 +403,60 @@ def test_a_limit_that_is_not_reached_changes_nothing():
     for name in ("jacobian_singular_values", "ntk_trace", "activation_singular_values", "nonlinearity"):
         assert np.allclose(free[name], limited[name], rtol=0, atol=1e-12, equal_nan=True), name
     assert bool(np.isfinite(limited["ntk_trace"]).all())
+
+
+def chains():
+    """Functions of the activation: its argument, and the network of torch with it."""
+    return {
+        "relu": nn.ReLU(),
+        "linear": nn.Identity(),
+        0.1: nn.LeakyReLU(0.1),
+        "tanh": nn.Tanh(),
+        "gelu": nn.GELU(),
+        "silu": nn.SiLU(),
+    }
+
+
+@pytest.mark.parametrize("activation", chains())
+def test_a_state_dict_or_file_with_its_activation_is_the_network(activation, tmp_path):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 12), chains()[activation], nn.Linear(12, 3))
+    x, y, path = normal(40, 6), normal(40, 3), tmp_path / "net.safetensors"
+    save_file(net.state_dict(), path)
+    torch.save(net.state_dict(), tmp_path / "net.pt")
+    expected = profile(net, x, y)
+    jacobians = torch.func.vmap(torch.func.jacrev(net.double()))(x.double())
+    largest = torch.linalg.svdvals(jacobians)[:, 0]
+    np.testing.assert_allclose(expected.jacobian_singular_values[:, 0], largest.detach(), rtol=1e-9)
+    for source in (net.float().state_dict(), path, tmp_path / "net.pt"):
+        found = profile(source, x, y, activation=activation)
+        assert found.layer_name.values.tolist() == ["0", "2"]
+        for name in expected.data_vars:
+            np.testing.assert_allclose(found[name], expected[name], rtol=1e-9, atol=1e-12, err_msg=name)
+    verdicts = bnrank.check(path, x, activation=activation, only="T4")
+    assert verdicts[0].status == ("not applicable" if activation in ("tanh", "gelu", "silu") else "holds")
+
+
+def test_an_activation_is_asked_for_where_tensors_do_not_say_it_and_nowhere_else(tmp_path):
+    x, state = normal(9, 6), nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 3)).state_dict()
+    save_file(state, tmp_path / "net.safetensors")
+    for source in (state, tmp_path / "net.safetensors"):
+        for call in (profile, bnrank.check):
+            with pytest.raises(ValueError, match=r'activation: got none, .* expected "relu", "linear", a slope'):
+                call(source, x)
+    with pytest.raises(ValueError, match="activation: got none"):
+        bnrank.load(tmp_path / "net.safetensors")
+    for wrong in ("softmax", "dropout", "threshold", "", 2):
+        random = torch.get_rng_state()
+        with pytest.raises(ValueError, match="activation: got"):
+            profile(state, x, activation=wrong)
+        assert torch.equal(random, torch.get_rng_state())
+    own = bnrank.save(bnrank.MLP([6, 5, 3], slope=0.1, seed=0), tmp_path / "own.safetensors")
+    assert profile(own, x).layer_name.values.tolist() == ["layers.0", "layers.1"]
+    profile(own, x, activation=0.1)
+    for net, wrong in ((own, "relu"), (own, "tanh"), (nn.Linear(6, 3), "relu"), (bnrank.MLP([6, 3, 2]), 0.1)):
+        with pytest.raises(ValueError, match=f"activation: got '?{wrong}'? for a .*, expected"):
+            profile(net, x, activation=wrong)
+    with pytest.raises(ValueError, match="activation: got 'relu' without x"):
+        profile(state, activation="relu")
+    assert profile({"weight": torch.ones(3, 6)}, x).layer_name.values.tolist() == ["weight"]  # one layer has none

@@ -251,7 +251,7 @@ def test_scripted_modules_with_buffers_of_rare_types(tmp_path):
 
 
 def test_weights_of_frozen_modules_are_constants(tmp_path):
-    net = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Conv1d(5, 6, 3)).eval()
+    net = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Conv2d(5, 6, 3)).eval()
     frozen = torch.jit.freeze(torch.jit.script(net))
     frozen.save(tmp_path / "net.pt")
     ds, whole = profile(tmp_path / "net.pt"), profile(net.state_dict())

@@ -82,7 +82,7 @@ def test_a_foreign_chain_is_read(tmp_path, bias):
     torch.manual_seed(0)
     model = chain(3, *[5] * 11, 2, bias=bias)  # numbers of two digits: "10" comes after "2"
     save_file(model.state_dict(), tmp_path / "m.safetensors")
-    net = load(tmp_path / "m.safetensors")
+    net = load(tmp_path / "m.safetensors", "relu")
     x = torch.randn(4, 3)
     assert net.widths == [3, *[5] * 11, 2]
     assert torch.allclose(net(x), model(x))
@@ -102,11 +102,17 @@ def test_names_without_numbers_need_an_order(tmp_path):
 @pytest.mark.parametrize(
     ("tensors", "message"),
     [
-        ({"0.weight": torch.ones(4, 3), "2.weight": torch.ones(2, 5)}, "do not chain: 0.weight .* has 4 outputs"),
+        (
+            {"0.weight": torch.ones(4, 3), "2.weight": torch.ones(2, 5)},
+            r"0.weight, 2.weight: weights: got shapes \[\(4, 3\), \(2, 5\)\], expected each to take .* order=",
+        ),
         ({"0.weight": torch.ones(4, 3, 3, 3)}, "not a plain chain"),
         ({"0.weight": torch.ones(4, 3), "1.weight": torch.ones(4)}, r"1.weight \(4,\)"),
         ({"0.weight": torch.ones(4, 3), "1.running_mean": torch.ones(4)}, "running_mean"),
-        ({"0.weight": torch.ones(4, 3), "0.bias": torch.ones(4), "1.weight": torch.ones(2, 4)}, "not in 1.weight"),
+        (
+            {"0.weight": torch.ones(4, 3), "0.bias": torch.ones(4), "1.weight": torch.ones(2, 4)},
+            r"0.weight, 1.weight: biases: got shapes \[\(4,\)\], expected one per layer",
+        ),
         ({"0.weight": torch.ones(4, 3), "1.weight": torch.ones(2, 4).double()}, "dtypes"),
         ({"0.weight": torch.ones(4, 3).int()}, "dtypes"),
     ],

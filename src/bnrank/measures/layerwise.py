@@ -169,7 +169,7 @@ def _by_unit(values: Tensor, own: Layer, reader: Layer) -> Tensor:
         values = values.reshape(len(values), *own.unflattened)
     dim = 0 if own.is_convolution or own.is_transposed else -1
     if own.output_shape and own.output_shape[dim] == 1 and values.shape[1:].numel() == math.prod(own.output_shape):
-        values = values.reshape(len(values), -1, 1)  # a single unit, whose dimension may have been left out
+        return values.reshape(len(values), -1, 1)  # a single unit, whose dimension may have been left out
     if values.ndim < 3:
         return values.reshape(len(values), 1, -1)
     units_dim = own.units_dim

@@ -143,7 +143,8 @@ def _undefined(x: Samples, d_out: int) -> str:
     each = d_in * d_out * min(d_in, d_out)
     if len(x) * each <= MAX_JACOBIAN_WORK:
         return ""
-    return f"{len(x)} samples are {len(x) * each:.1e} operations, the limit is {MAX_JACOBIAN_WORK:.0e}{_hint(each, MAX_JACOBIAN_WORK)}"
+    text = f"{len(x)} samples are {len(x) * each:.1e} operations, the limit is {MAX_JACOBIAN_WORK:.0e}"
+    return text + _hint(each, MAX_JACOBIAN_WORK)
 
 
 def _hint(each: float, limit: float) -> str:

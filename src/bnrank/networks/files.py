@@ -281,7 +281,7 @@ def chained(
         )
     names = order or sorted(weights, key=lambda name: [(len(n), n) for n in re.findall(r"0*(\d+)", name)])
     biases = [tensors[_bias(name)] for name in names if _bias(name) in tensors]
-    function = 0.0 if activation is None else _function(activation)
+    dtype, function = _one_dtype(source, tensors), 0.0 if activation is None else _function(activation)
     try:
         chain = from_layers([tensors[name] for name in names], biases, function if isinstance(function, float) else 0.0)
     except ValueError as error:
@@ -289,11 +289,11 @@ def chained(
     if activation is None and len(names) > 1:
         which = '"relu", "linear", a slope, or a function of torch.nn.functional such as "tanh"'
         raise ValueError(
-            f"activation: got none for {source.partition(': ')[2]}, a state dict, which does not say the activation "
-            f"between its layers; expected {which}"
+            f"activation: got none, but {source.partition(': ')[2]} does not say the activation between its layers; "
+            f"expected {which}"
         )
     chain.init = "he"  # where its parameters are drawn again
-    net: nn.Module = chain.to(_one_dtype(source, tensors))
+    net: nn.Module = chain.to(dtype)
     own = [f"layers.{i}" for i in range(len(names))]
     if not isinstance(function, float):
         layers = [part for layer in chain.layers for part in (layer, Elementwise(str(activation)))]
