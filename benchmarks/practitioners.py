@@ -24,7 +24,7 @@ from torch import Tensor, nn
 import bnrank
 from benchmarks import memory
 from bnrank._core.text import render
-from bnrank.networks import account
+from bnrank.networks import read
 
 SAMPLES = 16
 Case = Callable[[], tuple[nn.Module, Any]]
@@ -189,15 +189,13 @@ def measure(name: str) -> dict[str, Any]:
     found = bnrank.profile(net, x, max_jacobian_samples=1)
     seconds, worked = time.perf_counter() - start, time.process_time() - worked
     after = memory.status("VmHWM")
-    entries = account(net, x)
-    if {entry.name for entry in entries.entries} != {key for key, _ in net.named_parameters()}:
-        raise RuntimeError(f"{name}: parameters without an entry")
+    held = read(net, x).listing
     return {
         "network": name,
         "parameters": sum(p.numel() for p in net.parameters()),
         "weights": found.sizes["layer"],
-        "tensors measured": len(entries.measured),
-        "tensors listed": len(entries.listed),
+        "tensors measured": held.tensors[0],
+        "tensors listed": held.tensors[1] - held.tensors[0],
         "processor seconds": round(worked, 1),
         "seconds": round(seconds, 1),
         "MiB": round((after - before) / 2**20),

@@ -18,7 +18,7 @@ from bnrank.discovery.power_products import dimensionless_groups
 from bnrank.discovery.power_products.result import Factor, PowerProduct
 from bnrank.discovery.symbolic.result import Formula, Formulas
 from bnrank.measures import dimension
-from bnrank.networks import accounting, read
+from bnrank.networks import read
 from bnrank.networks.mlp import from_layers
 from bnrank.networks.reasons import Skipped
 from bnrank.theory import domains, kernels, stability, structure, symmetry, tours
@@ -205,7 +205,7 @@ def _tour_bound() -> Any:
 
 RE = from_layers([torch.ones(1, 1)] * 4)
 MAKERS: dict[str, Any] = {
-    "Account": lambda: accounting.account(named(), x(2)),
+    "Listing": lambda: read(named(), x(2)).listing,
     "ActivationBound": lambda: structure.activation_bound(from_layers([torch.ones(1, 1)] * 2), torch.full((1,), 3.0)),
     "Bottleneck": lambda: bnrank.bottleneck(run().network(0), x()).bottleneck,
     "Bound": lambda: Bound(lipschitz_before=3.0, lipschitz_after=1.0, at_samples=0.5, size=10.0),

@@ -39,7 +39,6 @@ OPTIONAL: dict[str, Values] = {
     "bnrank.constructions.deepen": {"x": lambda: normal(6, 3)},
     "bnrank.constructions.max_of_affine": {"signs": lambda: torch.ones(1)},
     "bnrank.networks.from_layers": {"biases": lambda: [torch.zeros(4), torch.zeros(2)]},
-    "bnrank.networks.account": {"x": lambda: normal(6, 3)},
     "bnrank.networks.read": {"x": lambda: normal(6, 3)},
     "bnrank.load": {"net": mlp},
     "LayerGraph.neurons": {"net": mlp},

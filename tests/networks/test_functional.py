@@ -219,7 +219,7 @@ def watched(net, x):
 @pytest.mark.parametrize(
     "run",
     [
-        bnrank.networks.account,
+        bnrank.networks.read,
         bnrank.profile,
         bnrank.bottleneck,
         lambda net, x: bnrank.compare(net, net, x),
@@ -227,7 +227,7 @@ def watched(net, x):
         lambda net, x: bnrank.discovery.compress(net, x, tune=0, timing=bnrank.discovery.Timing(repeats=1)),
         watched,
     ],
-    ids=["account", "profile", "bottleneck", "compare", "check", "compress", "watch"],
+    ids=["read", "profile", "bottleneck", "compare", "check", "compress", "watch"],
 )
 def test_what_a_network_registers_in_its_first_pass_does_not_stay_on_it(run):
     net = Registers()

@@ -7,7 +7,7 @@ from torch import nn
 
 import bnrank
 from bnrank.measures import describe, spectra
-from bnrank.networks import account, capture, read
+from bnrank.networks import capture, read
 from networks.zoo import ZOO, Attention, Taggers, Tied, Transposed, TwoInputs, made, numbers, tokens
 from oracles import float64
 
@@ -27,26 +27,21 @@ def values(net, x, chunk_size=4096):
 def test_every_parameter_is_measured_or_has_a_reason(name, example):
     net, x = made(name)
     reading = read(net, x if example else None)
-    found = account(net, x if example else None, reading=reading)
-    assert [entry.name for entry in found.entries] == [key for key, _ in net.named_parameters()]
-    held = dict(net.named_parameters())
-    for entry in found.entries:
-        assert bool(entry.layers) != bool(entry.reason)
-        owners = [layer for layer in reading.weights if layer.name in entry.layers]
-        pieces = [
-            piece
-            for layer in owners
-            if layer.matrix.tensor == entry.name or entry.name.endswith("bias")
-            for piece in [layer.weight if layer.matrix.tensor == entry.name else layer.bias]
-        ]
-        transposed = any(layer.matrix.is_turned for layer in owners)
+    held, parameters = reading.listing, dict(net.named_parameters())
+    why = {other.name: other.reason for other in held.others if other.name not in held.measured}
+    for key, parameter in parameters.items():
+        computed = next(s.into for s in held.records if s.name == key) or key
+        assert (computed in held.measured) != bool(why.get(computed)), key
+        layers = [layer for layer in reading.weights if layer.name in held.measured.get(key, ())]
+        pieces = [layer.weight if layer.matrix.tensor == key else layer.bias for layer in layers]
+        turned = any(layer.matrix.is_turned for layer in layers)
         for piece in pieces:
-            own = held[entry.name].T if transposed and piece.ndim == 2 else held[entry.name]
+            own = parameter.T if turned and piece.ndim == 2 else parameter
             assert piece.data_ptr() in {row.data_ptr() for row in own}  # a part of this parameter
-        if pieces and "bias" not in entry.name:
-            assert sum(map(torch.numel, pieces)) == held[entry.name].numel()  # all of it, once
-    matrices = [e.name for e in found.listed if len(e.shape) == 2 and min(e.shape) > 1]
-    assert matrices == []
+        if pieces and "bias" not in key:
+            assert sum(map(torch.numel, pieces)) == parameter.numel()  # all of it, once
+    into = {stored.name: stored.into for stored in held.records}
+    assert not [key for key in why if key in parameters and not into[key] and parameters[key].squeeze().ndim == 2]
 
 
 @pytest.mark.parametrize("name", ZOO)

@@ -98,8 +98,7 @@ def test_a_network_with_complex_parameters_is_measured_as_with_their_parts():
     assert np.isfinite(twin.ntk_trace).all()
     (told,) = [line for line in bnrank.measures.describe(ds) if "ntk_trace" in line]
     assert "parameters that are complex numbers (w), expected real ones: keep torch.view_as_real" in told
-    account = bnrank.networks.account(Spectral(), X)
-    assert [entry.name for entry in account.listed] == ["w"]
+    assert [layer.name for layer in bnrank.networks.read(Spectral(), X).unobserved] == ["w"]
     assert bnrank.bottleneck(Spectral(), X).rank == bnrank.bottleneck(Spectral(parts=True), X).rank
     assert float(bnrank.compare(Spectral(), Spectral(parts=True), X).data.cka[0, 0]) == pytest.approx(1)
 
@@ -202,7 +201,7 @@ def test_an_operation_without_float64_is_not_put_down_to_plain_tensors():
 def test_a_reading_takes_the_precision_in_which_the_network_runs():
     reading = bnrank.networks.read(Singly(), X)
     assert [layer.name for layer in reading.layers] == ["m.w", "o"]
-    assert not bnrank.networks.account(Singly(), X).listed
+    assert not reading.unobserved
     other = bnrank.networks.read(Singly(factor=1.01), X)
     assert [layer.name for layer in other.layers] == ["o"]
     assert other.unobserved[0].reason == "its module does something other than x W^T + b with it"

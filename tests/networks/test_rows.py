@@ -65,7 +65,7 @@ class Each(nn.Module):
 
 MEASURES = {
     "profile": (bnrank.profile, 2),
-    "account": (bnrank.networks.account, 2),
+    "read": (bnrank.networks.read, 2),
     "bottleneck": (bnrank.bottleneck, 2),
     "compare": (lambda net, x: bnrank.compare(net, net, x), 2),
     "check": (bnrank.check, 2),

@@ -1,7 +1,6 @@
 """Networks: built-in classes, files, constructions, and one reader of any module."""
 
 from bnrank.networks import constructions, graph
-from bnrank.networks.accounting import Account, Entry, account
 from bnrank.networks.chain import Chain, Segment, as_mlp, read_chain
 from bnrank.networks.convolutional import CircularConvolutional, Convolutional, LinearConvolutional, Window
 from bnrank.networks.files import load, load_module, save
@@ -20,13 +19,11 @@ from bnrank.networks.stack import (
 
 __all__ = [
     "MLP",
-    "Account",
     "Captured",
     "Chain",
     "CircularConvolutional",
     "Convolutional",
     "DiagonalBlock",
-    "Entry",
     "FreeBlock",
     "IdentityBlock",
     "Layer",
@@ -42,7 +39,6 @@ __all__ = [
     "Skipped",
     "Stack",
     "Window",
-    "account",
     "as_mlp",
     "capture",
     "constructions",

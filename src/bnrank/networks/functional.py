@@ -71,7 +71,8 @@ class Functional:
 
     def __init__(self, net: nn.Module, dtype: torch.dtype = torch.float64, whole: Samples | None = None) -> None:
         self.dtype, self.whole, self._explained = validation.dtype(dtype), whole, False
-        self.module = replica(unwrap(net), self.dtype)
+        self._net = unwrap(net)
+        self.module = replica(self._net, self.dtype)
         self.parameters = {name: p.detach() for name, p in self.module.named_parameters()}
         self.buffers = dict(self.module.named_buffers())
         self._aliases = aliases(self.module)
@@ -184,18 +185,18 @@ class Functional:
         for changed, name, dtype in _as_real(x, self.dtype):
             numbers = "complex numbers" if dtype.is_complex else "truth values" if dtype == torch.bool else "integers"
             got = f"{name}: got {numbers} of dtype {dtype}, on which {kind} fails"
-            error = validation.DtypeError(f"{got}, expected floating point; {validation.conversion(dtype)}")
+            error: ValueError = validation.DtypeError(f"{got}, expected floating point; {validation.conversion(dtype)}")
             yield functools.partial(self._returned, parameters, changed), error
         if not torch.is_grad_enabled() and "grad" in why:
             where = "which is run without, expected one with torch.enable_grad() around the part that needs them"
             error = ValueError(f"net: {kind} takes gradients in its forward, {where}")
             yield torch.enable_grad()(functools.partial(self._returned, parameters, x)), error
-        own = [p.dtype for p in self.module.parameters() if p.is_floating_point()]
+        own = [p.dtype for p in self._net.parameters() if p.is_floating_point()]
         for other in dict.fromkeys([torch.float32, *own, torch.float64]):
             if other != self.dtype:
                 advice = f"pass dtype={other} to a function that has this argument, as bnrank.profile has"
                 text = f"net: {kind} runs on x of shape {shapes} in {other}, but not in {self.dtype}: {why}; {advice}"
-                function = Functional(self.module, other)
+                function = Functional(self._net, other)
                 yield functools.partial(function._returned, function.parameters, x), PrecisionError(text, other, advice)
         if isinstance(x, Tensor) and x.is_floating_point():
             got = f"x: got real numbers of dtype {x.dtype}, on which {kind} fails"
@@ -387,7 +388,7 @@ def _as_real(x: Samples, dtype: torch.dtype) -> Iterator[tuple[Samples, str, tor
     """
     given = x if isinstance(x, Inputs) else Inputs((x,))
     alone = len(given.tensors) == 1 and not given.named
-    values = {**dict(enumerate(given.positional)), **given.named}
+    values: dict[Any, Any] = {**dict(enumerate(given.positional)), **given.named}
     places = [key for key, value in values.items() if isinstance(value, Tensor) and not value.is_floating_point()]
     for chosen in [[key] for key in places] + ([places] if len(places) > 1 else []):
         positional, named = list(given.positional), dict(given.named)

@@ -59,16 +59,19 @@ def copied(value: Copied, memo: dict[int, Any] | None = None) -> Copied:
             if isinstance(held, Tensor) and not held.is_leaf:
                 known.setdefault(id(held), held.detach().clone())
     try:
-        made = copy.deepcopy(value, done := dict(known))
+        done = dict(known)
+        made = copy.deepcopy(value, done)
     except Exception:
         shared = {id(held): held for sub in modules for held in vars(sub).values() if not _is_copied(held, modules)}
         if not shared:
             raise
-        made = copy.deepcopy(value, done := {**shared, **known})
+        done = {**shared, **known}
+        made = copy.deepcopy(value, done)
     parts = {id(sub): done[id(sub)] for sub in modules if isinstance(done.get(id(sub)), nn.Module)}
-    for twin in parts.values():
-        for held in [vars(twin), *(hooks for name, hooks in vars(twin).items() if name.endswith("_hooks") and hooks)]:
-            held.update({name: _rebound(function, parts) for name, function in held.items() if _closure(function)})
+    for part in parts.values():
+        hooks: list[Any] = [registry for name, registry in vars(part).items() if name.endswith("_hooks") and registry]
+        for functions in [vars(part), *hooks]:
+            functions.update({key: _rebound(value, parts) for key, value in functions.items() if _closure(value)})
     return made
 
 
@@ -171,12 +174,12 @@ def _with_products(attention: nn.MultiheadAttention) -> None:
         call = signature.bind(*args, **kwargs)
         call.apply_defaults()
         output, weights = plain(**{**call.arguments, "need_weights": True, "average_attn_weights": False})
-        attention.products = weights
+        vars(attention)["products"] = weights
         if not call.arguments["need_weights"]:
             return output, None
-        return output, weights.mean(-3) if call.arguments["average_attn_weights"] else weights
+        return output, cast(Tensor, weights).mean(-3) if call.arguments["average_attn_weights"] else weights
 
-    attention.forward = forward  # type: ignore[method-assign, assignment]
+    attention.forward = forward  # type: ignore[method-assign]
 
 
 class _Products(TorchFunctionMode):
@@ -231,7 +234,7 @@ class _Draws(TorchDispatchMode):
         device = next((t.device for t in _tensors(args)), torch.device(kwargs.get("device") or "cpu"))
         if device not in self.generators:
             self.generators[device] = torch.Generator(device).manual_seed(self.seed)
-        drawn = {"generator": self.generators[device]}
+        drawn: dict[str, Any] = {"generator": self.generators[device]}
         name = func.overloadpacket.__name__
         if name == "native_dropout":
             kept = torch.full_like(args[0], 1 - args[1]).bernoulli_(**drawn) if args[2] else torch.ones_like(args[0])
@@ -240,7 +243,7 @@ class _Draws(TorchDispatchMode):
             return func(*args, **{**kwargs, **drawn})
         if name.endswith("_like"):  # of the shape of a tensor
             like = torch.empty_like(args[0], **kwargs)
-            fill = {"rand_like": like.uniform_, "randn_like": like.normal_, "randint_like": like.random_}[name]
+            fill: Any = {"rand_like": like.uniform_, "randn_like": like.normal_, "randint_like": like.random_}[name]
             return fill(*([0, *args[1:]][-2:] if name == "randint_like" else []), **drawn)
         overload = {"default": "generator", "low": "low_generator"}.get(func._overloadname, "")
         known = overload in func.overloadpacket.overloads()

@@ -19,7 +19,7 @@ from bnrank.measures.convolution import layer_blocks
 from bnrank.measures.frequencies.modes import Convolutions, checked, label
 from bnrank.measures.spectra import MAX_ENTRIES, WHICH, Accumulator
 from bnrank.networks.functional import example
-from bnrank.networks.reading import Captured, Reading, capture, named
+from bnrank.networks.reading import Captured, Reading, capture, named, read_or
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -71,7 +71,7 @@ def weight_singular_values(
     >>> weight_singular_values(net, size=4).squeeze().to_series().round(3).to_dict()        # |cos(pi w / 4)|
     {'0': 1.0, '1': 0.707, '2': 0.0}
     """
-    found, rows = weight_convolutions(checked(reading, net, x), size)
+    found, rows = weight_convolutions(read_or(reading, net, x), size)
     return found.assemble(rows, "singular values of W_l")
 
 
@@ -363,7 +363,7 @@ def _images(
     """Return the convolutions that return images, and an iterator over transforms (n, frequency, channel) of each."""
     validation.choice(which, "which", WHICH)
     x = example(net, x)
-    reading = checked(reading, net, x, dtype)
+    reading = read_or(reading, net, x, dtype)
     probe = next(iter(capture(net, x[:PROBE], reading, PROBE, dtype)))
     result = Convolutions(reading.skipped)
     chosen: list[tuple[int, tuple[int, ...]]] = []

@@ -118,9 +118,9 @@ def _scaled(codes: Stored, known: Known) -> dict[str, Stored]:
     names = (f"{codes.name}_scale", f"{codes.name}_scale_inv", f"{inside}.scale_{key}")
     scale = next((known[name] for name in names if name in known), None)
     if scale is None:
-        others = [name for name in known if name.startswith(f"{inside}.") and "scale" in name]
-        reason = f"8-bit codes, of which the file does not say how {', '.join(others[:2])} scale them"
-        return {name: replace(known[name], reason=reason) for name in (codes.name, *others)} if others else {}
+        near = [name for name in known if name.startswith(f"{inside}.") and "scale" in name]
+        reason = f"8-bit codes, of which the file does not say how {', '.join(near[:2])} scale them"
+        return {name: replace(known[name], reason=reason) for name in (codes.name, *near)} if near else {}
     zero, sizes = known.get(f"{codes.name}_zero_point"), _blocks(codes.shape, scale.shape)
     if sizes is None or (zero is not None and zero.shape != scale.shape):
         reason = f"8-bit codes of shape {codes.shape}, whose scale of shape {scale.shape} does not fit"

@@ -63,9 +63,9 @@ def recurrent(part: nn.Module, given: Mapping[str, Any], output: Any) -> dict[st
     for number in range(part.num_layers):
         states = []
         for direction, end in enumerate(ends):
-            place, flip = f"l{number}{end}", (lambda t: t.flip(0)) if end else (lambda t: t)
-            first, hidden = _one_direction(part, place, flip(x), state, len(ends) * number + direction)
-            before, hidden = flip(torch.cat([first, hidden[:-1]])), flip(hidden)
+            place, dims = f"l{number}{end}", [0] if end else []  # in which time is turned
+            first, hidden = _one_direction(part, place, x.flip(dims), state, len(ends) * number + direction)
+            before, hidden = torch.cat([first, hidden[:-1]]).flip(dims), hidden.flip(dims)
             states.append(hidden)
             tensors = (t.transpose(0, 1) if part.batch_first else t for t in (x, before, hidden))
             values |= _gates(part, place, *tensors)

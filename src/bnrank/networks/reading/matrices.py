@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -13,6 +14,8 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from bnrank._core import validation
+from bnrank._core.content import Part, Table
+from bnrank._core.results import Printed
 from bnrank.networks.reading import files
 from bnrank.networks.reading.computed import resolved
 from bnrank.networks.reading.stored import Stored, distinct, of_mapping, of_module
@@ -29,6 +32,7 @@ _FUSED = re.compile(r"(^|\.)(in_proj_weight|(qkv|c_attn|qkv_proj|wqkv|to_qkv|in_
 _INTERLEAVED = re.compile(r"(^|\.)query_key_value\.weight$")
 _EMBEDDING = re.compile(r"(^|[._])(wte|wpe|emb|embed|embedd?ings?|tok_embeddings|embed_tokens)[._]", re.IGNORECASE)
 _WEIGHT = re.compile(r"(^|[._/])((weight|kernel|filter)\w*|w)$", re.IGNORECASE)
+_KERNEL = re.compile(rf"{_WEIGHT.pattern}|^CONSTANTS\.", re.IGNORECASE)  # also constants of TorchScript, without names
 _NORM = re.compile(r"(^|[._])(\w*norm\w*|bn\d*|ln\w*|\w*_bn|\w*_ln)\.(weight|scale|gamma)$", re.IGNORECASE)
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -151,6 +155,7 @@ def blocks(kernel: Tensor, transposed: bool = False, groups: int = 1) -> Tensor:
 
     Examples
     --------
+    >>> import torch
     >>> blocks(torch.ones(4, 6, 3, 3), transposed=True, groups=2).shape
     torch.Size([2, 6, 18])
     """
@@ -168,25 +173,52 @@ class Other:
 
 
 @dataclass(frozen=True)
-class Listing:
-    """What the tensors of a network are.
+class Listing(Printed):
+    """What the tensors of a network are: each is measured in matrices, or has the reason why not.
 
     Attributes
     ----------
     title : str
-        The class of the module or the name of the file.
+        The class of the module, the name of the file, or "a state dict".
     matrices : tuple of Matrix
         In the order of the state dict, each once.
     others : tuple of Other
         All other tensors, each with the reason.
     records : tuple of Stored
         All tensors.
+
+    Examples
+    --------
+    >>> with listing(nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(3))) as held:
+    ...     print(held)
+    tensor    shape  measured in
+    0.weight  3, 2   0
+    0.bias    3      0
+    1.weight  3      not: scale of a normalization (LayerNorm)
+    1.bias    3      not: shift of a normalization (LayerNorm)
     """
 
     title: str
     matrices: tuple[Matrix, ...]
     others: tuple[Other, ...]
     records: tuple[Stored, ...]
+
+    @property
+    def measured(self) -> dict[str, list[str]]:
+        """The names of the matrices that a tensor holds or is the bias of, by its name, in the order of the tensors."""
+        names: dict[int, list[str]] = defaultdict(list)
+        for matrix in self.matrices:
+            for stored in filter(None, (matrix.stored, matrix.bias_stored)):
+                names[id(stored)].append(matrix.name)
+        return {stored.name: names[id(stored)] for stored in self.records if id(stored) in names}
+
+    def _content(self) -> list[Part]:
+        measured, why = self.measured, {other.name: f"not: {other.reason}" for other in self.others}
+        rows = [
+            {"tensor": s.name, "shape": s.shape, "measured in": ", ".join(measured.get(s.name, ())) or why[s.name]}
+            for s in self.records
+        ]
+        return [Table("Tensors, and where they are measured", rows)] if rows else ["no tensors"]
 
     @property
     def tensors(self) -> tuple[int, int]:
@@ -218,6 +250,7 @@ def listing(source: Source, name: str = "net") -> Iterator[Listing]:
 
     Examples
     --------
+    >>> import torch
     >>> with listing({"a.weight": torch.eye(3), "a.bias": torch.ones(3)}) as held:
     ...     [matrix.name for matrix in held.matrices], [other.reason for other in held.others]
     (['a'], ['bias'])
@@ -282,7 +315,7 @@ def matrices_in(stored: Stored, shapes: Shapes) -> tuple[list[Matrix], str]:
         shape = tuple(size for size in shape if size > 1)
     if len(shape) == 2 or stored.role in ("linear", "embedding"):
         return _two_dimensional(stored, (shape[-2], shape[-1]), shapes), ""
-    named_kernel = stored.module is None and _WEIGHT.search(stored.name) and "expert" not in stored.name
+    named_kernel = stored.module is None and _KERNEL.search(stored.name) and "expert" not in stored.name
     if len(shape) == 3 and not is_kernel and not named_kernel:
         return _stack(stored, shape), ""
     return [_kernel(stored)], ""

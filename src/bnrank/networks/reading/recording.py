@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import itertools
 import math
@@ -150,11 +151,16 @@ def _close(plain: Tensor, after: Tensor) -> bool:
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a module: its number among all calls, the values of its matrices, and whether they are faithful."""
+    """One call of a module.
+
+    It has the number of the call among all, the values of the module's matrices, whether these are what the matrices
+    say, and whether the module was called on one tensor and returned one, with the samples first.
+    """
 
     order: int
     values: list[Values | None]
-    faithful: bool
+    faithful: bool = True
+    alone: bool = False
 
 
 @dataclass(frozen=True)
@@ -203,7 +209,7 @@ class Trial:
         calls: dict[str, list[Call]] = defaultdict(list)
 
         def note(name: str, values: list[Values | None]) -> None:
-            calls[name].append(Call(0, values, True))
+            calls[name].append(Call(0, values))
 
         with suppress(ValueError), torch.no_grad(), recording(function.module, self.holders, note):
             function(x)
@@ -221,53 +227,48 @@ class Trial:
                     self._run(function, x, _Attached())
             except Exception:
                 raise error from error.__cause__
-            self._entered, self._left = {}, {}
+            self._entered.clear()
+            self._left.clear()
 
     def _run(self, function: Functional, x: Samples, mode: _Attached) -> None:
-        order, net = itertools.count(), function.module
         self.calls: dict[str, list[Call]] = defaultdict(list)
-        self.shapes: dict[str, list[tuple[tuple[int, ...], ...]]] = defaultdict(list)
-        self._flattenings, self._entered, self._left = mode.flattened, dict[str | None, Point](), dict[str, Point]()
-
-        def enter(name: str | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-            tensor = next((value for value in [*args, *kwargs.values()] if isinstance(value, Tensor)), None)
-            if tensor is not None:
-                self._entered[name] = Point(tensor, tensor.grad_fn, len(mode.flattened))
-
-        def leave(name: str, part: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-            values = observed(part, name, self.holders[name], args, kwargs, output)
-            values = [v and cast(Values, tuple(t if t is None else t.detach() for t in v)) for v in values]
-            with torch.no_grad():
-                pairs = zip(self.holders[name], values, strict=True)
-                faithful = all(v is None or _is_faithful(part, matrix, v) for matrix, v in pairs)
-            self.calls[name].append(Call(next(order), values, faithful))
-            first = output[0] if isinstance(output, tuple) and output else output
-            if not isinstance(first, Tensor) or not first.is_floating_point() or not torch.is_grad_enabled():
-                return None
-            leaf = _marked(first)
-            first = leaf.clone()  # what follows may work in place, which a leaf does not allow
-            self._left[name] = Point(leaf, first.grad_fn, len(mode.flattened))
-            return (first, *output[1:]) if type(output) is tuple else first if isinstance(output, Tensor) else None
-
-        def shape(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> None:
-            given = [*args, *kwargs.values()]
-            alone = len(given) == 1 and isinstance(given[0], Tensor) and isinstance(output, Tensor)
-            self.shapes[name].append((tuple(given[0].shape), tuple(output.shape)) if alone else ((), ()))
-
-        def hooks(name: str) -> tuple[Callable[..., None], Callable[..., Any]]:
-            before = lambda part, args, kwargs: enter(name, args, kwargs)  # noqa: E731
-            if name in self.holders:
-                return before, lambda part, args, kwargs, output: leave(name, part, args, kwargs, output)
-            return (lambda *call: None), lambda part, args, kwargs, output: shape(name, args, kwargs, output)
-
+        self._entered: dict[str | None, Point] = {}
+        self._left: dict[str, Point] = {}
+        self._mode, self._order = mode, itertools.count()
         with ExitStack() as stack:
-            for name, part in net.named_modules():
+            for name, part in function.module.named_modules():
                 if not isinstance(part, torch.jit.ScriptModule):
-                    before, after = hooks(name)
-                    stack.callback(part.register_forward_pre_hook(before, with_kwargs=True).remove)
-                    stack.callback(part.register_forward_hook(after, with_kwargs=True).remove)
-            self.output = function(x)
-            enter(None, (self.output,), {})
+                    leave = part.register_forward_hook(functools.partial(self._leave, name), with_kwargs=True)
+                    stack.callback(leave.remove)
+                if name in self.holders:
+                    enter = part.register_forward_pre_hook(functools.partial(self._enter, name), with_kwargs=True)
+                    stack.callback(enter.remove)
+            self._enter(None, None, (function(x),), {})
+
+    def _enter(self, name: str | None, part: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Note what enters a module, or leaves the whole one."""
+        tensor = next((value for value in [*args, *kwargs.values()] if isinstance(value, Tensor)), None)
+        if tensor is not None:
+            self._entered[name] = Point(tensor, tensor.grad_fn, len(self._mode.flattened))
+
+    def _leave(self, name: str, part: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> Any:
+        """Note what leaves a module; of one with matrices, pass on a copy that starts a graph of gradients."""
+        matrices, given = self.holders.get(name, ()), [*args, *kwargs.values()]
+        values = observed(part, name, matrices, args, kwargs, output)
+        values = [v and cast(Values, tuple(t if t is None else t.detach() for t in v)) for v in values]
+        with torch.no_grad():
+            pairs = zip(matrices, values, strict=True)
+            faithful = all(v is None or _is_faithful(part, matrix, v) for matrix, v in pairs)
+        alone = len(given) == 1 and all(isinstance(t, Tensor) and t.ndim and len(t) == 2 for t in (*given, output))
+        self.calls[name].append(Call(next(self._order), values, faithful, alone))
+        first = output[0] if isinstance(output, tuple) and output else output
+        is_value = isinstance(first, Tensor) and first.is_floating_point() and torch.is_grad_enabled()
+        if name not in self.holders or not is_value:
+            return None
+        leaf = _marked(first)
+        first = leaf.clone()  # what follows may work in place, which a leaf does not allow
+        self._left[name] = Point(leaf, first.grad_fn, len(self._mode.flattened))
+        return (first, *output[1:]) if type(output) is tuple else first if isinstance(output, Tensor) else None
 
     def order(self, name: str) -> int:
         """Return the number of the first call of a module."""
@@ -352,7 +353,7 @@ class Trial:
     def unflattened(self, matrix: Matrix, about: Mapping[str, Any], name: str, reader: str | None) -> dict[str, Any]:
         """Return the shape of a sample before it is flattened for its reader, and the dimension of the units there."""
         own, entered, left = about["output_shape"], self._entered[reader], self._left[name]
-        between = self._flattenings[left.flattened : entered.flattened]
+        between = self._mode.flattened[left.flattened : entered.flattened]
         read = tuple(entered.tensor.shape)
         shape: tuple[int, ...] = next((before[1:] for before, after in reversed(between) if after == read), ())
         given = shape or (read[1:] if reader is None else ())
@@ -393,9 +394,8 @@ class Trial:
         return best if best in possible and shares[best] > 0.5 else None
 
     def is_once(self, name: str) -> bool:
-        """Return whether a module that holds no matrix runs once, on one tensor with the samples first."""
-        shapes = self.shapes[name]
-        return len(shapes) == 1 and all(len(shape) > 0 and shape[0] == 2 for shape in shapes[0])
+        """Return whether a module runs once, on one tensor with the samples first."""
+        return len(self.calls[name]) == 1 and self.calls[name][0].alone
 
 
 class _Attached(TorchFunctionMode):
