@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -441,7 +440,7 @@ def test_a_profile_with_samples_has_the_same(case):
     """Convolutions are measured as operators on images: of those, by applying them to all images of one pixel."""
     if any(hasattr(p, "full_tensor") for p in case.net.parameters()):
         with pytest.raises(
-            ValueError, match="net: FSDP.* cannot be copied: .*build it anew and load get_model_state_dict"
+            ValueError, match=r"net: FSDP.* cannot be copied: .*build it anew and load get_model_state_dict"
         ):
             bnrank.profile(case.net, case.x)
         return

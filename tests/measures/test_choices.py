@@ -11,6 +11,7 @@ import bnrank
 import helpers
 from bnrank._core import deadline
 from bnrank.measures import describe, profile, profiles, samplewise, usage, weights
+from bnrank.networks import read
 
 normal = functools.partial(helpers.normal, dtype=torch.float32)
 OF = {
@@ -189,13 +190,11 @@ def test_small_networks_with_many_backward_passes_have_no_ntk_by_default():
     ds = profile(net, x)
     assert "ntk_trace" not in computed(ds)
     (line,) = [line for line in describe(ds) if "Jacobians and the NTK" in line]
-    # products: one of 24 x 24 and one of 24 x 64 for each of 20 places; then what operations write
-    entries = 20 + 20 * (4 * 24 + 64) + 24 + 20 * 4 * 24  # x; embedding, gate twice, stack, output; zeros; the scan
-    work = passes * (20 * 2 * 24 * (24 + 64) + samplewise.PER_ENTRY * entries)
-    found = passes * samplewise.pass_work(net, x)[0]
-    assert found == pytest.approx(work, rel=1e-12)
-    assert f"{found:.1e} operations, by default the limit is 1e+10; what=" in line
-    hint = int(1e10 // (20 * 64 * samplewise.pass_work(net, x)[1]))
+    products = 20 * 2 * (24 * 24 + 24 * 64)  # of the gate and the output at 20 places
+    work = products + samplewise.PER_ENTRY * 20 * (24 + 24 + 64) + 3 * samplewise.PER_LAYER
+    assert samplewise.pass_work(read(net, x)) == work
+    hint = int(samplewise.MAX_PASS_WORK // (20 * 64 * work))
+    assert f"{passes * work:.1e} operations, by default the limit is 1e+10; what=" in line
     assert line.endswith(f"computes them, max_jacobian_samples={hint} stays below it")
     few = profile(net, x, max_jacobian_samples=3)
     assert not [line for line in describe(few) if "Jacobians and the NTK" in line]
@@ -203,25 +202,18 @@ def test_small_networks_with_many_backward_passes_have_no_ntk_by_default():
     assert np.isfinite(few.ntk_trace).all()
 
 
-class Doubled(torch.autograd.Function):
-    """An operation that torch cannot batch: each output has a backward pass by itself."""
-
-    @staticmethod
-    def forward(ctx, x):
-        return 2 * x
-
-    @staticmethod
-    def backward(ctx, grad):
-        return 2 * grad
-
-
-class Alone(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(3, 4)
-
-    def forward(self, x):
-        return Doubled.apply(self.layer(x))
+@pytest.mark.parametrize(
+    ("layer", "shape", "products", "outputs"),
+    [
+        (nn.Linear(5, 3), (5,), 15, 3),
+        (nn.Linear(5, 3), (7, 5), 7 * 15, 7 * 3),
+        (nn.Conv2d(4, 6, 3, groups=2, padding=1), (4, 5, 6), 30 * 6 * 2 * 9, 6 * 30),
+        (nn.ConvTranspose1d(4, 6, 3, groups=2, padding=1), (4, 8), 8 * 4 * 3 * 3, 6 * 8),
+    ],
+)
+def test_a_backward_pass_is_counted_by_the_positions_at_which_a_weight_acts(layer, shape, products, outputs):
+    work = samplewise.pass_work(read(layer, normal(9, *shape)))
+    assert work == 2 * products + samplewise.PER_ENTRY * outputs + samplewise.PER_LAYER
 
 
 class Single(nn.Module):
@@ -240,47 +232,8 @@ class Single(nn.Module):
         return self.layers(x)
 
 
-def test_backward_passes_are_counted_in_the_precision_of_the_profile(monkeypatch):
-    net, x, single = Single(), normal(10, 4), torch.float32
-    work, _ = samplewise.pass_work(net, x, single)
-    assert work == 3 * 2 * 4 * 4 + samplewise.PER_ENTRY * (4 + 3 * 4)  # three products; x and what they write
-    assert samplewise.runs_together(net, x, single)
-    assert "ntk_trace" in computed(profile(net, x, dtype=single))
-    monkeypatch.setattr(samplewise, "MAX_PASS_WORK", 10 * 4 * work - 1)
-    ds = profile(net, x, dtype=single)
-    assert "ntk_trace" not in computed(ds)
-    (line,) = [line for line in describe(ds) if "Jacobians and the NTK" in line]
-    assert f"{10 * 4 * work:.1e} operations, by default the limit is" in line
-    assert "ntk_trace" in computed(profile(net, x, what="ntk", dtype=single))
-    apart = nn.Sequential(net, Alone())
-    apart[1].layer = nn.Linear(4, 4)
-    monkeypatch.setattr(samplewise, "MAX_PASS_WORK", 10 * 4 * samplewise.pass_work(apart, x, single)[1] - 1)
-    assert "ntk_trace" not in computed(profile(apart, x, dtype=single))
-
-
 def test_small_weights_are_judged_in_the_precision_of_the_profile():
     net, x = Single(0.01), normal(30, 4)
     assert profile(net, x, dtype=torch.float32).attrs["bottleneck_rank"] == 0
     found = bnrank.bottleneck(net, x, dtype=torch.float32)
     assert (found.kind, found.start, found.end) == ("collapsed", 1, 3)
-
-
-def test_passes_that_run_by_themselves_count_by_the_nodes_of_their_graph(monkeypatch):
-    net, batched, x = Alone(), nn.Sequential(nn.Linear(3, 4), nn.Tanh()), normal(10, 3)
-    assert [samplewise.runs_together(one, x) for one in (net, batched)] == [False, True]
-    together, alone = samplewise.pass_work(net, x)
-    nodes = 6  # the operation, the layer, its transposed weight, weight and bias, and samples brought first
-    assert (together, alone - together) == (
-        2 * 3 * 4 + samplewise.PER_ENTRY * (3 + 4 + 4),
-        samplewise.PER_NODE * nodes,
-    )
-    whole = profile(net, x)
-    assert np.isfinite(whole.ntk_trace).all()
-    monkeypatch.setattr(samplewise, "MAX_PASS_WORK", 10 * 4 * alone - 1)
-    ds = profile(net, x)
-    assert "ntk_trace" not in computed(ds)
-    (line,) = [line for line in describe(ds) if "Jacobians and the NTK: 2.4e+06 operations" in line]
-    assert line.endswith("max_jacobian_samples=9 stays below it")
-    assert "ntk_trace" in computed(profile(net, x, max_jacobian_samples=9))
-    assert "ntk_trace" in computed(profile(batched, x))
-    np.testing.assert_array_equal(profile(net, x, what="ntk").ntk_trace, whole.ntk_trace)

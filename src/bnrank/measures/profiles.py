@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bnrank._core import heap, remarks, validation
+from bnrank._core import remarks, validation
 from bnrank._core.deadline import Deadline
 from bnrank._core.progress import bar
 from bnrank._core.sampling import evenly_spaced
@@ -20,12 +20,12 @@ from bnrank._core.validation import Data
 from bnrank._version import __version__
 from bnrank.measures import bottlenecks, spectra, weights
 from bnrank.measures.frequencies.profiled import with_frequencies
-from bnrank.measures.layerwise import UNKNOWN, LayerUse, Uses, few_samples
+from bnrank.measures.layerwise import LayerUse, Uses, by_variable, few_samples
 from bnrank.measures.nonlinearity import Ratio
-from bnrank.measures.samplewise import RTOL, SampleMeasures
+from bnrank.measures.samplewise import RTOL, SampleMeasures, of_samples, too_expensive
 from bnrank.measures.weights import Measured, padded
 from bnrank.networks.files import runnable
-from bnrank.networks.functional import Functional, check_finite, example
+from bnrank.networks.functional import Functional, check_finite, example, is_plain_mlp, unwrap
 from bnrank.networks.inputs import Example, Samples
 from bnrank.networks.reading import Reading, capture, leaving_out, read
 from bnrank.networks.reading.matrices import TIED
@@ -39,6 +39,9 @@ __all__ = ["describe", "profile"]
 WHAT = ("weights", "activations", "jacobian", "ntk", "operators")
 DEFAULT = WHAT[:4]
 MAX_ACTIVATION_WORK = 5 * 10**10  # samples x features x min(samples, features) of all layers, by default
+NUMBERS = ("nonlinearity", "units", "dimension_95", "dimension_99", "dead_units")  # of activations, by layer
+ACTIVATION_VALUES = ("activation_singular_values", "preactivation_singular_values")
+NOTHING = torch.zeros(0)
 METHOD = "qr"  # how spectra are combined over blocks of samples
 RANDOM = {
     "name": "output",
@@ -203,15 +206,21 @@ def profile(
         return _described(weights.weights(net, atol=atol, rtol=weight_rtol, **limits))
     net, names = runnable(net, activation)
     deadline, x = Deadline(max_minutes), example(net, x, inputs=True)
-    atol, weight_rtol = validation.number(atol, "atol", 0.0), validation.rtol(weight_rtol, "weight_rtol")
-    max_values, chunk_size = validation.integer(max_values, "max_values"), validation.integer(chunk_size, "chunk_size")
+    about = {
+        "atol": validation.number(atol, "atol", 0.0),
+        "weight_rtol": validation.rtol(weight_rtol, "weight_rtol"),
+        "max_values": validation.integer(max_values, "max_values"),
+        "chunk_size": validation.integer(chunk_size, "chunk_size"),
+        "what": sorted(parts),
+        "title": f"profile of {type(net).__name__}",
+        "samples": len(x),
+    }
     chosen = evenly_spaced(len(x), validation.integer(max_jacobian_samples, "max_jacobian_samples"))
     passes: dict[str, Any] = {"chunk_size": chunk_size, "dtype": dtype}
     reading = read(net, x, dtype=dtype)
     if not reading.weights:
         capture(net, x, reading)  # says so
-    shape, is_random = _tried(Functional(net, dtype), x[:2])  # no copy of the weights is kept
-    target = None if y is None else _target(y, len(x), shape)
+    shape, is_random, cost = _tried(Functional(net, dtype), x, y, chunk_size)  # no copy of the weights is kept
     check_finite(net)
     with bar(progress, "weights", 3, counted=False) as tell:
         max_work = math.inf if "operators" in parts else weights.MAX_WORK
@@ -222,42 +231,27 @@ def profile(
             net, x, reading, lambda reading: _activations(net, x, reading, what, deadline, passes), dtype
         )
         tell(2, "Jacobians and the NTK")
-        heap.give_back()
-        samples = SampleMeasures(
-            net,
-            x[chosen.to(x.device)],
-            math.prod(shape),
-            [part for part in ("jacobian", "ntk") if part in parts],
-            numbers=chosen.numpy(),
-            dtype=dtype,
-            limited=what is None,
-            deadline=deadline,
-        )
+        limited = what is None and not is_plain_mlp(unwrap(net))
+        reason = too_expensive(reading, len(chosen), math.prod(shape)) if limited else ""
+        rows, wanted, numbers = x[chosen.to(x.device)], () if reason else parts, chosen.numpy()
+        samples = of_samples(net, rows, math.prod(shape), wanted, numbers=numbers, dtype=dtype, deadline=deadline)
     of_layer = {part.matrix.name: part for part in measured}
-    rows = [of_layer.get(layer.name, Measured(layer.matrix, torch.zeros(0))) for layer in reading.weights]
-    bottleneck = _bottleneck(net, x, reading, of_layer, atol, passes)
-    bottleneck = bottleneck if "weights" in parts else replace(bottleneck, reason="the weights were not measured")
-    dataset = _tabulated(reading, rows, acting, samples, (atol, weight_rtol), max_values)
-    if target is not None:
-        loss = "mse" if target.is_floating_point() else "cross_entropy"
-        dataset["cost"] = (), _cost(Functional(net, dtype), x, target, chunk_size), {"loss": loss}
-    dataset = dataset.assign_coords(sample=chosen.numpy()).assign_attrs(
-        _attrs(bottleneck, passes, acting.floor)
-        | {"title": f"profile of {type(net).__name__}", "samples": len(x), "what": sorted(parts)}
-        | {"weight_rtol": weight_rtol, "max_values": max_values, "jacobian_samples": len(chosen)}
-    )
+    bottleneck = _bottleneck(net, x, reading, of_layer, about["atol"], passes)
+    if "weights" not in parts:
+        bottleneck = replace(bottleneck, reason="the weights were not measured")
+    dataset = _tabulated(reading, of_layer, acting.columns, samples, about)
+    dataset = dataset.assign(cost).assign_coords(sample=numbers)
+    dataset = dataset.assign_attrs(_attrs(bottleneck, about, dtype, acting.floor))
     skipped = [*reading.unread, *acting.skipped]
     skipped += [Skipped.part(layer.name, layer.module, f"weight_singular_values: {reason}") for layer, reason in late]
-    skipped += [Skipped("", type(net).__name__, reason) for reason in [*acting.reasons, *samples.reasons]]
-    dataset = remarks.attach(dataset, "skipped", [vars(part) for part in dict.fromkeys(skipped)])
-    notes = _notes(reading, of_layer) + acting.notes + few_samples(len(x), acting.used) + samples.notes
-    dataset = remarks.attach(dataset, "note", [*notes, *([RANDOM] if is_random and "activations" in parts else [])])
-    dataset = with_frequencies(dataset, reading, bottleneck)
-    for key in ("layer_name", "skipped_name", "note_name"):
-        if names and key in dataset.coords:
-            renamed = [names.get(name, name) for name in dataset[key].values.tolist()]
-            dataset[key] = dataset[key].dims, np.array(renamed, dtype=str)
-    return _described(dataset)
+    reasons = [*acting.reasons, *samples.reasons, *filter(None, [reason])]
+    skipped += [Skipped("", type(net).__name__, reason) for reason in reasons]
+    notes = [*_notes(reading, of_layer), *acting.notes, *samples.notes]
+    notes += [RANDOM] if is_random and "activations" in parts else []
+    for key, rows in (("skipped", [vars(part) for part in dict.fromkeys(skipped)]), ("note", notes)):
+        dataset = remarks.attach(dataset, key, [{**row, "name": names.get(row["name"], row["name"])} for row in rows])
+    dataset["layer_name"] = "layer", [names.get(name, name) for name in dataset["layer_name"].values.tolist()]
+    return _described(with_frequencies(dataset, reading, bottleneck))
 
 
 def _parts(what: object) -> frozenset[str]:
@@ -270,28 +264,24 @@ def _parts(what: object) -> frozenset[str]:
     return frozenset(chosen | ({"weights"} if "operators" in chosen else set()))
 
 
-def _tried(function: Functional, x: Samples) -> tuple[tuple[int, ...], bool]:
-    """Return the shape of the output for one sample, and whether the output is random."""
+def _tried(
+    function: Functional, x: Samples, y: Data | None, chunk_size: int
+) -> tuple[tuple[int, ...], bool, dict[str, Any]]:
+    """Return the shape of the output for one sample, whether the output is random, and the cost on (x, y)."""
     with torch.no_grad():
-        return tuple(function(x).shape[1:]), function.is_random(x)
+        shape, is_random = tuple(function(x[:2]).shape[1:]), function.is_random(x[:2])
+    return shape, is_random, {} if y is None else {"cost": _cost(function, x, _target(y, len(x), shape), chunk_size)}
 
 
 @dataclass(frozen=True)
 class _Activations:
-    """The measures of activations by the names of layers, and why some are missing."""
+    """The measures of activations by variable and layer, why some are missing, and notes."""
 
-    before: Mapping[str, Tensor] = field(default_factory=dict)
-    after: Mapping[str, Tensor] = field(default_factory=dict)
-    ratios: Mapping[str, float] = field(default_factory=dict)
-    used: Mapping[str, LayerUse] = field(default_factory=dict)
+    columns: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     skipped: Sequence[Skipped] = ()
     reasons: Sequence[str] = ()
+    notes: Sequence[dict[str, str]] = ()
     floor: float = 0.0
-
-    @property
-    def notes(self) -> list[dict[str, str]]:
-        """Why dimensions of layers are missing."""
-        return [{"name": name, "note": use.note} for name, use in self.used.items() if use.note]
 
 
 def _activations(
@@ -310,20 +300,23 @@ def _activations(
         return _Activations(reasons=reasons)
     ratio, uses = Ratio(reading), Uses(reading, len(x))
     found = spectra.activation_spectra(net, x, reading, which, also=[ratio, uses], deadline=deadline, **passes)
+    columns: dict[str, Mapping[str, Any]] = {f"{kind[:-1]}_singular_values": s for kind, s in found.values.items()}
     late: dict[str, list[str]] = {}
     for (kind, i), reason in found.late.items():
         late.setdefault(f"{kind[:-1]} spectra, {reason}", []).append(reading.layers[i].name)
-    ratios, used = {}, {}
+    used: dict[str, LayerUse] = {}
     if found.samples < len(x):
         text = "nonlinearity, units, dimensions and dead units of the activations"
         reasons.append(f"{text}: {deadline.cut(found.samples, len(x))}")
     else:
-        ratios, used = ratio.ratios(), uses.use(over=deadline.over)
+        used = uses.use(over=deadline.over)
+        columns |= {"nonlinearity": ratio.ratios(), **by_variable(used)}
         late[f"dimensions and dead units, {deadline.missed}"] = [x.name for x in reading.layers if x.name not in used]
     reasons += [f"{text}: layers {', '.join(names)}" for text, names in late.items() if names]
-    before, after = (found.values.get(kind, spectra.Spectra({})) for kind in ("preactivations", "activations"))
-    wide = [part for part in (*before.skipped, *after.skipped) if part not in reading.skipped]
-    return _Activations(before, after, ratios, used, wide, reasons, after.floor)
+    wide = [part for s in found.values.values() for part in s.skipped if part not in reading.skipped]
+    notes = [{"name": name, "note": use.note} for name, use in used.items() if use.note] + few_samples(len(x), used)
+    floor = max((s.floor for s in found.values.values()), default=0.0)
+    return _Activations(columns, wide, reasons, notes, floor)
 
 
 def _bottleneck(
@@ -355,70 +348,57 @@ def _notes(reading: Reading, measured: Mapping[str, Measured]) -> list[dict[str,
 
 def _tabulated(
     reading: Reading,
-    rows: Sequence[Measured],
-    acting: _Activations,
+    measured: Mapping[str, Measured],
+    columns: Mapping[str, Mapping[str, Any]],
     samples: SampleMeasures,
-    tolerances: tuple[float, float],
-    max_values: int,
+    about: Mapping[str, Any],
 ) -> xr.Dataset:
     """Return all measures as a dataset over layer, index and sample."""
     import xarray as xr
 
-    layers = reading.weights
-    values: dict[str, list[Tensor | None]] = {
-        "weight_singular_values": [part.values for part in rows],
-        "activation_singular_values": [acting.after.get(layer.name) for layer in layers],
-        "preactivation_singular_values": [acting.before.get(layer.name) for layer in layers],
-    }
-    longest = max((len(row) for column in values.values() for row in column if row is not None), default=0)
-    jacobians = list(samples.jacobian_singular_values)
-    length = min(max(longest, len(jacobians[0])), max_values)
-    uses = [acting.used.get(layer.name, UNKNOWN) for layer in layers]
-    columns = weights.columns(rows, *tolerances) | {
-        "nonlinearity": [acting.ratios.get(layer.name, math.nan) for layer in layers],
-        "units": [float(use.units) for use in uses],
-        "dimension_95": [float(use.dimensions[0]) for use in uses],
-        "dimension_99": [float(use.dimensions[1]) for use in uses],
-        "dead_units": [float(use.dead) for use in uses],
-    }
+    names, jacobians = [layer.name for layer in reading.weights], list(samples.jacobian_singular_values)
+    parts = [measured.get(layer.name, Measured(layer.matrix, NOTHING, layer.kind)) for layer in reading.weights]
+    values = {name: [columns.get(name, {}).get(layer, NOTHING) for layer in names] for name in ACTIVATION_VALUES}
+    values["weight_singular_values"] = [part.values for part in parts]
+    longest = max((len(row) for column in values.values() for row in column), default=0)
+    length = min(max(longest, len(jacobians[0])), about["max_values"])
+    numbers = {name: [float(columns.get(name, {}).get(layer, math.nan)) for layer in names] for name in NUMBERS}
+    numbers |= weights.columns(parts, about["atol"], about["weight_rtol"])
     variables: dict[str, Any] = {name: (("layer", "index"), padded(column, length)) for name, column in values.items()}
-    variables |= {name: ("layer", column) for name, column in columns.items()}
+    variables |= {name: ("layer", column) for name, column in numbers.items()}
     variables["jacobian_singular_values"] = ("sample", "index"), padded(jacobians, length)
     variables["log_pseudo_determinant"] = "sample", samples.log_pseudo_determinant.numpy()
     variables["ntk_trace"] = "sample", samples.ntk_trace.numpy()
     coords = {
-        "layer": np.arange(1, len(layers) + 1),
-        "layer_name": ("layer", np.array([layer.name for layer in layers], dtype=str)),
-        "layer_kind": ("layer", np.array([part.kind or part.matrix.kind for part in rows], dtype=str)),
+        "layer": np.arange(1, len(names) + 1),
+        "layer_name": ("layer", np.array(names, dtype=str)),
+        "layer_kind": ("layer", np.array([part.kind for part in parts], dtype=str)),
         "index": np.arange(1, length + 1),
     }
-    return xr.Dataset(variables, coords, {"index_cut": int(longest > max_values)})
+    cut = {"index_cut": int(longest > about["max_values"]), "jacobian_samples": len(jacobians)}
+    return xr.Dataset(variables, coords, {**about, **cut})
 
 
-def _attrs(bottleneck: bottlenecks.Bottleneck, passes: Mapping[str, Any], floor: float) -> dict[str, Any]:
+def _attrs(
+    bottleneck: bottlenecks.Bottleneck, about: Mapping[str, Any], dtype: torch.dtype, floor: float
+) -> dict[str, Any]:
     """Return how a network was measured, and its bottleneck."""
-    attrs: dict[str, Any] = {
+    values = {f"bottleneck_{name}": getattr(bottleneck, name) for name in ("rank", "start", "end", "gap")}
+    return {
         "rtol": RTOL,
-        "atol": bottleneck.atol,
         "near_one": list(bottleneck.near_one),
         "min_layers": bottleneck.min_layers,
-        "chunk_size": passes["chunk_size"],
         "method": METHOD,
         "floor": floor,
-        "dtype": str(passes["dtype"]).removeprefix("torch."),
+        "dtype": str(dtype).removeprefix("torch."),
         "bottleneck_reason": bottleneck.reason,
         "bnrank_version": __version__,
         "how": (
-            f"forward passes in eval mode, at most {passes['chunk_size']} samples at a time; spectra in float64, "
+            f"forward passes in eval mode, at most {about['chunk_size']} samples at a time; spectra in float64, "
             f"activations and preactivations by {METHOD} over blocks, not centered, values below {floor:g} of the "
             "largest are rounding noise"
         ),
-    }
-    for name in ("rank", "start", "end", "gap"):
-        value = getattr(bottleneck, name)
-        if value is not None and math.isfinite(value):
-            attrs[f"bottleneck_{name}"] = value
-    return attrs
+    } | {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
 
 
 def describe(profile: xr.Dataset) -> list[str]:
@@ -512,7 +492,8 @@ def _target(y: Data, n: int, shape: tuple[int, ...]) -> Tensor:
     return y
 
 
-def _cost(function: Functional, x: Samples, y: Tensor, chunk_size: int) -> float:
+def _cost(function: Functional, x: Samples, y: Tensor, chunk_size: int) -> tuple[tuple[()], float, dict[str, str]]:
+    """Return the cost and its loss, as a variable of a dataset."""
     regression = y.is_floating_point()
     loss, dtype = (nn.functional.mse_loss, torch.float64) if regression else (nn.functional.cross_entropy, torch.int64)
     total = 0.0
@@ -522,4 +503,5 @@ def _cost(function: Functional, x: Samples, y: Tensor, chunk_size: int) -> float
             if not regression:
                 out, target = out.reshape(target.numel(), -1), target.flatten()
             total += float(loss(out, target, reduction="sum"))
-    return total / (len(y) if regression else y.numel())
+    cost = total / (len(y) if regression else y.numel())
+    return (), cost, {"loss": "mse" if regression else "cross_entropy"}

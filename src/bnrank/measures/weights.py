@@ -294,10 +294,9 @@ def ranks(
     return out
 
 
-def padded(rows: Sequence[Tensor | None], length: int) -> np.ndarray:
-    """Return rows of different lengths as (rows, length): cut, or padded with NaN; None is all NaN."""
+def padded(rows: Sequence[Tensor], length: int) -> np.ndarray:
+    """Return rows of different lengths as (rows, length): cut, or padded with NaN."""
     out = np.full((len(rows), length), np.nan)
     for line, row in zip(out, rows, strict=True):
-        if row is not None:
-            line[: len(row)] = row[:length].cpu()
+        line[: len(row)] = row[:length].cpu()
     return out
