@@ -131,7 +131,7 @@ def replica(net: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
     for tensor in (tensor for sub in plain for tensor in _tensors(list(vars(sub).values()))):
         if id(tensor) not in memo:
             own = converted(tensor.detach(), dtype or tensor.dtype)
-            memo[id(tensor)] = nn.Parameter(own, requires_grad=False) if isinstance(tensor, nn.Parameter) else own
+            memo[id(tensor)] = nn.Parameter(own, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else own
     try:
         made = copied(net, memo)
     except Exception as error:

@@ -35,11 +35,6 @@ class UnobservedError(ValueError):
         super().__init__(message)
         self.reasons = dict(reasons or {})
 
-    @classmethod
-    def of(cls, layer: Layer, message: str, reason: str) -> UnobservedError:
-        """Return the error of one layer."""
-        return cls(f"net: layer {layer.name!r} {message}", {layer.name: reason})
-
 
 @dataclass(frozen=True)
 class Captured:
@@ -256,7 +251,7 @@ class _Block:
         self.waiting: dict[int, Tensor] = {}  # outputs whose activations are not there yet
         self.early: dict[int, Tensor] = {}  # activations of layers that run later than in the reading
         self.error: Exception | None = None
-        self.unobserved: UnobservedError | None = None  # raised at the end, when it has all of these layers
+        self.missed: dict[str, str] = {}  # why a layer has no value, by its name
 
     def run(self, samples: Samples) -> None:
         """Run the module on the block."""
@@ -273,27 +268,31 @@ class _Block:
         """Pass on the values of one call."""
         try:
             for i, number in self.of_part[part]:
-                found = self._found(i, values[number])
-                if found is not None and self.unobserved is None:
-                    self._take(i, found)
+                value = self._samples_first(i, values[number])
+                if value is not None and not self.missed:
+                    self._take(i, value)
         except Exception as error:
             self.error = error
             raise
 
-    def _found(self, i: int, values: Values | None) -> Values | None:
+    def _samples_first(self, i: int, values: Values | None) -> Values | None:
         """Return values of a layer with the samples first; None where it has none for each sample, which is noted."""
-        try:
-            if i in self.seen:
-                raise _twice(self.layers[i], self.rows)
-            self.seen.add(i)
-            return _samples_first(values, self.layers[i], self.rows.stop - self.rows.start)
-        except UnobservedError as error:
-            self._miss(error)
-            return None
+        layer, count = self.layers[i], self.rows.stop - self.rows.start
+        dim, again = layer.samples_dim, i in self.seen
+        self.seen.add(i)
+        if again:
+            self.missed[layer.name] = f"runs more than once on {self._where}"
+        elif values is None or any(v.ndim <= dim or v.shape[dim] != count for v in values if v is not None):
+            shape = "" if values is None else f": its input has shape {tuple(values[0].shape)}"
+            self.missed[layer.name] = f"has no value for each of {count} samples{shape}"
+        else:
+            before, after, activation = (v if v is None else v.movedim(dim, 0) for v in values)
+            return cast(Values, (before, after, after if values[2] is values[1] else activation))
+        return None
 
-    def _miss(self, error: UnobservedError) -> None:
-        self.unobserved = self.unobserved or error
-        self.unobserved.reasons = error.reasons | self.unobserved.reasons
+    @property
+    def _where(self) -> str:
+        return f"samples {self.rows.start} to {self.rows.stop - 1} of x"
 
     def _take(self, i: int, values: Values) -> None:
         before, after, own = values
@@ -320,11 +319,10 @@ class _Block:
 
     def end(self, out: Tensor) -> None:
         """Pass on the output of the module, as such and as the activations of the last layer."""
-        for i, layer in enumerate(self.layers):
-            if i not in self.seen:
-                self._miss(_never(layer, self.rows))
-        if self.unobserved is not None:
-            raise self.unobserved
+        late = [layer.name for i, layer in enumerate(self.layers) if i not in self.seen]
+        self.missed |= {name: f"did not run on {self._where}" for name in late}
+        for name, reason in self.missed.items():
+            raise UnobservedError(f"net: layer {name!r} {reason}", self.missed)
         for taker in self.takers:
             taker.output(out)
         last = len(self.layers) - 1
@@ -350,28 +348,3 @@ def named(layers: Sequence[Layer], number: int, which: str) -> str:
     if number == len(layers) - 1:
         return f"the output of the network, after layer {layers[number].name!r}"
     return f"{text}, the input of layer {layers[number + 1].name!r}"
-
-
-def _never(layer: Layer, rows: slice) -> UnobservedError:
-    where = f"on samples {rows.start} to {rows.stop - 1} of x"
-    return UnobservedError.of(layer, f"did not run {where}", f"not called {where}")
-
-
-def _twice(layer: Layer, rows: slice) -> UnobservedError:
-    reason = f"called more than once on samples {rows.start} to {rows.stop - 1} of x"
-    return UnobservedError.of(layer, f"runs more than once{_advice(layer)}", reason)
-
-
-def _advice(layer: Layer) -> str:
-    return "; read it with an x to skip it" if layer.input_shape is None else ""
-
-
-def _samples_first(values: Values | None, layer: Layer, count: int) -> Values:
-    """Return values with the samples along the first dimension."""
-    dim = layer.samples_dim
-    if values is None or any(v.ndim <= dim or v.shape[dim] != count for v in values if v is not None):
-        shape = "" if values is None else f": its input has shape {tuple(values[0].shape)}"
-        message = f"has no value for each of {count} samples{shape}{_advice(layer)}"
-        raise UnobservedError.of(layer, message, f"no value for each sample, in a block of {count}{shape}")
-    before, after, activation = (v if v is None else v.movedim(dim, 0) for v in values)
-    return cast(Values, (before, after, after if values[2] is values[1] else activation))
