@@ -51,7 +51,7 @@ def compare_command(
     The folder is written by [bold]bnrank train low-rank --steps 300 --out watched --checkpoints checkpoints[/].
     Two of its files, with samples:
     [bold]bnrank compare checkpoints/step-0.safetensors checkpoints/step-300.safetensors --x low-rank --activation relu[/]
-    """
+    """  # noqa: E501 - one command
     if out is not None:
         page_path(out, a, b)
     if x is None:

@@ -42,7 +42,6 @@ MAX_ACTIVATION_WORK = 5 * 10**10  # samples x features x min(samples, features) 
 NUMBERS = ("nonlinearity", "units", "dimension_95", "dimension_99", "dead_units")  # of activations, by layer
 ACTIVATION_VALUES = ("activation_singular_values", "preactivation_singular_values")
 NOTHING = torch.zeros(0)
-METHOD = "qr"  # how spectra are combined over blocks of samples
 RANDOM = {
     "name": "output",
     "note": "random, in eval mode, too: activations contain the noise of one draw per pass",
@@ -206,14 +205,17 @@ def profile(
         return _described(weights.weights(net, atol=atol, rtol=weight_rtol, **limits))
     net, names = runnable(net, activation)
     deadline, x = Deadline(max_minutes), example(net, x, inputs=True)
-    about = {
+    about: dict[str, Any] = {
+        "title": f"profile of {type(net).__name__}",
+        "samples": len(x),
+        "what": sorted(parts),
         "atol": validation.number(atol, "atol", 0.0),
         "weight_rtol": validation.rtol(weight_rtol, "weight_rtol"),
         "max_values": validation.integer(max_values, "max_values"),
         "chunk_size": validation.integer(chunk_size, "chunk_size"),
-        "what": sorted(parts),
-        "title": f"profile of {type(net).__name__}",
-        "samples": len(x),
+        "dtype": str(dtype).removeprefix("torch."),
+        "rtol": RTOL,
+        "bnrank_version": __version__,
     }
     chosen = evenly_spaced(len(x), validation.integer(max_jacobian_samples, "max_jacobian_samples"))
     passes: dict[str, Any] = {"chunk_size": chunk_size, "dtype": dtype}
@@ -233,23 +235,25 @@ def profile(
         tell(2, "Jacobians and the NTK")
         limited = what is None and not is_plain_mlp(unwrap(net))
         reason = too_expensive(reading, len(chosen), math.prod(shape)) if limited else ""
-        rows, wanted, numbers = x[chosen.to(x.device)], () if reason else parts, chosen.numpy()
-        samples = of_samples(net, rows, math.prod(shape), wanted, numbers=numbers, dtype=dtype, deadline=deadline)
+        samples = of_samples(net, x, chosen, math.prod(shape), () if reason else parts, dtype, deadline)
     of_layer = {part.matrix.name: part for part in measured}
     bottleneck = _bottleneck(net, x, reading, of_layer, about["atol"], passes)
-    if "weights" not in parts:
-        bottleneck = replace(bottleneck, reason="the weights were not measured")
-    dataset = _tabulated(reading, of_layer, acting.columns, samples, about)
-    dataset = dataset.assign(cost).assign_coords(sample=numbers)
-    dataset = dataset.assign_attrs(_attrs(bottleneck, about, dtype, acting.floor))
+    about |= {"floor": acting.floor, "bottleneck_reason": bottleneck.reason}
+    for name in ("rank", "start", "end", "gap"):
+        value = getattr(bottleneck, name)
+        about |= {f"bottleneck_{name}": value} if value is not None and math.isfinite(value) else {}
+    dataset = _tabulated(reading, of_layer, acting.columns, samples, about).assign(cost)
     skipped = [*reading.unread, *acting.skipped]
-    skipped += [Skipped.part(layer.name, layer.module, f"weight_singular_values: {reason}") for layer, reason in late]
-    reasons = [*acting.reasons, *samples.reasons, *filter(None, [reason])]
-    skipped += [Skipped("", type(net).__name__, reason) for reason in reasons]
+    skipped += [Skipped.part(layer.name, layer.module, f"weight_singular_values: {why}") for layer, why in late]
+    reasons = [*acting.reasons, *samples.reasons, *([reason] if reason else [])]
+    skipped += [Skipped("", type(net).__name__, why) for why in reasons]
     notes = [*_notes(reading, of_layer), *acting.notes, *samples.notes]
     notes += [RANDOM] if is_random and "activations" in parts else []
-    for key, rows in (("skipped", [vars(part) for part in dict.fromkeys(skipped)]), ("note", notes)):
-        dataset = remarks.attach(dataset, key, [{**row, "name": names.get(row["name"], row["name"])} for row in rows])
+    texts = {"skipped": [vars(part) for part in dict.fromkeys(skipped)], "note": notes}
+    for key, lines in texts.items():
+        dataset = remarks.attach(
+            dataset, key, [{**line, "name": names.get(line["name"], line["name"])} for line in lines]
+        )
     dataset["layer_name"] = "layer", [names.get(name, name) for name in dataset["layer_name"].values.tolist()]
     return _described(with_frequencies(dataset, reading, bottleneck))
 
@@ -331,8 +335,10 @@ def _bottleneck(
     values = {name: part.values for name, part in measured.items()}
     missing = [layer.name for layer in reading.layers or reading.weights if layer.name not in values]
     bottleneck = bottlenecks.of_network(net, x, reading, {} if missing else values, atol=atol, **passes)
-    reason = f"weights that were not measured: {', '.join(missing)}" if missing else bottleneck.reason
-    return replace(bottleneck, reason=reason)
+    if not missing:
+        return bottleneck
+    which = f"some of the weights, {', '.join(missing)}," if values else "the weights"
+    return replace(bottleneck, reason=f"{which} were not measured")
 
 
 def _notes(reading: Reading, measured: Mapping[str, Measured]) -> list[dict[str, str]]:
@@ -374,31 +380,10 @@ def _tabulated(
         "layer_name": ("layer", np.array(names, dtype=str)),
         "layer_kind": ("layer", np.array([part.kind for part in parts], dtype=str)),
         "index": np.arange(1, length + 1),
+        "sample": samples.numbers,
     }
     cut = {"index_cut": int(longest > about["max_values"]), "jacobian_samples": len(jacobians)}
     return xr.Dataset(variables, coords, {**about, **cut})
-
-
-def _attrs(
-    bottleneck: bottlenecks.Bottleneck, about: Mapping[str, Any], dtype: torch.dtype, floor: float
-) -> dict[str, Any]:
-    """Return how a network was measured, and its bottleneck."""
-    values = {f"bottleneck_{name}": getattr(bottleneck, name) for name in ("rank", "start", "end", "gap")}
-    return {
-        "rtol": RTOL,
-        "near_one": list(bottleneck.near_one),
-        "min_layers": bottleneck.min_layers,
-        "method": METHOD,
-        "floor": floor,
-        "dtype": str(dtype).removeprefix("torch."),
-        "bottleneck_reason": bottleneck.reason,
-        "bnrank_version": __version__,
-        "how": (
-            f"forward passes in eval mode, at most {about['chunk_size']} samples at a time; spectra in float64, "
-            f"activations and preactivations by {METHOD} over blocks, not centered, values below {floor:g} of the "
-            "largest are rounding noise"
-        ),
-    } | {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
 
 
 def describe(profile: xr.Dataset) -> list[str]:
@@ -467,18 +452,12 @@ def _described(dataset: xr.Dataset) -> xr.Dataset:
 def _target(y: Data, n: int, shape: tuple[int, ...]) -> Tensor:
     """Return targets of n outputs of a shape: real numbers, (n, d_out), or class indices, one for each distribution."""
     d_out = math.prod(shape)
-    try:
-        if not isinstance(y, Tensor | list | tuple):
-            y = validation.from_array(np.asanyarray(y), "y")
-        y = validation.dense(torch.as_tensor(y), "y")
-    except (TypeError, ValueError, RuntimeError) as error:
-        if str(error).startswith("y: "):
-            raise
-        expected = "targets, floating point of shape (N, d_out), or class indices"
-        raise TypeError(f"y: got {validation.describe(y)}, expected {expected}") from error
+    if not isinstance(y, Tensor | np.ndarray):
+        expected = "a tensor or array of targets, floating point of shape (N, d_out), or class indices"
+        raise TypeError(f"y: got {validation.describe(y)}, expected {expected}")
+    y = validation.dense(validation.from_array(y, "y") if isinstance(y, np.ndarray) else y, "y")
     if y.is_floating_point():
-        y = validation.targets(y, d_out)
-        y = validation.samples(y, "y", ndim=None if y.ndim > 2 else 2).flatten(1)
+        y = validation.samples(validation.targets(y, d_out), "y", ndim=None if y.ndim > 2 else 2).flatten(1)
         got = f"{y.shape[1]} outputs per sample"
         validation.expect(y.shape[1] == d_out, "y", got, f"{d_out} as in the network's output")
     else:
@@ -492,7 +471,7 @@ def _target(y: Data, n: int, shape: tuple[int, ...]) -> Tensor:
     return y
 
 
-def _cost(function: Functional, x: Samples, y: Tensor, chunk_size: int) -> tuple[tuple[()], float, dict[str, str]]:
+def _cost(function: Functional, x: Samples, y: Tensor, chunk_size: int) -> Any:
     """Return the cost and its loss, as a variable of a dataset."""
     regression = y.is_floating_point()
     loss, dtype = (nn.functional.mse_loss, torch.float64) if regression else (nn.functional.cross_entropy, torch.int64)

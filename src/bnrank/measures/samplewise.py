@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bnrank._core import linalg
+from bnrank._core import heap, linalg
 from bnrank._core.deadline import Deadline
 from bnrank.measures import kinks, ntk
 from bnrank.measures.jacobian import KINK_RTOL, Jacobian
@@ -36,6 +36,8 @@ class SampleMeasures:
         (N, K).
     log_pseudo_determinant, ntk_trace : Tensor
         (N,).
+    numbers : ndarray
+        Which samples of the data they are.
     reasons : list of str
         Why some are not measured.
     notes : list of dict
@@ -45,6 +47,7 @@ class SampleMeasures:
     jacobian_singular_values: Tensor
     log_pseudo_determinant: Tensor
     ntk_trace: Tensor
+    numbers: np.ndarray
     reasons: list[str] = field(default_factory=list)
     notes: list[dict[str, str]] = field(default_factory=list)
 
@@ -52,34 +55,32 @@ class SampleMeasures:
 def of_samples(
     net: nn.Module,
     x: Samples,
+    chosen: Tensor,
     d_out: int,
     parts: Collection[str],
-    *,
-    numbers: np.ndarray,
     dtype: torch.dtype,
     deadline: Deadline,
 ) -> SampleMeasures:
-    """Return Jacobians and the NTK at samples.
+    """Return Jacobians and the NTK at some samples, in the time that there is.
 
     Parameters
     ----------
-    net : nn.Module
-        The network.
-    x : Tensor or Inputs
-        The samples that are measured.
+    net, x : nn.Module, Tensor or Inputs
+        The network and all samples.
+    chosen : Tensor
+        Which samples are measured.
     d_out : int
         Outputs per sample.
     parts : collection of str
         Those of "jacobian" and "ntk" that are measured.
-    numbers : ndarray
-        Which samples of the data they are, for notes.
     dtype : torch.dtype
         Precision of the passes.
     deadline : Deadline
         The time that may be used.
     """
-    unknown = torch.full((len(x), 1), math.nan, dtype=torch.float64)
-    found = SampleMeasures(unknown, unknown[:, 0], unknown[:, 0])
+    heap.give_back()
+    x, unknown = x[chosen.to(x.device)], torch.full((len(chosen), 1), math.nan, dtype=torch.float64)
+    found = SampleMeasures(unknown, unknown[:, 0], unknown[:, 0], chosen.numpy())
 
     def jacobian(rows: Any) -> tuple[Tensor, Tensor]:
         measured = Jacobian(net, rows, dtype=dtype, kink_rtol=None)
@@ -97,7 +98,7 @@ def of_samples(
             values, *near = map(torch.cat, zip(*blocks, strict=True))
             rest = values.new_full((len(x) - len(values), *values.shape[1:]), math.nan)
             setattr(found, name, torch.cat([values, rest]))
-            note = kinks.describe(near[0], KINK_RTOL, numbers) if near else ""
+            note = kinks.describe(near[0], KINK_RTOL, found.numbers) if near else ""
             found.notes += [{"name": name, "note": note}] if note else []
         if part == "jacobian":
             determinants = linalg.log_pseudo_determinant(found.jacobian_singular_values, rtol=RTOL)

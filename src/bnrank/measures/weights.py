@@ -19,7 +19,7 @@ from bnrank.measures import usage
 from bnrank.measures.accumulating import Accumulator
 from bnrank.measures.operators import operator_values
 from bnrank.networks.reading import Layer
-from bnrank.networks.reading.matrices import Listing, Matrix, Source, listing
+from bnrank.networks.reading.matrices import Matrix, Source, listing
 from bnrank.networks.reading.stored import UnreadableError
 
 if TYPE_CHECKING:
@@ -201,14 +201,17 @@ def weights(
     with listing(source) as held, bar(progress, "weights", 1, counted=False) as tell:
         layers = [Layer(i, matrix) for i, matrix in enumerate(held.matrices, 1)]
         parts, missing = measured(layers, deadline, lambda done, name: tell(done, f"weights: {name}"))
-    skipped = _skipped(held, {layer.matrix.stored.name: reason for layer, reason in missing})
+    reasons = {layer.matrix.stored.name: reason for layer, reason in missing}
+    late = [stored for stored in held.records if stored.name in reasons]
+    skipped = [vars(other) for other in held.others]
+    for stored in late:
+        kind = f"{stored.dtype} {' x '.join(map(str, stored.shape))}"
+        skipped.append({"name": stored.name, "type": kind, "reason": reasons[stored.name]})
     if not parts:
         sizes = {stored.name: math.prod(stored.shape) for stored in held.records}
         largest = sorted(skipped, key=lambda row: -sizes[row["name"]])[:3]
-        reasons = "; ".join(f"{row['name']}: {row['reason']}" for row in largest)
-        raise ValueError(
-            f"net: found no matrix and no kernel of a convolution in {held.title} ({reasons}), expected some"
-        )
+        why = "; ".join(f"{row['name']}: {row['reason']}" for row in largest)
+        raise ValueError(f"net: found no matrix and no kernel of a convolution in {held.title} ({why}), expected some")
     stored = {id(part.matrix.stored): part.matrix.stored for part in parts}
     about = {
         "title": f"weights of {held.title}",
@@ -218,23 +221,12 @@ def weights(
         "entries_measured": sum(math.prod(tensor.shape) for tensor in stored.values()),
         "bottleneck_reason": "tensors alone do not say in which order they act; give the module and samples",
         "bnrank_version": __version__,
-        "how": "spectra in float64, one tensor at a time; nothing is run",
     }
     dataset = remarks.attach(tabulated(parts, atol, rtol, max_values).assign_attrs(about), "skipped", skipped)
     notes = dict.fromkeys((p.matrix.stored.name, text) for p in parts for text in (p.matrix.note, p.note) if text)
     kernels = sum(part.kind.endswith("patches") for part in parts)
     notes |= {(f"convolutions ({kernels})", PATCHES): None} if kernels else {}
     return remarks.attach(dataset, "note", [{"name": name, "note": note} for name, note in notes])
-
-
-def _skipped(held: Listing, missing: dict[str, str]) -> list[dict[str, str]]:
-    """Return the tensors that are not measured, in their order, with the reasons."""
-    rows = {other.name: vars(other) for other in held.others}
-    for stored in held.records:
-        if stored.name in missing:
-            kind = f"{stored.dtype} {' x '.join(map(str, stored.shape))}"
-            rows[stored.name] = {"name": stored.name, "type": kind, "reason": missing[stored.name]}
-    return [rows[stored.name] for stored in held.records if stored.name in rows]
 
 
 # Tables ---------------------------------------------------------------------------------------------------------------
