@@ -192,7 +192,6 @@ ONCE_FOUND = [
     ("bnrank.escape.exit_time", "x", "1e300"),
     ("bnrank.escape.find", "polish", "array of objects"),
     ("bnrank.flow", "net", "numpy inside"),
-    ("bnrank.frequencies.activation_singular_values", "x", "subnormal"),
     ("bnrank.graph.trace", "example", "negative strides"),
     ("bnrank.invariants.Monitor", "example", "sparse COO"),
     ("bnrank.load", "path", "folder"),

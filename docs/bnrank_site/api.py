@@ -20,8 +20,7 @@ from bnrank_site.docstrings import escaped
 ROOMS = ("tasks", "networks", "measures", "training", "theory", "discovery", "reporting", "figures")
 # Public modules that no __all__ names: used by their full names.
 MORE = (
-    *("measures.crossings", "measures.dependence", "measures.dimension", "measures.noise", "measures.orbits"),
-    *("measures.plateaus", "measures.representations", "measures.signs", "measures.stable_signs"),
+    *("measures.dimension", "measures.plateaus"),
     *("networks.attention", "networks.completion", "networks.gated", "theory.tangents", "theory.tours"),
 )
 REQUEST = re.compile(r"set_\w+_request$")  # methods that scikit-learn adds

@@ -9,9 +9,18 @@ import torch
 
 from bnrank.figures.f03_autoencoders import computation as autoencoders
 from bnrank.figures.f03_autoencoders import figure as f03
-from bnrank.figures.f03_autoencoders.computation import Curves, Images, Network, OfCurve, OfImages
+from bnrank.figures.f03_autoencoders.computation import (
+    Curves,
+    Denoising,
+    Images,
+    Network,
+    OfCurve,
+    OfImages,
+    denoising,
+)
 from bnrank.figures.f03_autoencoders.few_images import FewImages, OfFew, few_runs, widest_gaps
 from bnrank.figures.f03_autoencoders.linear_projections import linear_projections
+from bnrank.networks.mlp import MLP, from_layers
 from bnrank.tasks import Task
 from bnrank.training import Adam
 from helpers import failing
@@ -142,6 +151,32 @@ def test_the_widest_gap_is_among_values_that_count():
     assert places.tolist() == [2, 3, 1]  # 0.3 is too small to count
     np.testing.assert_allclose(gaps[:2], [4.0, 80.0], rtol=1e-6)
     assert gaps[2] > 1e10
+
+
+def test_denoising_by_a_projection_and_by_a_scaling():
+    """A projection takes away what is off the line and keeps the rest; at x = 0 a scaling scales all distances."""
+    x = torch.zeros(400, 2).double()
+    x[:, 0] = torch.linspace(-1, 1, 400)
+    found = denoising(from_layers([torch.tensor([[1.0, 0], [0, 0]])]), x, 0.2, lambda points: points[:, 1].abs())
+    noise = found.noisy - x
+    assert float(noise.std()) == pytest.approx(0.2, rel=0.1)
+    assert found.ratio == 0
+    torch.testing.assert_close(found.before, noise[:, 1].abs())
+    torch.testing.assert_close(found.kept, noise[:, 0].abs() / noise.norm(dim=1))
+    found = denoising(from_layers([0.25 * torch.eye(3)]), torch.zeros(50, 3), 0.5)
+    torch.testing.assert_close(found.after, 0.25 * found.before)
+    torch.testing.assert_close(found.kept, torch.full((50,), 0.25).double())
+    points, before, after = torch.zeros(4, 1), torch.tensor([1.0, 2.0, 4.0, 100.0]), torch.tensor([50.0, 1.0, 3.0, 1.0])
+    assert Denoising(points, points, before, after, before).ratio == pytest.approx(2 / 3)  # halfway between two
+
+
+def test_the_noise_is_not_what_a_network_of_the_same_seed_was_drawn_from():
+    """Noise along the rows of the weights would come out larger than noise of any other seed."""
+    net = MLP([40, 60, 40], seed=autoencoders.NOISE_SEED)
+    noise = denoising(net, torch.zeros(60, 40), 1.0).noisy
+    rows = net.weights[0].detach().double()
+    assert abs(float(((noise * rows).sum(1) / (noise.norm(dim=1) * rows.norm(dim=1))).mean())) < 0.1
+    assert net.weights[0].dtype == torch.float32
 
 
 def test_linear_projections_onto_the_span_of_the_data():

@@ -203,6 +203,38 @@ def test_descent_is_that_of_a_plain_loop():
     assert found.off_over[name][1] < 0.6 * found.off_over[name][0]
 
 
+def test_signs_that_change_are_counted_entry_by_entry():
+    """An entry counts at a time if it takes another sign then or later; zero is a sign."""
+    values = torch.randint(-1, 2, (6, 40), generator=torch.Generator().manual_seed(0)).double()
+    values[:, :20] = values[0, :20]
+    values[4:, 30:] = values[3, 30:]
+    found = tails._later_changes(1e-200 * values)
+    for row in range(6):
+        moved = [any(values[i, j] != values[i - 1, j] for i in range(max(row, 1), 6)) for j in range(40)]
+        assert found[row] == np.mean(moved)
+    assert 0 < found[-1] < found[0] < 0.6
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_direction_inside_the_ball_of_t43_has_the_signs_of_the_last_one(seed):
+    """Entries of the limit are at least 0.05 of the largest one; the norm grows."""
+    g = np.random.default_rng(seed)
+    limit = g.choice([-1, 1], 12) * g.uniform(0.05, 1, 12)
+    rows = np.array([np.exp(t) * (limit + 3 * np.exp(-t) * g.normal(size=12)) for t in range(12)])
+    networks = [nn.Linear(4, 3, bias=False).double() for _ in rows]
+    for network, row in zip(networks, rows, strict=True):
+        network.weight.data = torch.from_numpy(row).reshape(3, 4)
+    planted = dataclasses.replace(course(), flow=SimpleNamespace(networks=networks), times=np.arange(12.0))
+    distances, smallest = planted.convergence()
+    units = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    np.testing.assert_allclose(distances, np.linalg.norm(units - units[-1], axis=1), atol=1e-15)
+    assert smallest == pytest.approx(np.abs(units[-1]).min())
+    since = np.flatnonzero(distances >= smallest)[-1] + 1
+    assert since < 11
+    assert f13._sign_row(planted)["in the ball of T43 since"] == str(since)
+    assert planted.signs()["weight"][since + 1] == 0
+
+
 TINY = {
     "samples": 8,
     "dimension": 3,

@@ -10,7 +10,7 @@ import torch
 from bnrank.figures.f14_geodesics import computation as geodesics
 from bnrank.figures.f14_geodesics import figure as f14
 from bnrank.figures.f14_geodesics.computation import Family, Line, Trained
-from bnrank.measures.representations import Kernels, distance, kernels
+from bnrank.figures.f14_geodesics.kernels import angle, factors
 from bnrank.networks import MLP
 from bnrank.networks.constructions import diverging_geodesic, linear
 from bnrank.tasks import low_rank_map
@@ -21,7 +21,7 @@ STEPS = np.abs(np.subtract.outer(np.arange(5.0), np.arange(5.0)))
 
 def line(title, **changes):
     planted = {"rank": 4, "logs": np.zeros((5, 4)), "bent": 1e-12, "distances": STEPS, "mixed": 0.3, "norm": 30.0}
-    return Line(title, **{**planted, "kernels": Kernels((), ()), **changes})
+    return Line(title, **{**planted, "kernels": (), **changes})
 
 
 def bowed(by):
@@ -70,11 +70,11 @@ def network(depth, angles):
     steps = np.full(depth, inside)
     steps[[0, -1]] = ends
     values = np.tile([1.0, 0.5, 0.005], (depth + 1, 1))
-    factors = []
+    planted = []
     for _ in range(depth + 1):
         phi = 1 / depth
-        factors.append(torch.tensor([[math.cos(phi)], [math.sin(phi)]], dtype=torch.float64))
-    held = Kernels((), tuple(factors))
+        planted.append(torch.tensor([[math.cos(phi)], [math.sin(phi)]], dtype=torch.float64))
+    held = tuple(planted)
     return Trained(depth, 1.0, 0.1, 2.0 * depth, held, steps, steps, values, np.full(depth, 0.01))
 
 
@@ -205,8 +205,8 @@ def test_families_against_the_formula_of_the_norm():
     assert 0 < found.excess[0] - found.floors[0] < found.excess[0]
     assert math.isnan(found.floors[1])
     x = torch.rand(64, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    held = kernels(diverging_geodesic(64), x).singular_values()
-    expected = [2 * math.log(float(s[0] / held[0][0])) for s in held]
+    norms = [float(torch.linalg.matrix_norm(f, 2)) for f in factors(diverging_geodesic(64), x)]
+    expected = [2 * math.log(norm / norms[0]) for norm in norms]
     np.testing.assert_allclose(found.courses[1], expected, atol=1e-9)
     assert found.growth[1] == pytest.approx(expected[32])
     bounded = geodesics.family("any", (10, 64), math.nan, 2.0, 0)
@@ -229,10 +229,10 @@ def test_the_cheapest_stretch_is_a_stationary_point_of_the_norm():
 
 def test_kernels_of_two_depths_are_compared_at_the_same_ratio():
     one, other = network(3, (1, 1)), network(6, (1, 1))
-    factors = [torch.tensor([[math.cos(t)], [math.sin(t)]], dtype=torch.float64) for t in np.linspace(0, 1, 7)]
-    one = dataclasses.replace(one, kernels=Kernels((), tuple(factors[:4])))
-    other = dataclasses.replace(other, kernels=Kernels((), tuple(factors)))
-    expected = [distance(factors[i], factors[2 * i], "angle") for i in range(4)]
+    turned = [torch.tensor([[math.cos(t)], [math.sin(t)]], dtype=torch.float64) for t in np.linspace(0, 1, 7)]
+    one = dataclasses.replace(one, kernels=tuple(turned[:4]))
+    other = dataclasses.replace(other, kernels=tuple(turned))
+    expected = [angle(turned[i], turned[2 * i]) for i in range(4)]
     np.testing.assert_allclose(geodesics.apart(one, other), expected)
 
 
@@ -299,8 +299,7 @@ def test_every_depth_starts_from_its_own_draw(tmp_path):
         costs = [float((d(task.x) - task.y).square().sum(1).mean().detach()) for d in drawn]
         best = int(np.argmin(np.abs(np.array(costs) - net.start.cost)))
         assert costs[best] == pytest.approx(net.start.cost, rel=1e-5)
-        held = kernels(drawn[best], task.x)
-        np.testing.assert_array_equal(held.factors[-1], net.start.kernels.factors[-1])
+        np.testing.assert_array_equal(factors(drawn[best], task.x)[-1], net.start.kernels[-1])
         assert len(net.angles) == len(net.bures) == len(net.bent) == len(net.start.angles) == net.depth
 
 

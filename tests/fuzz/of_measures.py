@@ -18,8 +18,6 @@ OWN: dict[str, Values] = {
     "bnrank.measures.similarity.cca": {"a": lambda: normal(12, 3), "b": lambda: normal(12, 3, seed=1)},
     "bnrank.measures.similarity.cka": {"a": lambda: normal(6, 3), "b": lambda: normal(6, 4, seed=1)},
     "bnrank.measures.similarity.principal_angles": {"a": lambda: normal(6, 2), "b": lambda: normal(6, 2, seed=1)},
-    "bnrank.frequencies.activation_power": _CONV,
-    "bnrank.frequencies.activation_singular_values": _CONV,
     "bnrank.frequencies.grid": {"size": lambda: (3, 4)},
     "bnrank.frequencies.kept": {
         "values": lambda: bnrank.frequencies.weight_singular_values(

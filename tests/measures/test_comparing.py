@@ -541,4 +541,4 @@ def test_networks_without_activations_are_compared_by_weights_and_outputs():
     late = bnrank.compare(a, b, x, max_minutes=1e-9)
     assert "a, b: outputs: not reached within max_minutes=1e-09" in late.notes
     with pytest.raises(ValueError, match="layer that runs once, with a value for each sample, in Repeated"):
-        bnrank.measures.representations.kernels(a, x)
+        next(bnrank.networks.capture(a, x))

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from scipy.spatial import Voronoi
 
 from bnrank import MLP, regions
+from bnrank.measures.regions import pieces
 from bnrank.networks.chain import as_mlp
 from bnrank.networks.mlp import from_layers
 from helpers import normal
@@ -343,8 +344,7 @@ def test_the_limit_is_kept_and_told():
 def test_chunks_make_no_difference(monkeypatch):
     net, plane, bounds = NETWORKS["deep"]
     whole = regions.tripoints(net, *plane, bounds)
-    module = __import__("sys").modules["bnrank.measures.regions.classes"]
-    monkeypatch.setattr(module, "CHUNK_ENTRIES", 100)
+    monkeypatch.setattr(pieces, "BATCH", 7)
     parts = regions.tripoints(net, *plane, bounds)
     assert torch.allclose(whole.points, parts.points)
     assert torch.allclose(whole.areas, parts.areas)

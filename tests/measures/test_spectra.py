@@ -360,3 +360,17 @@ def test_blocks_of_every_size_give_the_singular_values_of_the_whole_matrix(kind)
                 pieces.add(given)
                 given.zero_()  # what is kept is a copy
             assert torch.allclose(pieces.singular_values(), torch.linalg.svdvals(matrix), rtol=1e-10)
+
+
+def test_effective_rank():
+    assert spectra.effective_rank(torch.ones(7)).item() == pytest.approx(7)
+    assert spectra.effective_rank(torch.tensor([3.0, 1.0])).item() == pytest.approx(16 / 10)
+    assert spectra.effective_rank(np.zeros((2, 3))).tolist() == [0, 0]
+    for scale in (1e-320, 1e-200, 1e200):
+        assert spectra.effective_rank(scale * np.array([[1.0, 1.0, 0.0], [0.0, 0.0, 0.0]])).tolist() == [2, 0]
+    assert spectra.effective_rank(np.array([[3.0, 1.0], [3e200, 1e200], [3e-200, 1e-200]])).tolist() == pytest.approx(
+        [1.6] * 3
+    )
+    for bad in (-1.0, math.nan):
+        with pytest.raises(ValueError, match="values: got"):
+            spectra.effective_rank(torch.tensor([1.0, bad]))

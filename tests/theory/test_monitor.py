@@ -15,6 +15,7 @@ from torch import nn
 import bnrank
 from bnrank.theory.invariants.finding import find
 from bnrank.theory.invariants.monitor import Monitor
+from bnrank.theory.invariants.signs import SignTrace
 from bnrank.theory.invariants.squares import CHUNK, Forms
 from bnrank.training import GradientDescent, Record
 
@@ -374,7 +375,7 @@ def test_signs_and_directions():
 
 
 def test_a_small_turn_is_measured_without_cancellation():
-    trace = bnrank.measures.signs.SignTrace()
+    trace = SignTrace()
     a = torch.tensor([1.0, 0.0], dtype=torch.float64)
     trace.look({"a": a}, step=0)
     trace.look({"a": 5 * torch.tensor([1.0, 1e-9], dtype=torch.float64)}, step=1)

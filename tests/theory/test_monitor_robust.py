@@ -12,6 +12,7 @@ import bnrank
 from bnrank.theory.invariants import steps
 from bnrank.theory.invariants.finding import find
 from bnrank.theory.invariants.monitor import Monitor
+from bnrank.theory.invariants.signs import SignTrace
 from bnrank.theory.invariants.squares import Forms
 from bnrank.theory.invariants.track import Increments, Ledger, Track
 from bnrank.training import GradientDescent, Record
@@ -74,7 +75,7 @@ def test_half_precision_is_recorded_and_rounding_is_no_violation(dtype, options)
 
 def test_signs_and_turns_of_half_precision_are_those_of_the_same_numbers_in_float32():
     generator = torch.Generator().manual_seed(0)
-    half, full = bnrank.measures.signs.SignTrace(), bnrank.measures.signs.SignTrace()
+    half, full = SignTrace(), SignTrace()
     for step in range(4):
         p = torch.randn(40, 30, generator=generator).bfloat16()
         half.look({"a": p}, step=step)

@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bnrank._core.validation import RangeError
-from bnrank.measures import one_neuron_search
-from bnrank.measures.one_neuron import fastest
-from bnrank.measures.one_neuron_search import branch_and_bound, norm_bound
+from bnrank.measures import one_neuron
+from bnrank.measures.one_neuron import branch_and_bound, fastest, norm_bound
 from bnrank.networks import from_layers
 from bnrank.theory.escape.one_neuron import one_neuron_speed, rank_one_speed
 
@@ -69,16 +68,6 @@ def test_two_dimensions_against_a_grid(seed, n, k, slope, repeated):
     assert best.lower == pytest.approx(speed_at(x, g, best.direction.numpy(), slope), rel=1e-12)
 
 
-def test_circles_in_blocks(monkeypatch):
-    """Many arcs are summed up block by block, from a start recomputed."""
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(200, 2))
-    x, g = np.concatenate([x, -x, x]), rng.normal(size=(600, 3))
-    whole = one_neuron_search.best_on_circle(one_neuron_search.Neuron(x, g, 0.2))
-    monkeypatch.setattr(one_neuron_search, "ENTRIES", 48)
-    assert one_neuron_search.best_on_circle(one_neuron_search.Neuron(x, g, 0.2)) == pytest.approx(whole, abs=1e-12)
-
-
 @pytest.mark.parametrize("slope", [0.0, 0.5])
 def test_one_dimension(slope):
     x, g = np.array([[2.0], [1.0], [-3.0]]), np.array([[1.0, 0.0], [0.0, 2.0], [1.0, 1.0]])
@@ -110,7 +99,7 @@ def test_slope_one_is_an_operator_norm(shape):
     assert best.exact
     assert best.lower == pytest.approx(np.linalg.norm(g.T @ x, 2), rel=1e-12)
     # without the closed form, the same search finds it
-    v = one_neuron_search.ascend(one_neuron_search.Neuron(x, g, 1.0), 16, 60, np.random.default_rng(0))
+    v = one_neuron.ascend(one_neuron.Neuron(x, g, 1.0), 16, 60, np.random.default_rng(0))
     assert speed_at(x, g, v, 1.0) == pytest.approx(best.lower, rel=1e-9)
 
 
@@ -141,7 +130,7 @@ def test_branch_and_bound_alone_finds_the_circle():
     """From a bad start, on T40's plane, where the answer is known."""
     x, g = (t.numpy() for t in circle())
     start = np.array([math.sin(0.3), math.cos(0.3)])
-    neuron = one_neuron_search.Neuron(x, g, 0.0)
+    neuron = one_neuron.Neuron(x, g, 0.0)
     upper, best = branch_and_bound(neuron, start, rtol=1e-7)
     assert neuron.size(best) <= math.sqrt(2) - 1 + 1e-12
     assert math.sqrt(2) - 1 <= upper * (1 + 1e-12)
@@ -161,7 +150,7 @@ def test_cones_bound_the_speed_however_early_they_stop(slope, k):
         start = rng.normal(size=2)
         start /= np.linalg.norm(start)
         for budget in (4, 6, 10, 40):
-            neuron = one_neuron_search.Neuron(x, g, slope)
+            neuron = one_neuron.Neuron(x, g, slope)
             upper, best = branch_and_bound(neuron, start, max_cones=budget)
             assert neuron.size(best) <= known * (1 + 1e-12)
             assert known <= upper * (1 + 1e-12)
@@ -174,7 +163,7 @@ def test_norm_bounds_hold(seed, slope, k):
     d = int(rng.integers(2, 8))
     n = int(rng.integers(1, 25))
     x, g = rng.normal(size=(n, d)) + rng.normal(), rng.normal(size=(n, k)) + rng.normal()
-    bound = norm_bound(one_neuron_search.Neuron(x, g, slope))
+    bound = norm_bound(one_neuron.Neuron(x, g, slope))
     v = rng.normal(size=(2000, d))
     assert one_neuron_speed(x, g, v, slope=slope).max() <= bound
     p, q = (1 + slope) / 2, (1 - slope) / 2
@@ -258,7 +247,7 @@ def test_signed_cones_bound_the_maximum_however_early_they_stop(k):
     x, g = rng.normal(size=(4, 2)), rng.normal(size=(4, 1))
     known = fastest(x, g, 0.0, signed=True).lower
     for budget in (4, 6, 10, 40):
-        neuron = one_neuron_search.Neuron(x, g, 0.0, signed=True)
+        neuron = one_neuron.Neuron(x, g, 0.0, signed=True)
         upper, _ = branch_and_bound(neuron, np.array([1.0, 0.0]), max_cones=budget)
         assert known <= max(upper, 0.0) * (1 + 1e-12)
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +18,7 @@ INTEGERS = 1.0  # the variation of integers, such as tokens: that of vectors wit
 ROUNDING = 16.0  # a variation up to this many units of the last place of the values may be rounding
 
 
-@dataclass(frozen=True)
-class Variations:
+class Variations(NamedTuple):
     """How much values vary over samples: the root mean square of the distance from the mean.
 
     Attributes
@@ -56,17 +55,21 @@ def variations(
     >>> variations(net, torch.tensor([[2.0], [-2.0]]), bnrank.networks.read(net), 1)     # then 0.5 and 1
     Variations(before=2.0, after=1.0)
     """
-    some = x[evenly_spaced(len(x), MAX_SAMPLES).to(x.device)]
+    few = x[evenly_spaced(len(x), MAX_SAMPLES).to(x.device)]
     passes: dict[str, Any] = {"chunk_size": chunk_size, "dtype": dtype, "layers": False}
-    found = _Spreads(len(reading.layers))
+    spreads = _Spreads(len(reading.layers))
     try:
-        stream(net, some, reading, [found], **passes)
+        stream(net, few, reading, [spreads], **passes)
     except UnobservedError:  # only some samples reach a layer
-        found = _Spreads(0)
-        stream(net, some, replace(reading, layers=()), [found], **passes)
-    spreads = [*(found.entering[start - 1 :] or [_of(some)]), found.leaving]
-    varies = _differ(some) and not spreads[0].is_rounding
-    return Variations(spreads[0].variation if varies else 0.0, max(spread.variation for spread in spreads[1:]))
+        spreads = _Spreads(0)
+        stream(net, few, replace(reading, layers=()), [spreads], **passes)
+    entering = spreads.entering[start - 1 :]
+    if not entering:
+        entering = [_Spread()]
+        entering[0].add(few if isinstance(few, Tensor) else torch.arange(len(few)))  # several tensors count as integers
+    varies = _differ(few) and entering[0].distance > ROUNDING * entering[0].eps * entering[0].size
+    after = max(spread.variation for spread in (*entering[1:], spreads.leaving))
+    return Variations(entering[0].variation if varies else 0.0, after)
 
 
 def _differ(x: Samples) -> bool:
@@ -80,23 +83,20 @@ class _Spread:
 
     def __init__(self) -> None:
         self.count, self.distance, self.size, self.eps = 0, 0.0, 0.0, 0.0
-        self.mean = torch.zeros(())
-        self.integers = False
+        self.mean, self.integers = torch.zeros(()), False
 
     def add(self, values: Tensor) -> None:
         """Add a block, (n, ...): its distances from its mean, and that of its mean from the one so far."""
         values = torch.view_as_real(values) if values.is_complex() else values
-        flat = values.detach().double().flatten(1) if values.ndim > 1 else values.detach().double()[:, None]
-        mean, count, total = flat.mean(0), len(flat), self.count + len(flat)
-        between = 0.0
-        if self.count:
-            step = mean - self.mean
-            between = _norm(step) * math.sqrt(self.count * count / total)
-            mean = self.mean + step * (count / total)
-        self.size = math.hypot(self.size, _norm(flat))
-        self.distance = math.hypot(self.distance, _norm(flat - flat.mean(0)), between)
-        self.mean, self.count, self.integers = mean, total, not values.is_floating_point()
+        self.integers = not values.is_floating_point()
         self.eps = 0.0 if self.integers else torch.finfo(values.dtype).eps
+        flat = values.detach().double().reshape(len(values), -1)
+        mean, total = flat.mean(0), self.count + len(flat)
+        step = mean - self.mean
+        between = float(step.norm()) * math.sqrt(self.count * len(flat) / total)
+        self.distance = math.hypot(self.distance, float((flat - mean).norm()), between)
+        self.size = math.hypot(self.size, float(flat.norm()))
+        self.mean, self.count = self.mean + step * (len(flat) / total), total
 
     @property
     def variation(self) -> float:
@@ -104,22 +104,6 @@ class _Spread:
         if self.integers:
             return INTEGERS if self.distance else 0.0
         return self.distance / math.sqrt(self.count)
-
-    @property
-    def is_rounding(self) -> bool:
-        """Whether the values differ from their mean by no more than rounding."""
-        return self.distance <= ROUNDING * self.eps * self.size
-
-
-def _of(x: Samples) -> _Spread:
-    """Return the spread of samples; several tensors count as integers."""
-    found = _Spread()
-    found.add(x if isinstance(x, Tensor) else torch.arange(len(x)))
-    return found
-
-
-def _norm(values: Tensor) -> float:
-    return float(torch.linalg.vector_norm(values))
 
 
 class _Spreads(Taker):

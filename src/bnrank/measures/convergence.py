@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -60,18 +59,12 @@ class FeatureConvergence(Printed):
         """Return a DataFrame with a row per layer."""
         import pandas as pd
 
-        return pd.DataFrame(self._rows())
-
-    def _rows(self) -> list[dict[str, Any]]:
-        columns = zip(self.errors, self.correlations, self.root_correlations, strict=True)
-        return [
-            {"layer": layer, "error": float(e), "correlation": float(c), "root_correlation": float(r)}
-            for layer, (e, c, r) in enumerate(columns, 1)
-        ]
+        columns = {"error": self.errors, "correlation": self.correlations, "root_correlation": self.root_correlations}
+        return pd.DataFrame({"layer": range(1, len(self.errors) + 1), **columns})
 
     def _content(self) -> list[Part]:
         title = f"W^T W and its prediction from inputs and gradients; relative gradient {self.residual:.2g}"
-        return [title, Table("Layers", self._rows())]
+        return [title, Table("Layers", self.to_frame().to_dict("records"))]
 
 
 def feature_convergence(
@@ -137,23 +130,18 @@ def feature_convergence(
 
 def of_evaluation(at: Evaluation, residual: float) -> FeatureConvergence:
     """Return both sides at an evaluation with the derivatives at kinks, whose relative gradient is ``residual``."""
-    depth, features, predicted, errors = len(at.layers), [], [], []
-    for number in range(depth):
-        left, right, size = sides(at, number)
-        errors.append(float(np.linalg.norm(left - right)) / size if size > 0 else 0.0)
-        features.append(left[:, : len(left)])
-        predicted.append(right[:, : len(right)])
-    outer = outer_products(at)
-    roots = [_root(product, depth - number) for number, product in enumerate(outer)]
-    return FeatureConvergence(
-        tuple(features),
-        tuple(predicted),
-        tuple(outer),
-        np.array(errors),
-        _cosines(features, outer),
-        _cosines(features, roots),
-        residual,
-    )
+    depth = len(at.layers)
+    parts = [sides(at, number) for number in range(depth)]
+    features = tuple(left[:, : len(left)] for left, _, _ in parts)
+    predicted = tuple(right[:, : len(right)] for _, right, _ in parts)
+    errors = [float(np.linalg.norm(left - right)) / size if size > 0 else 0.0 for left, right, size in parts]
+    outer = tuple(_outer_products(at))
+    correlations, root_correlations = np.full((2, depth), np.nan)
+    for number, (feature, product) in enumerate(zip(features, outer, strict=True)):
+        values, vectors = np.linalg.eigh(product)
+        root = (vectors * np.maximum(values, 0) ** (1 / (depth - number))) @ vectors.T
+        correlations[number], root_correlations[number] = _cosine(feature, product), _cosine(feature, root)
+    return FeatureConvergence(features, predicted, outer, np.array(errors), correlations, root_correlations, residual)
 
 
 def sides(at: Evaluation, number: int) -> tuple[Array, Array, float]:
@@ -161,37 +149,25 @@ def sides(at: Evaluation, number: int) -> tuple[Array, Array, float]:
     layer, width = at.layers[number], len(at.layers[number - 1]) if number else at.problem.x.shape[1]
     left = layer[:, :width].T @ layer
     right = -((at.deltas[number] @ layer[:, :width]).T @ at.inputs[number]) / (2 * at.problem.ridge)
-    least = NEGLIGIBLE * sum(float((w * w).sum()) for w in at.layers) / len(at.layers)
-    return left, right, max(float(np.linalg.norm(left) + np.linalg.norm(right)), least)
+    smallest = NEGLIGIBLE * sum(float((w * w).sum()) for w in at.layers) / len(at.layers)
+    return left, right, max(float(np.linalg.norm(left) + np.linalg.norm(right)), smallest)
 
 
-def outer_products(at: Evaluation) -> list[Array]:
+def _outer_products(at: Evaluation) -> list[Array]:
     """Return the average gradient outer products with respect to the inputs of all layers, (n_{l-1}, n_{l-1})."""
-    problem = at.problem
-    shares = np.bincount(problem.rows, weights=problem.weights, minlength=len(problem.x))
-    last = at.layers[-1]
-    jacobian = np.broadcast_to(np.eye(len(last)), (len(problem.x), len(last), len(last)))
-    found = []
-    for number in range(len(at.layers) - 1, -1, -1):
-        width = at.layers[number - 1].shape[0] if number else problem.x.shape[1]
-        jacobian = np.matmul(jacobian, at.layers[number][:, :width])
-        flat = (jacobian * np.sqrt(shares)[:, None, None]).reshape(-1, width)
+    problem, found = at.problem, []
+    shares = np.sqrt(np.bincount(problem.rows, weights=problem.weights, minlength=len(problem.x)))
+    jacobian = shares[:, None, None] * np.eye(len(at.layers[-1]))
+    for number in reversed(range(len(at.layers))):
+        width = len(at.layers[number - 1]) if number else problem.x.shape[1]
+        jacobian = jacobian @ at.layers[number][:, :width]
+        flat = jacobian.reshape(-1, width)
         found.append(flat.T @ flat)
-        if number:
-            jacobian = jacobian * at.first[number - 1][:, None, :]
+        jacobian = jacobian * at.first[number - 1][:, None, :] if number else jacobian
     return found[::-1]
 
 
-def _root(matrix: Array, order: int) -> Array:
-    """Return the root of a positive semidefinite matrix."""
-    values, vectors = np.linalg.eigh(matrix)
-    return (vectors * np.maximum(values, 0) ** (1 / order)) @ vectors.T
-
-
-def _cosines(left: Sequence[Array], right: Sequence[Array]) -> Array:
+def _cosine(a: Array, b: Array) -> float:
     """Return <A, B> / (||A||_F ||B||_F), NaN where a norm is 0."""
-    result = []
-    for a, b in zip(left, right, strict=True):
-        sizes = float(np.linalg.norm(a)), float(np.linalg.norm(b))
-        result.append(float(((a / sizes[0]) * (b / sizes[1])).sum()) if all(size > 0 for size in sizes) else np.nan)
-    return np.array(result)
+    sizes = float(np.linalg.norm(a)), float(np.linalg.norm(b))
+    return float(((a / sizes[0]) * (b / sizes[1])).sum()) if min(sizes) > 0 else np.nan

@@ -18,6 +18,8 @@ Array = NDArray[np.float64]
 
 SCALES = (10, 20, 40, 80, 160, 320)  # neighbors
 SHARE = 6  # neighborhoods hold at most this fraction, 1/6, of the points
+CENTERS = 500  # points at which neighborhoods are taken, at most
+LIMIT = 0.1  # local variance, relative to the largest, above which a direction counts
 PER_DIRECTION = 2.5  # neighbors needed to judge a direction
 DOUBT = 1.5  # factor by which the limits are raised and lowered for the interval
 FEW, FEW_GROUPS = 200, 100  # with fewer distinct points, or groups of them, dimensions are undetermined
@@ -62,19 +64,16 @@ class LocalDimension(Printed):
 def local_dimension(
     points: Data,
     *,
-    neighbors: Sequence[int] | None = None,
-    rtol: float = 0.1,
     whiten: bool = True,
     groups: Sequence[int] | NDArray[np.int64] | None = None,
-    max_samples: int = 500,
     seed: int = 0,
 ) -> LocalDimension:
     """Return the dimension of the set near which points lie, from the variances of small neighborhoods.
 
-    Points are whitened unless ``whiten`` is False. At each of ``max_samples`` points, the nearest neighbors have a
-    covariance with eigenvalues lambda_1 >= lambda_2 >= ...; the medians of lambda_j / lambda_1 are compared with a
-    limit: the smaller of ``rtol`` and half of what uniform points in a ball of dimension j give. This is done for
-    neighborhoods of 10, 20, 40, ... points, up to a sixth of all, and a direction counts only if it exceeds the limit
+    Points are whitened unless ``whiten`` is False. At each of up to 500 points, the nearest neighbors have a covariance
+    with eigenvalues lambda_1 >= lambda_2 >= ...; the medians of lambda_j / lambda_1 are compared with a limit: the
+    smaller of 0.1 and half of what uniform points in a ball of dimension j give. This is done for neighborhoods of 10,
+    20, 40, ... 320 points, up to a sixth of all points or groups, and a direction counts only if it exceeds the limit
     at every size. Curvature contributes to large neighborhoods (its share vanishes with their size), noise to small
     ones, the tangent space to all. A direction j is judged by neighborhoods of at least 2.5 j points. Large
     neighborhoods in clusters extend between the clusters, and hide directions inside them: the interval ends at the
@@ -87,20 +86,14 @@ def local_dimension(
     ----------
     points : Tensor or ndarray
         (N, m). Copies of a point are used once.
-    neighbors : sequence of int, optional
-        The sizes of neighborhoods. Default: 10, 20, 40, 80, 160 and 320, up to a sixth of the points or groups.
-    rtol : float
-        Local variance, relative to the largest, above which a direction counts.
     whiten : bool
         Whether distances are measured after whitening; otherwise as given, for points whose units are comparable.
         Whitening makes directions of little extent visible, those of noise and of curvature, too.
     groups : sequence of int, optional
         A number for each point. The neighbors of a point are then the nearest points of other groups, one of each:
         points of one trajectory follow each other on a line, of dimension 1 whatever the dimension of the set.
-    max_samples : int
-        Number of points at which neighborhoods are taken.
     seed : int
-        Random seed of the choice of these points.
+        Random seed of the choice of the points at which neighborhoods are taken.
 
     Returns
     -------
@@ -120,55 +113,34 @@ def local_dimension(
     1
     """
     table = validation.samples(points, "points").detach().double().numpy()
-    rtol = validation.number(rtol, "rtol", 0.0, strict=True)
-    max_samples = validation.integer(max_samples, "max_samples", 1)
-    whiten = validation.flag(whiten, "whiten")
-    units = None if groups is None else np.asarray(validation.integers(groups, "groups", 0))
-    given = f"{0 if units is None else len(units)} numbers"
-    validation.expect(units is None or len(units) == len(table), "groups", given, f"{len(table)}, one for each point")
     distinct, first = np.unique(table, axis=0, return_index=True)
-    values = _principal(distinct, whiten)
-    units = None if units is None else units[first]
+    values = _principal(distinct, validation.flag(whiten, "whiten"))
+    units, what, least = None, "points differ", FEW
+    if groups is not None:
+        units, what, least = np.asarray(validation.integers(groups, "groups", 0)), "groups of points", FEW_GROUPS
+        validation.expect(len(units) == len(table), "groups", f"{len(units)} numbers", f"{len(table)}, one per point")
+        units = units[first]
     count, columns = values.shape
     most = count if units is None else len(np.unique(units))
-    sizes = _sizes(neighbors, most, count)
+    sizes = tuple(size for size in SCALES if size <= max(most / SHARE, SCALES[0]) and size < most)
     if not columns:
         return LocalDimension(0, (0, 0), False, "all points are equal", sizes, np.zeros((len(sizes), 0)))
-    least, what = (FEW, "points differ") if units is None else (FEW_GROUPS, "groups of points")
+    few = f"undetermined: only {most} {what}, expected at least {least}"
     if not sizes:
-        reason = f"undetermined: only {most} {what}, expected at least {least}"
-        return LocalDimension(min(columns, count - 1), (0, columns), True, reason, sizes, np.zeros((0, columns)))
-    centers = np.random.default_rng(seed).permutation(count)[:max_samples]
-    spectrum = _spectra(values, centers, sizes, units)
-    few = f"only {most} {what}, expected at least {least}" if most < least else ""
-    return _judged(spectrum, sizes, rtol, few)
-
-
-def _sizes(neighbors: Sequence[int] | None, most: int, count: int) -> tuple[int, ...]:
-    """Return the sizes of neighborhoods: given ones, or those up to a sixth of the points or groups."""
-    if neighbors is None:
-        return tuple(size for size in SCALES if size <= max(most / SHARE, SCALES[0]) and size < most)
-    sizes = tuple(sorted(set(validation.integers(neighbors, "neighbors", 2))))
-    validation.expect(sizes, "neighbors", "none", "at least one")
-    validation.expect(sizes[-1] < count, "neighbors", f"{sizes[-1]}", f"fewer than the {count} points that differ")
-    return sizes
-
-
-def _judged(spectrum: Array, sizes: tuple[int, ...], rtol: float, few: str) -> LocalDimension:
-    """Return the dimension from local variances; ``few`` says that there are too few points, if so."""
-    columns = spectrum.shape[1]
-    judged = np.array([[size >= PER_DIRECTION * j for j in range(1, columns + 1)] for size in sizes])
-    low, dimension, high = _extents(spectrum, sizes, judged, rtol)
+        return LocalDimension(min(columns, count - 1), (0, columns), True, few, sizes, np.zeros((0, columns)))
+    centers = np.random.default_rng(seed).permutation(count)[:CENTERS]
+    near = _neighbors(values, centers, sizes[-1], units)
+    spectrum = np.array([_relative_variances(values[near[:, : size + 1]]) for size in sizes])
+    low, dimension, high, small = _extents(spectrum, sizes)
     reason = f"neighborhoods of {', '.join(map(str, sizes))} points extend in {dimension} direction(s)"
-    if high[1] > dimension:
-        reason += f", small ones in {high[1]}"
-    if few:
-        reason = f"undetermined: {few}; {reason}"
-    elif dimension and not judged[:, dimension - 1].any():
+    reason += f", small ones in {small}" if small > dimension else ""
+    undetermined = most < least or sizes[-1] < PER_DIRECTION * dimension
+    if most < least:
+        reason = f"{few}; {reason}"
+    elif undetermined:
         reason = f"undetermined: {sizes[-1]} neighbors are too few for {dimension} directions"
-    else:
-        return LocalDimension(dimension, (low, max(high)), False, reason, sizes, spectrum)
-    return LocalDimension(dimension, (0, max(high)), True, reason, sizes, spectrum)
+    interval = 0 if undetermined else low, max(high, small)
+    return LocalDimension(dimension, interval, undetermined, reason, sizes, spectrum)
 
 
 def _principal(values: Array, whiten: bool) -> Array:
@@ -182,20 +154,12 @@ def _principal(values: Array, whiten: bool) -> Array:
     return np.array(u[:, kept] * (np.sqrt(len(values)) if whiten else s[kept]))
 
 
-def _spectra(values: Array, centers: NDArray[np.int64], sizes: Sequence[int], units: Any = None) -> Array:
-    """Return the medians of local variances in units of the largest, (sizes, m)."""
-    near = _neighbors(values, centers, sizes[-1], units)
-    return np.array([_relative_variances(values[near[:, : size + 1]]) for size in sizes])
-
-
 def _neighbors(values: Array, centers: NDArray[np.int64], count: int, units: Any) -> NDArray[np.int64]:
     """Return each center and its nearest points, (centers, 1 + count); with groups, the nearest of each other group."""
     from scipy.spatial import cKDTree
 
     if units is None:
         return np.array(cKDTree(values).query(values[centers], count + 1)[1])
-    number = len(np.unique(units))
-    validation.expect(count < number, "groups", f"{number} different", f"more than {count}, the number of neighbors")
     near = []
     for center in centers:
         order = np.argsort(np.square(values - values[center]).sum(axis=1), kind="stable")
@@ -220,29 +184,25 @@ def _ratio_in_ball(dimension: int, neighbors: int) -> float:
     return float(_relative_variances(draws / np.linalg.norm(draws, axis=2, keepdims=True) * radii)[-1])
 
 
-def _extents(
-    spectrum: Array, sizes: Sequence[int], judged: NDArray[np.bool_], rtol: float
-) -> tuple[int, int, tuple[int, int]]:
-    """Return the number of leading directions that extend, at limits raised, as they are, and lowered.
+def _extents(spectrum: Array, sizes: Sequence[int]) -> tuple[int, ...]:
+    """Return the number of leading directions that extend at all sizes: at limits raised, as they are, and lowered.
 
-    The last is a pair: at all sizes with lowered limits, and at the smallest size that judges a direction.
+    The last number is that of directions that extend at the smallest size that judges them.
     """
-    counts = {"low": 0, "all": 0, "high": 0, "small": 0}
-    alive = set(counts)
-    for j in range(spectrum.shape[1]):
-        places = [int(i) for i in np.flatnonzero(judged[:, j])]
-        ratios = np.array([_relative(spectrum[i, j], j + 1, sizes[i], rtol) for i in places])
-        seen = {"low": ratios >= DOUBT, "all": ratios >= 1, "high": ratios >= 1 / DOUBT, "small": ratios[:1] >= 1}
-        alive = {name for name in alive if seen[name].all()}
-        for name in alive:
-            counts[name] += 1
-        if not alive:
+    counts, alive = np.zeros(4, int), np.ones(4, bool)
+    for j, variances in enumerate(spectrum.T, 1):
+        judged = [(v, size) for v, size in zip(variances, sizes, strict=True) if size >= PER_DIRECTION * j]
+        ratios = np.array([_relative(v, j, size) for v, size in judged])
+        extends = [(ratios >= limit).all() for limit in (DOUBT, 1, 1 / DOUBT)]
+        alive &= [*extends, (ratios[:1] >= 1).all()]
+        if not alive.any():
             break
-    return counts["low"], counts["all"], (counts["high"], counts["small"])
+        counts += alive
+    return tuple(counts.tolist())
 
 
-def _relative(variance: float, direction: int, size: int, rtol: float) -> float:
-    """Return a relative variance in units of its limit: the smaller of ``rtol`` and half of that of a ball."""
-    if variance >= DOUBT * rtol:  # far above the limit, whatever a ball gives
-        return float(variance / rtol)
-    return float(variance / min(rtol, _ratio_in_ball(direction, size) / 2))
+def _relative(variance: float, direction: int, size: int) -> float:
+    """Return a relative variance in units of its limit: the smaller of ``LIMIT`` and half of that of a ball."""
+    if variance >= DOUBT * LIMIT:  # far above the limit, whatever a ball gives
+        return float(variance / LIMIT)
+    return float(variance / min(LIMIT, _ratio_in_ball(direction, size) / 2))

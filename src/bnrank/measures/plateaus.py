@@ -12,10 +12,10 @@ from bnrank._core import validation
 __all__ = ["Plateau", "find"]
 
 Array = np.ndarray
+FLATNESS = 0.05  # share of the adjacent drops by which the loss may change on a plateau
+MIN_REST = 0.4  # shortest plateau, in units of the durations of the adjacent drops
 BINS = 4  # levels per smallest relevant drop
-SWING = (
-    4.0  # smallest ratio of the time in a candidate level to that in the fastest levels between it and its neighbors
-)
+SWING = 4.0  # smallest ratio of the time in a candidate level to that in the fastest levels next to it
 SPIKE = 10.0  # robust standard deviations from the running median of 11 rows beyond which a row is a spike
 NOISE = 5.0  # drops below this many standard deviations of the noise do not count
 
@@ -62,40 +62,12 @@ class Plateau:
         return self.end - self.start
 
 
-@dataclass(frozen=True)
-class _Curve:
-    """A non-increasing loss over time, and the smallest drop that counts."""
-
-    times: Array
-    loss: Array
-    min_drop: float
-
-    def crossing(self, level: float) -> float:
-        """Return the first time at which the loss is at most ``level``, interpolated linearly between rows."""
-        row = int(np.searchsorted(-self.loss, -level))
-        if row == 0:
-            return float(self.times[0])
-        if row == len(self.loss):
-            return float(self.times[-1])
-        above, below = self.loss[row - 1], self.loss[row]
-        share = (above - level) / (above - below)
-        return float(self.times[row - 1] + share * (self.times[row] - self.times[row - 1]))
-
-
-@dataclass(frozen=True)
-class _Candidate:
-    level: float
-    dwell: float  # how long the loss is in the candidate's bin of levels
-
-
 def find(
     times: Sequence[float] | Array | Tensor,
     loss: Sequence[float] | Array | Tensor,
     gradient_norm: Sequence[float] | Array | Tensor | None = None,
     *,
-    flatness: float = 0.05,
     min_drop: float = 0.01,
-    min_rest: float = 0.4,
     window: int = 1,
 ) -> tuple[Plateau, ...]:
     """Return the plateaus of a loss curve.
@@ -106,11 +78,11 @@ def find(
     plateaus. Longer spikes can hide plateaus. The range of the curve is divided into levels: a level at which the curve
     stays long, between fast ones, is a candidate C*. Let D be the drop to a candidate from the previous one (or from
     the first row) and D' the drop to the next one (or to the last row). The plateau lasts from the time when the loss
-    is C* + ``flatness`` D to the time when it is C* - ``flatness`` D'. Candidates are discarded, the weakest first,
+    is C* + 0.05 D to the time when it is C* - 0.05 D'. Candidates are discarded, the weakest first,
     until
 
     - every drop is at least ``min_drop`` of the total drop, and at least 5 standard deviations of the noise;
-    - every plateau lasts at least ``min_rest`` times as long as the drop before it and the drop after it.
+    - every plateau lasts at least 0.4 times as long as the drop before it and the drop after it.
 
     The result does not depend on the units of loss and time. Times may be uneven, span many decades, or count steps. A
     first plateau begins in the first row, a last one that is not left has ``end`` inf. A curve that never decreases is
@@ -124,12 +96,8 @@ def find(
         Finite.
     gradient_norm : array, shape (T,), optional
         Non-negative. It only determines ``row``.
-    flatness : float
-        Share of the adjacent drops by which the loss may change on a plateau, in (0, 0.5).
     min_drop : float
         Minimum drop between two plateaus, as a share of the total drop, in [0.001, 1).
-    min_rest : float
-        Minimum duration of a plateau, in units of the durations of the adjacent drops, positive.
     window : int
         Rows of the running mean, for mini-batches; 1 for none. An even number counts as the next odd one.
 
@@ -160,48 +128,53 @@ def find(
     when = _rows(times, "times")
     values = _rows(loss, "loss", len(when))
     norms = None if gradient_norm is None else _rows(gradient_norm, "gradient_norm", len(when))
-    if np.any(np.diff(when) < 0):
-        row = int(np.argmax(np.diff(when) < 0)) + 1
-        raise ValueError(f"times: got {when[row]:g} after {when[row - 1]:g} in row {row}, expected no decrease")
-    flatness = _between(flatness, "flatness", 0.0, 0.5)
-    min_drop = _between(min_drop, "min_drop", 0.001, 1.0)
-    min_rest = validation.number(min_rest, "min_rest", 0.0, strict=True)
-    window = validation.integer(window, "window")
+    validation.expect(norms is None or (norms >= 0).all(), "gradient_norm", "a negative number", "numbers >= 0")
+    validation.expect((np.diff(when) >= 0).all(), "times", "a decrease", "numbers in non-decreasing order")
+    min_drop, window = validation.number(min_drop, "min_drop", 0.001), validation.integer(window, "window")
+    validation.expect(min_drop < 1, "min_drop", f"{min_drop:g}", "a number below 1")
     curve = _monotone(when, values, min_drop, window)
     norms = None if norms is None else _running_mean(norms, window)
     if curve.loss[0] - curve.loss[-1] <= curve.min_drop:
-        candidates = [_Candidate(float(np.median(curve.loss)), math.inf)]
-        return tuple(_plateaus(curve, candidates, flatness, when, values, norms))
-    candidates = _slow_levels(curve, max(BINS, math.ceil(BINS / min_drop)))
-    return tuple(_plateaus(curve, _distinct(curve, candidates, flatness, min_rest), flatness, when, values, norms))
+        levels = [float(np.median(curve.loss))]
+    else:
+        levels = _distinct(curve, *_slow_levels(curve, max(BINS, math.ceil(BINS / min_drop))))
+    result: list[Plateau] = []
+    for start, end in _extents(curve, levels):
+        begin = min(int(np.searchsorted(when, start)), len(when) - 1)
+        last = max(int(np.searchsorted(when, end, side="right")) - 1, begin)
+        row = _slowest(curve, begin, last) if norms is None else begin + int(norms[begin : last + 1].argmin())
+        at = float(when[row]), float(values[row]), math.nan if norms is None else float(norms[row])
+        result.append(Plateau(len(result) + 1, start, end, begin, last, row, *at))
+    return tuple(result)
 
 
 def _rows(value: object, name: str, rows: int | None = None) -> Array:
-    try:
-        array = np.asarray(value.detach().cpu() if isinstance(value, Tensor) else value, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"{name}: got {validation.describe(value)}, expected numbers, shape (T,)") from error
+    array = validation.real(value, name, "numbers, shape (T,)").double().cpu().numpy()
     validation.expect(array.ndim == 1 and array.size, name, array, "one number per row, shape (T,)")
-    row = int(np.argmin(np.isfinite(array)))
-    validation.expect(np.isfinite(array).all(), name, f"{array[row]} in row {row}", "finite numbers")
-    validation.expect(name != "gradient_norm" or (array >= 0).all(), name, f"{array.min():g}", "numbers >= 0")
     validation.expect(rows in (None, len(array)), name, f"{len(array)} rows", f"as many as times has, {rows}")
     return array
 
 
-def _between(value: object, name: str, low: float, high: float) -> float:
-    result = validation.number(value, name, low, strict=low == 0)
-    validation.expect(result < high, name, f"{result:g}", f"a number below {high:g}")
-    return result
+@dataclass(frozen=True)
+class _Curve:
+    """A non-increasing loss over time, and the smallest drop that counts."""
 
+    times: Array
+    loss: Array
+    min_drop: float
 
-def _running_mean(values: Array, window: int) -> Array:
-    """Return the means over ``window`` rows (one more if even) around each row, over fewer near the ends."""
-    import pandas as pd
+    def crossing(self, level: float) -> float:
+        """Return the first time at which the loss is at most ``level``, interpolated linearly between rows."""
+        row = int(np.searchsorted(-self.loss, -level))
+        if row in (0, len(self.loss)):
+            return float(self.times[max(row - 1, 0)])
+        above, below = self.loss[row - 1], self.loss[row]
+        share = (above - level) / (above - below)
+        return float(self.times[row - 1] + share * (self.times[row] - self.times[row - 1]))
 
-    if window < 2:
-        return values
-    return np.asarray(pd.Series(values).rolling(window // 2 * 2 + 1, center=True, min_periods=1).mean())
+    def drops(self, levels: Sequence[float]) -> Array:
+        """Return the drops before, between and after levels."""
+        return np.maximum(-np.diff([self.loss[0], *levels, self.loss[-1]]), 0.0)
 
 
 def _monotone(times: Array, loss: Array, min_drop: float, window: int) -> _Curve:
@@ -215,6 +188,15 @@ def _monotone(times: Array, loss: Array, min_drop: float, window: int) -> _Curve
     return _Curve(times, fitted, max(min_drop * float(fitted[0] - fitted[-1]), NOISE * noise))
 
 
+def _running_mean(values: Array, window: int) -> Array:
+    """Return the means over ``window`` rows (one more if even) around each row, over fewer near the ends."""
+    import pandas as pd
+
+    if window < 2:
+        return values
+    return np.asarray(pd.Series(values).rolling(window // 2 * 2 + 1, center=True, min_periods=1).mean())
+
+
 def _without_spikes(loss: Array) -> Array:
     """Return the loss with spikes replaced by the running median: least squares would spread them over earlier rows."""
     from scipy.ndimage import median_filter
@@ -224,19 +206,18 @@ def _without_spikes(loss: Array) -> Array:
     return np.where(np.abs(off) > SPIKE * 1.4826 * np.median(np.abs(off)), loss - off, loss)
 
 
-def _slow_levels(curve: _Curve, bins: int) -> list[_Candidate]:
-    """Return the levels of the loss that last SWING times longer than some level on each side, before the next one."""
+def _slow_levels(curve: _Curve, bins: int) -> tuple[list[float], list[float]]:
+    """Return the levels of the loss that last SWING times longer than some level on each side, and their times."""
     edges = np.linspace(curve.loss[0], curve.loss[-1], bins + 1)
-    dwell = np.array([curve.crossing(level) for level in edges])
-    dwell[-1] = curve.times[-1]  # the last level lasts to the end
-    dwell = np.maximum(np.diff(dwell), np.finfo(float).tiny)
-    candidates = []
-    for i in _maxima(np.log(dwell), math.log(SWING)):
+    reached = np.array([curve.crossing(level) for level in edges])
+    reached[-1] = curve.times[-1]  # the last level lasts to the end
+    dwell = np.maximum(np.diff(reached), np.finfo(float).tiny)
+    slow, levels = _maxima(np.log(dwell), math.log(SWING)), []
+    for i in slow:
         inside = np.flatnonzero((curve.loss <= edges[i]) & (curve.loss >= edges[i + 1]))
-        row = _slowest(curve, int(inside[0]), int(inside[-1])) if len(inside) else None
-        level = (edges[i] + edges[i + 1]) / 2 if row is None else curve.loss[row]
-        candidates.append(_Candidate(float(level), float(dwell[i])))
-    return candidates
+        middle = (edges[i] + edges[i + 1]) / 2
+        levels.append(float(curve.loss[_slowest(curve, int(inside[0]), int(inside[-1]))] if len(inside) else middle))
+    return levels, dwell[slow].tolist()
 
 
 def _maxima(values: Array, swing: float) -> list[int]:
@@ -259,68 +240,43 @@ def _slowest(curve: _Curve, first: int, last: int) -> int:
     """Return the row, from ``first`` to ``last``, around which the loss decreases most slowly."""
     rows = np.arange(first, last + 1)
     before, after = np.maximum(rows - 1, first), np.minimum(rows + 1, last)
-    time = curve.times[after] - curve.times[before]
-    fall = curve.loss[before] - curve.loss[after]
+    time, fall = curve.times[after] - curve.times[before], curve.loss[before] - curve.loss[after]
     rate = np.divide(fall, time, out=np.full(len(rows), np.inf), where=time > 0)
     ties = rows[rate == rate.min()]
     return int(ties[len(ties) // 2])
 
 
-def _falls(curve: _Curve, candidates: Sequence[_Candidate]) -> Array:
-    """Return the drops before, between and after the candidates."""
-    levels = [curve.loss[0], *(c.level for c in candidates), curve.loss[-1]]
-    return np.maximum(-np.diff(levels), 0.0)
+def _extents(curve: _Curve, levels: Sequence[float]) -> list[tuple[float, float]]:
+    """Return the times at which each level is reached and left; the first time, or inf, if no drop counts there."""
+    shares = [FLATNESS * drop if drop >= curve.min_drop > 0 else math.inf for drop in curve.drops(levels)]
+    return [
+        (curve.crossing(level + before), curve.crossing(level - after) if math.isfinite(after) else math.inf)
+        for level, before, after in zip(levels, shares[:-1], shares[1:], strict=True)
+    ]
 
 
-def _extents(curve: _Curve, candidates: Sequence[_Candidate], flatness: float) -> list[tuple[float, float]]:
-    """Return the times at which each candidate is reached and left; the first time, or inf, if no drop counts there."""
-    falls = _falls(curve, candidates)
-    result = []
-    for level, before, after in zip((c.level for c in candidates), falls[:-1], falls[1:], strict=True):
-        start = curve.crossing(level + flatness * before) if before >= curve.min_drop > 0 else float(curve.times[0])
-        end = curve.crossing(level - flatness * after) if after >= curve.min_drop > 0 else math.inf
-        result.append((start, end))
-    return result
-
-
-def _distinct(curve: _Curve, candidates: list[_Candidate], flatness: float, min_rest: float) -> list[_Candidate]:
-    """Return the candidates left after discarding the weakest until drops are large and plateaus long enough."""
-    kept = list(candidates)
-    while len(kept) > 1:
-        between = _falls(curve, kept)[1:-1]
+def _distinct(curve: _Curve, levels: list[float], dwell: list[float]) -> list[float]:
+    """Return the levels left after discarding the weakest until drops are large and plateaus long enough."""
+    while len(levels) > 1:
+        between = curve.drops(levels)[1:-1]
         i = int(between.argmin())
         if between[i] >= curve.min_drop:
             break
-        del kept[i if kept[i].dwell < kept[i + 1].dwell else i + 1]
-    while kept:
-        lengths = _lengths(curve, kept, flatness)
+        weaker = i if dwell[i] < dwell[i + 1] else i + 1
+        del levels[weaker], dwell[weaker]
+    while levels:
+        lengths = _lengths(curve, levels)
         i = int(lengths.argmin())
-        if lengths[i] >= min_rest:
+        if lengths[i] >= MIN_REST:
             break
-        del kept[i]
-    return kept
+        del levels[i]
+    return levels
 
 
-def _lengths(curve: _Curve, candidates: Sequence[_Candidate], flatness: float) -> Array:
-    """Return the duration of each candidate, in units of the longer of the two adjacent drops."""
-    extents = _extents(curve, candidates, flatness)
-    first, last = float(curve.times[0]), float(curve.times[-1])
-    starts = [*(start for start, _ in extents), last]
-    ends = [first, *(min(end, last) for _, end in extents)]
-    falls = np.subtract(starts, ends)
-    falls[_falls(curve, candidates) < curve.min_drop] = 0.0
-    own, longest = np.subtract(ends[1:], starts[:-1]), np.maximum(falls[:-1], falls[1:])
-    return np.divide(own, longest, out=np.where(own > 0, np.inf, 0.0), where=longest > 0)
-
-
-def _plateaus(
-    curve: _Curve, candidates: list[_Candidate], flatness: float, times: Array, loss: Array, norms: Array | None
-) -> list[Plateau]:
-    result: list[Plateau] = []
-    for start, end in _extents(curve, candidates, flatness):
-        begin = min(int(np.searchsorted(times, start)), len(times) - 1)
-        last = max(int(np.searchsorted(times, end, side="right")) - 1, begin)
-        row = _slowest(curve, begin, last) if norms is None else begin + int(norms[begin : last + 1].argmin())
-        norm = math.nan if norms is None else float(norms[row])
-        result.append(Plateau(len(result) + 1, start, end, begin, last, row, float(times[row]), float(loss[row]), norm))
-    return result
+def _lengths(curve: _Curve, levels: Sequence[float]) -> Array:
+    """Return the duration of each level, in units of the longer of the two adjacent drops."""
+    extents = np.clip(_extents(curve, levels), None, curve.times[-1])
+    starts, ends = np.append(extents[:, 0], curve.times[-1]), np.append(curve.times[0], extents[:, 1])
+    drops = np.where(curve.drops(levels) < curve.min_drop, 0.0, starts - ends)
+    rests, longest = ends[1:] - starts[:-1], np.maximum(drops[:-1], drops[1:])
+    return np.divide(rests, longest, out=np.where(rests > 0, np.inf, 0.0), where=longest > 0)

@@ -60,7 +60,7 @@ def cka(a: Data, b: Data, *, debiased: bool = False) -> float:
     -----
     Source: Kornblith, Norouzi, Lee and Hinton, *Similarity of neural network representations revisited* (2019); Song et
     al., *Feature selection via dependence maximization* (2012), for the unbiased estimator.
-    :func:`bnrank.measures.representations.distance` has the angle whose cosine is CKA, which is a metric.
+    The angle whose cosine is CKA is a metric.
 
     Examples
     --------

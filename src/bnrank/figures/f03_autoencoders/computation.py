@@ -1,15 +1,17 @@
 """The computation of F3: autoencoders trained on curves and on images, and their effect on noise."""
 
+import copy
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from bnrank.figures.harness.training import held_out, mlp, start_as_pytorch, train_recorded
 from bnrank.measures.jacobian import Jacobian
-from bnrank.measures.noise import Denoising, denoising, distances_to_samples
 from bnrank.measures.spectra import effective_rank
 from bnrank.networks import MLP
 from bnrank.tasks import Task, autoencoder, distances_to_polyline, handwritten_digits, mnist, planar_curve, polyline
@@ -86,6 +88,43 @@ class Images:
 
 
 @dataclass(frozen=True)
+class Denoising:
+    """Samples with noise, and outputs for them, (N, d).
+
+    Attributes
+    ----------
+    before, after : Tensor
+        Distances of both, (N,), to the samples without noise or to a curve.
+    kept : Tensor
+        ||f(x_i + e_i) - f(x_i)|| / ||e_i||, (N,): the fraction of the noise in the output, whatever the error at x_i.
+    """
+
+    noisy: Tensor
+    outputs: Tensor
+    before: Tensor
+    after: Tensor
+    kept: Tensor
+
+    @property
+    def ratio(self) -> float:
+        """Median distance after, over the median distance before."""
+        return float(self.after.quantile(0.5) / self.before.quantile(0.5))  # Tensor.median takes the lower of two
+
+
+def denoising(net: nn.Module, x: Tensor, std: float, distance: Callable[[Tensor], Tensor] | None = None) -> Denoising:
+    """Return samples with noise N(0, std^2) on every entry, before and after a network; it runs in float64 (T17)."""
+    x, function = x.double(), copy.deepcopy(net).double()
+    # not torch's generator, which with a network's seed would reproduce the network's initial weights
+    noise = std * torch.from_numpy(np.random.default_rng(NOISE_SEED).standard_normal(tuple(x.shape)))
+    with torch.no_grad():
+        outputs, plain = function(x + noise), function(x)
+    before, after = (
+        (points - x).norm(dim=1) if distance is None else distance(points) for points in (x + noise, outputs)
+    )
+    return Denoising(x + noise, outputs, before, after, (outputs - plain).norm(dim=1) / noise.norm(dim=1))
+
+
+@dataclass(frozen=True)
 class OfCurve:
     """One autoencoder of a curve.
 
@@ -152,7 +191,7 @@ def _of_curve(run: Run, member: int, task: Task, curve: int, depth: int, noise: 
     network = run.network(member)
     last = run.summary.isel(member=member)
     x = held_out(task)[0]
-    found = denoising(network, x, noise, distance=lambda points: distances_to_polyline(points, line), seed=NOISE_SEED)
+    found = denoising(network, x, noise, lambda points: distances_to_polyline(points, line))
     near = projection(network, x, rtol=RTOL)
     row = {
         "depth": depth,
@@ -197,18 +236,21 @@ def _of_images(run: Run, member: int, task: Task, depth: int, images: Images) ->
     network = run.network(member)
     last = run.summary.isel(member=member)
     x = held_out(task)[0]
-    unseen = denoising(network, x, images.noise, seed=NOISE_SEED)
+    unseen = denoising(network, x, images.noise)
     spectra = Jacobian(network, x[: images.jacobians]).singular_values
     spread = float((task.x - task.x.mean(0)).square().sum(1).mean())
     with torch.no_grad():
         errors = [float((network(x) - x).square().sum(1).mean()) / spread for x in (task.x, x)]
-    levels = [denoising(network, x, level * images.noise, seed=NOISE_SEED) for level in LEVELS]
-    near = [float(distances_to_samples(points, task.x).median()) for points in (unseen.noisy, unseen.outputs)]
+    levels = [denoising(network, x, level * images.noise) for level in LEVELS]
+    near = [
+        float(torch.cdist(points, task.x.double(), compute_mode="donot_use_mm_for_euclid_dist").min(1).values.median())
+        for points in (unseen.noisy, unseen.outputs)
+    ]
     row = {
         "depth": depth,
         "net": int(last.seed),
         "after / before, unseen": unseen.ratio,
-        "trained on": denoising(network, task.x[: len(x)], images.noise, seed=NOISE_SEED).ratio,
+        "trained on": denoising(network, task.x[: len(x)], images.noise).ratio,
         "noise kept": float(unseen.kept.median()),
         "effective rank": float(effective_rank(spectra).median()),
         "nearest, before": near[0],

@@ -7,11 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bnrank.figures.f03_autoencoders.computation import NOISE_SEED, Images, Network, image_task
+from bnrank.figures.f03_autoencoders.computation import Denoising, Images, Network, denoising, image_task
 from bnrank.figures.f03_autoencoders.linear_projections import linear_projections
 from bnrank.figures.harness.training import held_out
 from bnrank.measures.jacobian import Jacobian
-from bnrank.measures.noise import Denoising, denoising
 from bnrank.measures.spectra import effective_rank
 from bnrank.tasks import Task
 from bnrank.theory.symmetry import projection
@@ -91,7 +90,7 @@ def few_run(out: Path, progress: bool, few: FewImages, net: Network, seed: int) 
 
 def _of_few(network: nn.Module, task: Task, few: FewImages, last: Any, depth: int) -> OfFew:
     x, x_test = task.x, held_out(task)[0]
-    seen, unseen = (denoising(network, part, few.noise, seed=NOISE_SEED) for part in (x, x_test))
+    seen, unseen = (denoising(network, part, few.noise) for part in (x, x_test))
     spectra = Jacobian(network, x[: few.jacobians]).singular_values
     gaps, places = widest_gaps(spectra)
     with torch.no_grad():

@@ -6,9 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bnrank.figures.f03_autoencoders.computation import NOISE_SEED, Images, image_task
+from bnrank.figures.f03_autoencoders.computation import Images, denoising, image_task
 from bnrank.figures.harness.training import held_out
-from bnrank.measures.noise import denoising
 
 MOST_COMPONENTS = 120
 
@@ -29,7 +28,7 @@ def linear_projections(images: Tensor, x: Tensor, noise: float) -> list[dict[str
         with torch.no_grad():
             layer.weight.copy_(basis @ basis.T)
         kept = float((x @ basis).square().sum() / x.square().sum())
-        ratio = denoising(layer, x, noise, seed=NOISE_SEED).ratio
+        ratio = denoising(layer, x, noise).ratio
         alone = (k / x.shape[1]) ** 0.5
         rows.append({"components": k, "after / before": ratio, "sqrt(k / d)": alone, "unexplained": 1 - kept})
     return rows

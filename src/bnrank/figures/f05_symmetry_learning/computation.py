@@ -6,17 +6,16 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import xarray as xr
-from numpy.typing import NDArray
 from torch import Tensor
 
+from bnrank.figures.f05_symmetry_learning.dependence import self_consistency, unexplained
+from bnrank.figures.f05_symmetry_learning.orbits import Array, activations, collapse_by_layer, rotations
 from bnrank.figures.harness.training import held_out, relative_error
-from bnrank.measures import dependence, orbits, profile
+from bnrank.measures import profile
 from bnrank.measures.bottlenecks import Bottleneck, detect
 from bnrank.networks import MLP
-from bnrank.networks.reading import capture
 from bnrank.tasks import RankOneFactorization, Task
 
-Array = NDArray[np.float64]
 FULL, LINE = "two hidden coordinates, median over the layers of the bottleneck", "the first of them alone, likewise"
 PLANE = "two random directions of the input"
 TRUE = "u itself"
@@ -179,18 +178,17 @@ def learn(net: MLP, task: Task, descent: RankOneFactorization, settings: Setting
     found = detect(measured.weight_singular_values.values)
     layers = [hidden] if found.start is None or found.end is None else list(range(found.start, found.end + 1))
     flat = {layer: in_plane(activations(net, states, layer)).numpy() for layer in layers}
-    residual = dependence.self_consistency
-    by_layer = {layer: residual(path) for layer, path in flat.items()}
+    by_layer = {layer: self_consistency(path) for layer, path in flat.items()}
     residuals = {
-        PLANE: residual(paths[PLANE]),
-        TRUE: residual(paths[TRUE]),
+        PLANE: self_consistency(paths[PLANE]),
+        TRUE: self_consistency(paths[TRUE]),
         FULL: float(np.median(list(by_layer.values()))),
-        LINE: float(np.median([residual(path[..., :1]) for path in flat.values()])),
-        BEFORE: residual(paths[BEFORE]),
+        LINE: float(np.median([self_consistency(path[..., :1]) for path in flat.values()])),
+        BEFORE: self_consistency(paths[BEFORE]),
     }
     u = descent.statistics(x).numpy()
     z = ((activations(net, x, hidden) - center) @ directions).numpy()
-    points = orbits.rotations(start, descent.w, copies, seed)
+    points = rotations(start, descent.w, copies, seed)
     planes = _planes(descent, x[: max(2, settings.trajectories // 4)], copies, seed)
     return Learned(
         profile=measured,
@@ -201,11 +199,11 @@ def learn(net: MLP, task: Task, descent: RankOneFactorization, settings: Setting
         share=share,
         residuals=residuals,
         by_layer=by_layer,
-        collapse=orbits.collapse_by_layer(net, points),
-        collapse_before=orbits.collapse_by_layer(fresh, points),
-        in_planes=orbits.collapse_by_layer(net, planes),
-        from_hidden=np.array([1 - dependence.unexplained(z, u[:, [i]]) for i in (0, 1)]),
-        from_u=np.array([1 - dependence.unexplained(u, z[:, [i]]) for i in (0, 1)]),
+        collapse=collapse_by_layer(net, points),
+        collapse_before=collapse_by_layer(fresh, points),
+        in_planes=collapse_by_layer(net, planes),
+        from_hidden=np.array([1 - unexplained(z, u[:, [i]]) for i in (0, 1)]),
+        from_u=np.array([1 - unexplained(u, z[:, [i]]) for i in (0, 1)]),
         trajectories=paths,
         statistics=u,
         coordinates=z,
@@ -213,15 +211,6 @@ def learn(net: MLP, task: Task, descent: RankOneFactorization, settings: Setting
         costs=y.numpy() / scale,
         maps=_maps(net, descent, settings.early),
     )
-
-
-def activations(net: MLP, x: Tensor, layer: int) -> Tensor:
-    """Return a_layer(x), (..., n_layer), float64, for x (..., d); layer 0 is x itself."""
-    if not layer:
-        return x.double()
-    flat = x.reshape(-1, x.shape[-1])
-    parts = [part.activations[layer - 1] for part in capture(net, flat)]
-    return torch.cat(parts).reshape(*x.shape[:-1], -1)
 
 
 def principal(h: Tensor) -> tuple[Tensor, Tensor, float]:
@@ -256,7 +245,7 @@ def _planes(descent: RankOneFactorization, x: Tensor, copies: int, seed: int) ->
     limit = (RADIUS**2 - along.square()).clamp(min=0).sqrt()
     radii = torch.rand((len(x), RADII), generator=generator, dtype=torch.float64) * limit[:, None]
     v = along[:, None, None] * descent.w + radii[..., None] * descent.across
-    return orbits.rotations(v.flatten(0, 1), descent.w, copies, seed).reshape(len(x), RADII, copies, -1)
+    return rotations(v.flatten(0, 1), descent.w, copies, seed).reshape(len(x), RADII, copies, -1)
 
 
 def _maps(net: MLP, descent: RankOneFactorization, early: int) -> tuple[Map, ...]:

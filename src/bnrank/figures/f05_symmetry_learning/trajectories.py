@@ -1,5 +1,6 @@
 """Crossings of trajectories in two dimensions of a hidden layer, and in those of controls."""
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -7,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnrank.figures.f05_symmetry_learning.computation import BEFORE, PLANE, TRUE, Array, Settings, activations, in_plane
+from bnrank.figures.f05_symmetry_learning.computation import BEFORE, PLANE, TRUE, Settings, in_plane
+from bnrank.figures.f05_symmetry_learning.orbits import Array, activations
 from bnrank.figures.harness.training import held_out, relative_error
-from bnrank.measures import crossings
 from bnrank.networks import MLP
 from bnrank.tasks import RankOneFactorization, Task
 
@@ -76,8 +77,38 @@ def shares(paths: Tensor) -> Array:
     low, high = spread.min(0).values, spread.max(0).values
     if not bool((high > low).all()):
         return np.full(len(ATOLS), np.nan)
-    shown, pairs = ((paths - low) / (high - low)).numpy(), np.triu_indices(len(paths), 1)
-    return np.array([np.mean(crossings.count(shown, atol)[pairs] > 0) for atol in ATOLS])
+    shown = ((paths - low) / (high - low)).numpy()
+    reach = np.array([crossing(a, b) for a, b in itertools.combinations(shown, 2)])
+    return (reach[:, None] > np.array(ATOLS)).mean(0)
+
+
+def crossing(a: Array, b: Array) -> float:
+    """Return the distance up to which two polylines, (points, 2) each, cross; 0 where they do not.
+
+    Where they intersect, each changes sides of the other. Each has to get farther than this from the other on both
+    sides: curves that touch, end on each other, or run along each other within it do not cross.
+    """
+    sides_of_a, sides_of_b = np.sign(_sides(a, b)), np.sign(_sides(b, a))  # (segments of a, points of b), and reverse
+    crossed_a = sides_of_a[:, :-1] * sides_of_a[:, 1:] < 0
+    crossed_b = (sides_of_b[:, :-1] * sides_of_b[:, 1:] < 0).T
+    of_a, of_b = np.nonzero(crossed_a & crossed_b)
+    return min(_farthest(a, b, of_a), _farthest(b, a, of_b)) if len(of_a) else 0.0
+
+
+def _sides(a: Array, b: Array) -> Array:
+    """Return twice the signed areas (segments of a, points of b) of the triangles of a segment and a point."""
+    along, to = np.diff(a, axis=0)[:, None], b - a[:-1, None]
+    return np.asarray(along[..., 0] * to[..., 1] - along[..., 1] * to[..., 0])
+
+
+def _farthest(a: Array, b: Array, segments: np.ndarray) -> float:
+    """Return the distance from b of the farthest point of a on each side, the smaller, for a's intersected segments."""
+    along, to = np.diff(b, axis=0), a[:, None] - b[:-1]
+    length = np.square(along).sum(1)
+    share = (to * along).sum(2) / np.where(length > 0, length, 1.0)
+    distances = np.linalg.norm(to - np.clip(share, 0, 1)[..., None] * along, axis=2).min(1)
+    side = np.searchsorted(np.sort(segments), np.arange(len(a))) % 2
+    return min(distances[side == i].max(initial=0.0) for i in (0, 1))
 
 
 def rows(crossed: tuple[Crossed, ...]) -> list[dict[str, object]]:

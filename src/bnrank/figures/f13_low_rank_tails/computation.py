@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bnrank.measures import stable_signs
 from bnrank.networks import Convolutional, FreeBlock, Stack, Window
 from bnrank.tasks import Task, two_digits
 from bnrank.theory.invariants import Tail, tail
@@ -140,13 +139,23 @@ class Course:
         """The layers of the tail without the last one, which has one row."""
         return tuple(self.ratios)[:-1]
 
-    def convergence(self) -> stable_signs.Convergence:
-        """Return how the direction of all weights converges (T43)."""
-        return stable_signs.directional_convergence(self.flow.networks, self.times)
+    def convergence(self) -> tuple[Array, float]:
+        """Return ||theta / ||theta|| - u||, (T,), u the last direction, and the smallest |entry| of u (T43)."""
+        rows = torch.stack([nn.utils.parameters_to_vector(net.parameters()).detach() for net in self.flow.networks])
+        directions = rows / rows.norm(dim=1, keepdim=True)
+        return (directions - directions[-1]).norm(dim=1).numpy(), float(directions[-1].abs().min())
 
     def signs(self) -> dict[str, Array]:
         """Return per weight the fraction of signs that change at time t or later, (T,)."""
-        return _columns([stable_signs.changed_since(self.flow.networks, self.times, float(t)) for t in self.times])
+        weights = zip(*(net.named_parameters() for net in self.flow.networks), strict=True)
+        return {path[0][0]: _later_changes(torch.stack([w.detach() for _, w in path])) for path in weights}
+
+
+def _later_changes(values: Tensor) -> Array:
+    """Return the fraction of entries whose sign changes in a row or later, (T,), of values (T, ...)."""
+    signs = values.flatten(1).sign().numpy()
+    changed = np.concatenate([np.zeros_like(signs[:1], bool), signs[1:] != signs[:-1]])
+    return np.asarray(np.logical_or.accumulate(changed[::-1])[::-1].mean(1))
 
 
 @dataclass(frozen=True)

@@ -88,11 +88,11 @@ def signs(courses: Sequence[Course]) -> Picture:
             left.plot(c.times, 100 * values, **_style(i, len(c.before)) | {"linewidth": 1.8})
         title = f"Stable signs; {c.title.partition('; ')[2]}"
         _over_time(left, c, "signs that change at t or later (%)", title, legend="upper right", bottom=0)
-        found = c.convergence()
-        apart = found.distances > 0
+        distances, smallest = c.convergence()
+        apart = distances > 0
         style = {"color": color(0), "linewidth": 2.0, "label": "distance to the last"}
-        right.plot(c.times[apart], found.distances[apart], **style)
-        right.axhline(found.smallest, color=color(1), linestyle="--", linewidth=1.4, label="its smallest |entry|")
+        right.plot(c.times[apart], distances[apart], **style)
+        right.axhline(smallest, color=color(1), linestyle="--", linewidth=1.4, label="its smallest |entry|")
         up = r"$\|\theta/\|\theta\|-u\|$"
         _over_time(right, c, up, "Direction of the weights", log="y", legend="center left")
     return picture

@@ -219,15 +219,17 @@ def _step_rows(steps: Steps) -> list[dict[str, object]]:
 
 
 def _sign_row(c: Course) -> dict[str, object]:
-    found, signs, last = c.convergence(), c.signs(), c.times[-1]
+    (distances, smallest), signs, last = c.convergence(), c.signs(), c.times[-1]
+    outside = np.flatnonzero(distances >= smallest)
+    since = int(outside[-1]) + 1 if len(outside) else 0
     row = int(np.searchsorted(c.times, last / 100))
     return {
         "network and data": c.title,
         "ever changed, per weight (%)": ", ".join(f"{100 * v[0]:.1f}" for v in signs.values()),
         f"at t = {last / 100:g} or later": ", ".join(f"{100 * v[row]:.1f}" for v in signs.values()),
-        "distance to the last direction there": float(found.distances[row]),
-        "its smallest |entry|": found.smallest,
-        "in the ball of T43 since": f"{found.since:.3g}" if found.reached else "no",
+        "distance to the last direction there": float(distances[row]),
+        "its smallest |entry|": smallest,
+        "in the ball of T43 since": f"{c.times[since]:.3g}" if since < len(c.times) - 1 else "no",
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,11 +16,11 @@ import xarray as xr
 from torch import Tensor
 
 from bnrank._core import linalg
+from bnrank.figures.f14_geodesics.kernels import ZERO, affine_invariant, angle, bures, distances, factors
 from bnrank.figures.harness.ahead import ahead
 from bnrank.figures.harness.figure import middle
 from bnrank.figures.harness.training import mlp, train_recorded
 from bnrank.measures.nonlinearity import ratio
-from bnrank.measures.representations import Kernels, distance, distances, kernels
 from bnrank.networks import MLP, LinearNetwork
 from bnrank.networks.constructions import completely_positive, diverging_geodesic, linear
 from bnrank.tasks import Task, low_rank_map
@@ -28,7 +29,6 @@ from bnrank.training import Run, Stop, train
 
 FULL = ((2.0, 1.0, 0.0, 0.0), (0.0, 2.0, 1.0, 0.0), (0.0, 0.0, 1.5, 0.5), (0.5, 0.0, 0.0, 1.0))
 LOW = ((3.0, 1.0, 0.0, 0.0), (0.0, 2.0, 1.0, 0.0), (3.0, 3.0, 1.0, 0.0), (1.5, 0.5, 0.0, 0.0))  # rank 2
-ZERO = 1e-8  # relative tolerance of ranks
 CORNERS = ((1.0, 0.25, 0.5), (0.25, 1.0, 0.5))  # one point on either side of the kink of T31
 
 
@@ -84,8 +84,8 @@ class Line:
         max_l ||K_l - (1 - l/L) K_0 - (l/L) K_L||_F / ||K_L||_F.
     norm : float
         ||theta||^2.
-    kernels : Kernels
-        At the samples, layers 0..L.
+    kernels : tuple of Tensor
+        Factors of the kernels at the samples, layers 0..L.
     """
 
     title: str
@@ -95,7 +95,7 @@ class Line:
     distances: np.ndarray
     mixed: float
     norm: float
-    kernels: Kernels
+    kernels: tuple[Tensor, ...]
 
     @property
     def off(self) -> float:
@@ -123,8 +123,8 @@ class Trained:
         L.
     loss, cost, norm : float
         C + lambda ||theta||^2, C and ||theta||^2.
-    kernels : Kernels
-        Of the preactivations at the training samples, layers 0..L.
+    kernels : tuple of Tensor
+        Factors of the kernels of the preactivations at the training samples, layers 0..L.
     angles, bures : ndarray
         Distances of consecutive kernels, (L,).
     values : ndarray
@@ -139,7 +139,7 @@ class Trained:
     loss: float
     cost: float
     norm: float
-    kernels: Kernels
+    kernels: tuple[Tensor, ...]
     angles: np.ndarray
     bures: np.ndarray
     values: np.ndarray
@@ -233,13 +233,13 @@ def read_line(title: str, net: MLP, x: Tensor) -> Line:
     logs = torch.stack([torch.zeros(rank, rank, dtype=torch.float64), *(_log(m @ vh[:rank].T) for m in maps)])
     ratios = torch.linspace(0, 1, len(logs), dtype=torch.float64)[:, None, None]
     bent = (logs - ratios * logs[-1]).flatten(1).norm(dim=1).max() / logs[-1].norm()
-    found = kernels(net, x)
+    kernels = factors(net, x)
     first = 0 if rank == x.shape[1] else 1
-    k = found.matrices()
+    k = torch.stack([f @ f.T for f in kernels])
     mixed = (k - (1 - ratios) * k[0] - ratios * k[-1]).flatten(1).norm(dim=1).max() / k[-1].norm()
     eigenvalues = torch.linalg.eigvalsh(logs).flip(1).numpy()
-    apart = distances(found.factors[first:], "affine-invariant", rtol=ZERO)
-    return Line(title, rank, eigenvalues, float(bent), apart, float(mixed), _norm(net), found)
+    apart = distances(kernels[first:], affine_invariant)
+    return Line(title, rank, eigenvalues, float(bent), apart, float(mixed), _norm(net), kernels)
 
 
 def _log(a: Tensor) -> Tensor:
@@ -283,20 +283,20 @@ def _run(folder: Path, progress: bool, s: Settings, task: Task, i: int) -> tuple
 
 def read_trained(net: MLP, x: Tensor, row: xr.Dataset) -> Trained:
     """Return the kernels of a network at x; ``row`` is its recorded row."""
-    held = kernels(net, x)
-    values = torch.stack([torch.nn.functional.pad(s[:10], (0, max(0, 10 - len(s)))) for s in held.singular_values()])
-    pairs = list(zip(held.factors[:-1], held.factors[1:], strict=True))
-    angles, bures = (np.array([distance(a, b, metric) for a, b in pairs]) for metric in ("angle", "bures"))
+    kernels = factors(net, x)
+    spectra = [torch.linalg.svdvals(f)[:10] for f in kernels]
+    values = torch.stack([torch.nn.functional.pad(s, (0, 10 - len(s))) for s in spectra])
+    angles, steps = (np.array([metric(a, b) for a, b in itertools.pairwise(kernels)]) for metric in (angle, bures))
     costs = (float(row.loss), float(row.cost), float(row.parameter_norm))
     bent = np.array([float(v) for v in ratio(net, x).values()])
-    return Trained(net.depth, *costs, held, angles, bures, values.numpy(), bent)
+    return Trained(net.depth, *costs, kernels, angles, steps, values.numpy(), bent)
 
 
 def apart(one: Trained, other: Trained) -> np.ndarray:
     """Return the angles between the kernels of two depths at the ratios l / L of the first, (L + 1,)."""
     scale = other.depth / one.depth
-    pairs = ((held, other.kernels.factors[round(layer * scale)]) for layer, held in enumerate(one.kernels.factors))
-    return np.array([distance(a, b, "angle") for a, b in pairs])
+    pairs = ((f, other.kernels[round(layer * scale)]) for layer, f in enumerate(one.kernels))
+    return np.array([angle(f, g) for f, g in pairs])
 
 
 def cheapest_stretch(depths: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -8,9 +8,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Picture
 
 from bnrank.figures.f14_geodesics.computation import Family, Line, Trained, cheapest_stretch, kink
+from bnrank.figures.f14_geodesics.kernels import affine_invariant, angle, distances, layout
 from bnrank.figures.harness.claims import largest, smallest
 from bnrank.figures.harness.drawing import GRAY, color, label, legend_below, panels, ticks
-from bnrank.measures.representations import distances, layout
 
 RATIO = r"$\ell\,/\,L$ (0: input, 1: output)"
 
@@ -39,7 +39,7 @@ def lines(found: Sequence[Line]) -> Picture:
     middle.axline((0, 0), slope=1, color=GRAY, linewidth=1)
     up = r"$d(K_\ell,K_m)\,/\,d($first, last$)$"
     label(middle, r"$|\ell-m|$ / steps in all", up, "Distances of all pairs of kernels", legend="upper left")
-    points = layout(distances([f for line in found[:3] for f in line.kernels.factors], "affine-invariant")).points
+    points, _ = layout(distances([f for line in found[:3] for f in line.kernels], affine_invariant))
     groups = np.split(points * np.where(points[0] > 0, -1.0, 1.0), 3)  # the input to the left
     for group, dash, marker, hue, size, name in (
         (groups[0], "-", "o", color(6), 5, "optimal (T8)"),
@@ -61,8 +61,8 @@ def lines(found: Sequence[Line]) -> Picture:
 def trained(found: Sequence[Trained]) -> Picture:
     """Draw the trained networks: the paths of all depths in one plane, steps along depth, the deepest one's spectra."""
     picture, ((left, middle, right),) = panels(1, 3, (14, 5.0))
-    made = layout(distances([f for net in found for f in net.kernels.factors], "angle"))
-    groups = np.split(made.points, np.cumsum([net.depth + 1 for net in found])[:-1])
+    points, share = layout(distances([f for net in found for f in net.kernels], angle))
+    groups = np.split(points, np.cumsum([net.depth + 1 for net in found])[:-1])
     for i, (net, group) in enumerate(zip(found, groups, strict=True)):
         style: dict[str, Any] = {"color": color(i), "linewidth": 1.3, "label": f"L = {net.depth}"}
         left.plot(*group.T, "o-", markersize=4.5, alpha=0.85, **style)
@@ -76,9 +76,9 @@ def trained(found: Sequence[Trained]) -> Picture:
     _number(left, groups[-1], range(last.depth - 2, last.depth + 1), hue, (8, 7))
     left.margins(0.12)
     left.set_aspect("equal", adjustable="datalim")
-    share = f"the same; {100 * made.share:.0f} % of the squared distances"
+    second = f"the same; {100 * share:.0f} % of the squared distances"
     title = rf"Paths of $K_0,\dots,K_L$; numbers: layers of L = {last.depth}"
-    label(left, "angle between kernels (radians)", share, title, legend="best")
+    label(left, "angle between kernels (radians)", second, title, legend="best")
     up = r"angle of $K_{\ell-1}$ and $K_\ell$ (radians)"
     title = "Step of every layer; dotted: before training"
     label(middle, RATIO, up, title, log="y", legend="best")

@@ -1,15 +1,14 @@
-"""Convolutions and images frequency by frequency: singular values, ranks, kept frequencies, power (T28, F6)."""
+"""Convolutions frequency by frequency: singular values, ranks, kept frequencies (T28, F6)."""
 
-from bnrank.measures.frequencies.modes import Grid, grid, label
 from bnrank.measures.frequencies.values import (
+    Grid,
     Kept,
     KeptFrequency,
-    activation_power,
-    activation_singular_values,
+    grid,
     kept,
+    label,
     rank,
     weight_singular_values,
 )
 
-__all__ = ["Grid", "Kept", "KeptFrequency", "activation_power", "activation_singular_values", "grid", "kept", "label"]
-__all__ += ["rank", "weight_singular_values"]
+__all__ = ["Grid", "Kept", "KeptFrequency", "grid", "kept", "label", "rank", "weight_singular_values"]

@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from bnrank._core import remarks
 from bnrank.measures import bottlenecks
-from bnrank.measures.frequencies.values import kept as frequencies_kept
-from bnrank.measures.frequencies.values import rank as frequency_rank
-from bnrank.measures.frequencies.values import weight_convolutions
+from bnrank.measures.frequencies.values import by_frequency, kept, rank
 from bnrank.networks.reading import Layer, Reading
 
 if TYPE_CHECKING:
@@ -30,19 +28,17 @@ def with_frequencies(dataset: xr.Dataset, reading: Reading, bottleneck: bottlene
         row = {"name": "", "type": dataset.attrs["title"].split()[-1]}
         row["reason"] = f"{reason}; bnrank.frequencies.weight_singular_values returns them"
         return remarks.attach(dataset, "skipped", [row])
-    found, rows = weight_convolutions(reading)
-    values = found.assemble(rows, "singular values of W_l")
-    ranks = frequency_rank(values, bottleneck.atol)
+    values, skipped = by_frequency(reading)
     names = {layer.name for layer in convolutions}
-    notes = [{"name": s.name, "note": s.reason} for s in found.skipped if s.name in names]
+    notes = [{"name": s.name, "note": s.reason} for s in skipped if s.name in names]
     start, end = bottleneck.start, bottleneck.end
     channels, missing = {}, bottleneck.reason
     if start is not None and end is not None and values.sel(layer=slice(start, end)).size:
-        kept = frequencies_kept(values, start, end, atol=bottleneck.atol)
-        channels = {f.frequency: f.channels for f in kept.frequencies}
+        frequencies = kept(values, start, end, atol=bottleneck.atol).frequencies
+        channels = {f.frequency: f.channels for f in frequencies}
     elif not missing:
         missing = "the bottleneck has no convolution with frequencies"
-    for name, variable in (("frequency_singular_values", values), ("frequency_rank", ranks)):
+    for name, variable in (("frequency_singular_values", values), ("frequency_rank", rank(values, bottleneck.atol))):
         dataset[name] = variable.drop_vars("layer_name").reindex(layer=dataset["layer"].values)
         dataset[name].attrs = {key: variable.attrs[key] for key in ("long_name", "units")}
     dataset["kept_channels"] = "frequency", [channels.get(name, 0) for name in values["frequency"].values]

@@ -1,11 +1,12 @@
-"""Singular values, ranks and power of convolutions by frequency (T28), and the frequencies a bottleneck keeps (F6)."""
+"""Singular values and ranks of convolutions by frequency (T28), and the frequencies that a bottleneck keeps (F6)."""
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -16,16 +17,96 @@ from bnrank._core.results import Printed
 from bnrank._core.validation import Data
 from bnrank.measures import bottlenecks
 from bnrank.measures.convolution import layer_blocks
-from bnrank.measures.frequencies.modes import Convolutions, checked, label
-from bnrank.measures.spectra import MAX_ENTRIES, WHICH, Accumulator
-from bnrank.networks.functional import example
-from bnrank.networks.reading import Captured, Reading, capture, named, read_or
+from bnrank.networks.reading import Layer, Reading, read_or
+from bnrank.networks.reasons import Skipped
 
 if TYPE_CHECKING:
     import xarray as xr
 
+DIMS = ("layer", "frequency", "channel")
 
-PROBE = 64  # samples used to determine whether a flat tensor is an image
+
+@dataclass(frozen=True)
+class Grid:
+    """One frequency of every pair w and -w of an image: for real images and kernels both have the same values.
+
+    Attributes
+    ----------
+    size : tuple of int
+        n of the images in each dimension.
+    vectors : tuple of tuple of int
+        w, cycles per image in each dimension, from -((n - 1) // 2) to n // 2; by |w|, then by the entries.
+    multiplicity : tuple of int
+        2 where the name represents w and -w, 1 where these are equal (0, and n/2 for even n).
+    """
+
+    size: tuple[int, ...]
+    vectors: tuple[tuple[int, ...], ...]
+    multiplicity: tuple[int, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names: "0", "1", ... in one dimension, else "(0, 1)", "(1, -1)", ..."""
+        return tuple(str(w[0]) if len(self.size) == 1 else str(w) for w in self.vectors)
+
+    @property
+    def modulus(self) -> tuple[float, ...]:
+        """|w|."""
+        return tuple(math.hypot(*w) for w in self.vectors)
+
+    @property
+    def places(self) -> tuple[Tensor, ...]:
+        """Indices of the frequencies in a Fourier transform, one tensor per dimension."""
+        return tuple(torch.tensor([w[i] % n for w in self.vectors]) for i, n in enumerate(self.size))
+
+
+def grid(size: int | Sequence[int]) -> Grid:
+    """Return the frequencies of images of a given size, one of every pair w and -w, with names.
+
+    Parameters
+    ----------
+    size : int or sequence of int
+        n of a one-dimensional image, or of every dimension.
+
+    Returns
+    -------
+    Grid
+
+    Raises
+    ------
+    TypeError, ValueError
+        If a size is not a positive integer.
+
+    Examples
+    --------
+    >>> grid(4).names, grid(4).multiplicity
+    (('0', '1', '2'), (1, 2, 1))
+    >>> grid((3, 3)).names
+    ('(0, 0)', '(0, 1)', '(1, 0)', '(1, 1)', '(1, -1)')
+    """
+    one = isinstance(size, int | np.integer)
+    entries = [size] if one else validation.sequence(size, "size", "an integer or one per dimension")
+    sizes = tuple(validation.integer(n, "size") for n in entries)
+    validation.allocation(200 * math.prod(sizes), "size", size)
+    validation.expect(sizes, "size", "none", "one integer per dimension")
+    found: dict[tuple[int, ...], int] = {}
+    for w in itertools.product(*(range(-((n - 1) // 2), n // 2 + 1) for n in sizes)):
+        mirror = tuple(-a if 2 * a != n else a for a, n in zip(w, sizes, strict=True))
+        found[max(w, mirror)] = 1 if w == mirror else 2
+    vectors = sorted(found, key=lambda w: (sum(a * a for a in w), [abs(a) for a in w], [-a for a in w]))
+    return Grid(sizes, tuple(vectors), tuple(found[w] for w in vectors))
+
+
+def label(name: str, multiplicity: int) -> str:
+    """Return the display name of a frequency: "±1", "±(0, 1)", and "0" for one that equals its negative.
+
+    Examples
+    --------
+    >>> label("1", 2), label("(0, 0)", 1)
+    ('±1', '(0, 0)')
+    """
+    name, multiplicity = validation.text(name, "name"), validation.integer(multiplicity, "multiplicity", 1, 2)
+    return f"±{name}" if multiplicity == 2 else name
 
 
 def weight_singular_values(
@@ -71,31 +152,64 @@ def weight_singular_values(
     >>> weight_singular_values(net, size=4).squeeze().to_series().round(3).to_dict()        # |cos(pi w / 4)|
     {'0': 1.0, '1': 0.707, '2': 0.0}
     """
-    found, rows = weight_convolutions(read_or(reading, net, x), size)
-    return found.assemble(rows, "singular values of W_l")
+    return by_frequency(read_or(reading, net, x), size)[0]
 
 
-def weight_convolutions(
-    reading: Reading, size: int | Sequence[int] | None = None
-) -> tuple[Convolutions, list[np.ndarray]]:
-    """Return the convolutions of a module and their singular values, (frequency, channel) each."""
-    found, rows = Convolutions(reading.skipped), []
+def by_frequency(reading: Reading, size: int | Sequence[int] | None = None) -> tuple[xr.DataArray, list[Skipped]]:
+    """Return the singular values of the convolutions of a module, and what was skipped."""
+    import xarray as xr
+
+    layers: list[Layer] = []
+    rows, notes, skipped, modes = [], [], list(reading.skipped), Grid((), (), ())
     for layer in reading.layers:
-        if not layer.is_convolution:
-            found.skip(layer, f"a {layer.kind} layer has none")
-            continue
-        stride = tuple(layer.module.stride)  # type: ignore[arg-type]
+        values, note = None, f"a {layer.kind} layer has none"
+        stride = tuple(cast(Any, layer.module).stride) if layer.is_convolution else ()
         if any(s > 1 for s in stride):
-            found.skip(layer, f"with stride {stride} those that alias share their singular values")
-            continue
-        values, note = layer_blocks(layer, size)
+            note = f"with stride {stride} those that alias share their singular values"
+        elif stride:
+            values, note = layer_blocks(layer, size)
+        if values is not None and layers and tuple(values.shape[:-1]) != modes.size:
+            note = f"its images have size {tuple(values.shape[:-1])}, those of the first {modes.size}"
+            values = None
         if values is None:
-            found.skip(layer, note)
-        elif found.add(layer, values.shape[:-1], "images"):
-            rows.append(values[found.grid.places].cpu().numpy())
-            if note:
-                found.notes[layer.name] = note
-    return found, rows
+            skipped.append(Skipped.part(layer.name, layer.module, f"frequencies: {note}"))
+            continue
+        modes = modes if layers else grid(values.shape[:-1])
+        layers.append(layer)
+        rows.append(values[modes.places].cpu().numpy())
+        notes += [f"{layer.name}: {note}"] if note else []
+    if not layers:
+        why = ". Skipped: " + "; ".join(map(str, skipped)) if skipped else ""
+        raise ValueError(f"net: found no convolution with frequencies, expected at least one{why}")
+    most = max(row.shape[1] for row in rows)
+    table = np.stack([np.pad(row, ((0, 0), (0, most - row.shape[1])), constant_values=np.nan) for row in rows])
+    multiplicity = {"long_name": "2 where the name stands for w and -w, else 1"}
+    coords = {
+        "layer": [layer.index for layer in layers],
+        "layer_name": ("layer", np.array([layer.name for layer in layers], dtype=str)),
+        "frequency": (
+            "frequency",
+            np.array(modes.names, dtype=str),
+            {"long_name": "cycles per image, standing for w and -w"},
+        ),
+        "multiplicity": ("frequency", np.array(modes.multiplicity), multiplicity),
+        "modulus": ("frequency", np.array(modes.modulus), {"long_name": "|w|, cycles per image"}),
+        "channel": np.arange(1, most + 1),
+    }
+    attrs = {"long_name": "singular values of W_l", "units": "1", "image_size": list(modes.size)}
+    attrs |= {"notes": "\n".join(notes), "skipped": "\n".join(map(str, skipped))}
+    return xr.DataArray(table, coords, DIMS, attrs=attrs), skipped
+
+
+def checked(values: object) -> xr.DataArray:
+    """Return an array with dimensions (layer, frequency, channel) in this order; raise an error for others."""
+    import xarray as xr
+
+    if not isinstance(values, xr.DataArray):
+        raise TypeError(f"values: got {validation.describe(values)}, expected an xarray.DataArray over {DIMS}")
+    known = set(values.dims) == set(DIMS) and "multiplicity" in values.coords
+    validation.expect(known, "values", f"dimensions {values.dims}", f"{DIMS} and the coordinate multiplicity")
+    return values.transpose(*DIMS)
 
 
 def rank(values: xr.DataArray, atol: float = 0.1) -> xr.DataArray:
@@ -189,14 +303,7 @@ class Kept(Printed):
         return f"layers {self.start} to {self.end}, rank {self.rank}: {', '.join(each) or 'nothing'}"
 
 
-def kept(
-    values: xr.DataArray,
-    start: int | None = None,
-    end: int | None = None,
-    *,
-    atol: float = 0.1,
-    near_one: tuple[float, float] = (0.5, 2.0),
-) -> Kept:
+def kept(values: xr.DataArray, start: int | None = None, end: int | None = None, *, atol: float = 0.1) -> Kept:
     """Return the frequencies kept by a bottleneck: those with a singular value above ``atol`` in each layer (F6).
 
     Parameters
@@ -208,8 +315,6 @@ def kept(
         all values of every layer.
     atol : float
         Singular values above it count.
-    near_one : tuple of float
-        Range of values near 1 in :func:`bnrank.measures.bottlenecks.detect`.
 
     Returns
     -------
@@ -233,167 +338,15 @@ def kept(
     if start is None or end is None:
         flat = [np.repeat(row, values["multiplicity"].values, 0).ravel() for row in values.values]
         rows = [np.sort(row[~np.isnan(row)])[::-1] for row in flat]
-        found = bottlenecks.detect(rows, atol=atol, near_one=near_one)
+        found = bottlenecks.detect(rows, atol=atol)
         if found.start is None or found.end is None:
             return Kept(None, None, (), found.reason)
         start, end = (int(values["layer"][i - 1]) for i in (found.start, found.end))
     start, end = validation.integer(start, "start"), validation.integer(end, "end")
     inside = rank(values.sel(layer=slice(start, end)), atol)
-    some = f"some of the layers {values['layer'].values.tolist()}"
-    validation.expect(inside.sizes["layer"], "start, end", f"{start} and {end}", some)
+    layers = f"some of the layers {values['layer'].values.tolist()}"
+    validation.expect(inside.sizes["layer"], "start, end", f"{start} and {end}", layers)
     smallest = inside.fillna(0).min("layer")
     columns = zip(smallest["frequency"].values, smallest.values, smallest["multiplicity"].values, strict=True)
     frequencies = (KeptFrequency(str(name), int(count), int(times)) for name, count, times in columns if count)
     return Kept(start, end, tuple(frequencies))
-
-
-def activation_power(
-    net: nn.Module,
-    x: Data,
-    *,
-    which: str = "activations",
-    chunk_size: int = 4096,
-    dtype: torch.dtype = torch.float64,
-    reading: Reading | None = None,
-) -> xr.DataArray:
-    """Return the power of the activations of every convolution at every frequency.
-
-    For channel c of layer l at frequency w, the power is (1/N) sum_i |F a_l(x_i)_c (w)|^2 with the unitary Fourier
-    transform F, summed over w and -w where a name represents both. Its sum over ``frequency`` and ``channel`` is the
-    mean squared norm (1/N) sum_i ||a_l(x_i)||^2 (Parseval).
-
-    Parameters
-    ----------
-    net : torch.nn.Module
-        Any module with convolutions.
-    x : Tensor or ndarray
-        Samples, (N, ...).
-    which : "activations" or "preactivations"
-        a_l as in :func:`bnrank.spectra.activation_singular_values` (the input of the next layer; the module's output
-        for the last), or a~_l, the output of the convolution. Flattened tensors are read as images if they agree with
-        a~_l where it is positive.
-    chunk_size : int
-        Samples per forward pass.
-    dtype : torch.dtype
-        Precision of the forward pass; the transform is in float64 in any case.
-    reading : Reading, optional
-        The result of ``read(net, x)``.
-
-    Returns
-    -------
-    DataArray
-        (layer, frequency, channel) with the coordinates of :func:`weight_singular_values`; ``channel`` is the channel,
-        from 1. Attribute ``skipped`` names layers whose activations are not images, or differ in size from the first.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If an argument is out of range, no convolution returns an image, or the module cannot be run on x in ``dtype``.
-
-    Examples
-    --------
-    >>> import torch, bnrank
-    >>> net = bnrank.networks.CircularConvolutional((2, 6), [3, 1])
-    >>> x = torch.linspace(-1, 1, 108).reshape(9, 2, 6)
-    >>> power = activation_power(net, x)
-    >>> bool(abs(power[-1].sum() - float(net(x).square().sum()) / 9) < 1e-4)
-    True
-    """
-    found, parts = _images(net, x, which, chunk_size, dtype, reading)
-    sums = [torch.zeros(()) for _ in found.layers]
-    for images in parts:
-        sums = [total + z.abs().square().sum(0) for total, z in zip(sums, images, strict=True)]
-    times = np.array(found.grid.multiplicity)[:, None]
-    rows = [total.cpu().numpy() * times / len(x) for total in sums]
-    return found.assemble(rows, f"power of the {which}, w and -w added")
-
-
-def activation_singular_values(
-    net: nn.Module,
-    x: Data,
-    *,
-    which: str = "activations",
-    chunk_size: int = 4096,
-    dtype: torch.dtype = torch.float64,
-    reading: Reading | None = None,
-) -> xr.DataArray:
-    """Return the singular values over the samples of the frequency-w component of the activations of convolutions.
-
-    At frequency w these are the singular values of the complex matrix N^{-1/2} (F a_l(x_i)_c (w))_{i, c}, N x channels,
-    with the unitary Fourier transform F. Their squares, times ``multiplicity``, add up to the mean squared norm of a_l.
-    A layer that keeps w in k channels has k values at w that are not small.
-
-    Parameters
-    ----------
-    net, x, which, chunk_size, dtype, reading
-        As in :func:`activation_power`.
-
-    Returns
-    -------
-    DataArray
-        (layer, frequency, channel), float64, min(N, channels) values in descending order along ``channel``, with the
-        coordinates of :func:`weight_singular_values`.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As :func:`activation_power`, or if the layers need more than 2^27 numbers at a time.
-
-    Examples
-    --------
-    >>> import torch, bnrank
-    >>> net = bnrank.networks.CircularConvolutional((1, 6), [3, 1])
-    >>> dict(activation_singular_values(net, torch.randn(9, 1, 6)).sizes)
-    {'layer': 2, 'frequency': 4, 'channel': 3}
-    """
-    found, parts = _images(net, x, which, chunk_size, dtype, reading)
-    held = [Accumulator() for _ in found.layers]
-    for images in parts:
-        if sum(2 * z.shape[1] * z.shape[2] ** 2 for z in images) > MAX_ENTRIES:
-            raise ValueError(f"net: its {which} by frequency need more than {MAX_ENTRIES} numbers at a time")
-        for accumulator, z in zip(held, images, strict=True):
-            accumulator.add(z.permute(1, 0, 2))
-    rows = [(accumulator.singular_values() / math.sqrt(len(x))).cpu().numpy() for accumulator in held]
-    return found.assemble(rows, f"singular values of the {which} / sqrt(N)")
-
-
-def _images(
-    net: nn.Module, x: object, which: str, chunk_size: int, dtype: torch.dtype, reading: Reading | None
-) -> tuple[Convolutions, Iterator[list[Tensor]]]:
-    """Return the convolutions that return images, and an iterator over transforms (n, frequency, channel) of each."""
-    validation.choice(which, "which", WHICH)
-    x = example(net, x)
-    reading = read_or(reading, net, x, dtype)
-    probe = next(iter(capture(net, x[:PROBE], reading, PROBE, dtype)))
-    result = Convolutions(reading.skipped)
-    chosen: list[tuple[int, tuple[int, ...]]] = []
-    for i, layer in enumerate(reading.layers):
-        found, given = getattr(probe, which)[i], probe.preactivations[i]
-        shape = tuple(given.shape[1:] if _is_flat(found, given) else found.shape[1:])
-        if not layer.is_convolution:
-            result.skip(layer, f"a {layer.kind} layer has none")
-        elif len(shape) != given.ndim - 1:
-            result.skip(layer, f"its {which} have shape {shape} and are no images")
-        elif result.add(layer, shape[1:], which):
-            chosen.append((i, shape))
-    at = (slice(None), *result.grid.places)
-    dims = tuple(range(2, 1 + len(at)))
-
-    def transform(part: Captured) -> list[Tensor]:
-        images = [getattr(part, which)[i].double().reshape(-1, *shape) for i, shape in chosen]
-        for (i, _), image in zip(chosen, images, strict=True):
-            if not bool(torch.isfinite(image).all()):
-                raise ValueError(f"net: {named(reading.layers, i, which)}: got NaN or infinite entries")
-        return [torch.fft.fftn(image, dim=dims, norm="ortho").movedim(1, -1)[at] for image in images]
-
-    return result, map(transform, capture(net, x, reading, chunk_size, dtype))
-
-
-def _is_flat(found: Tensor, given: Tensor) -> bool:
-    """Return whether a tensor is the flattened output of the convolution, or sigma_s of it."""
-    if found.ndim == given.ndim or found.flatten(1).shape != given.flatten(1).shape:
-        return False
-    found, given = found.flatten(1), given.flatten(1)
-    positive = given > 0
-    agrees = bool(positive.any()) and torch.equal(found[positive], given[positive])
-    return agrees or torch.equal(found, given) or not bool(found.any())

@@ -1,6 +1,5 @@
 """Exact linear regions of a network along lines, in planes and in boxes."""
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -8,11 +7,12 @@ from torch import nn
 
 from bnrank._core import validation
 from bnrank._core.validation import Data
-from bnrank.measures.regions.pieces import Layers, Swept, differ, random_direction, read, sweep
+from bnrank.measures.regions.pieces import Layers, Swept, read, sweep
 from bnrank.measures.regions.region import Regions
-from bnrank.measures.regions.shapes import Array, Ball, Cells, Intervals, Polygons, Polytope
+from bnrank.measures.regions.shapes import Array, Cells, Intervals, Polygons
 
-FAST, MOST = 8, 12  # largest numbers of inputs for which vertices are faster than linear programs, and fit in memory
+MOST_INPUTS = 12  # of a box, whose regions have on the order of 2^d_in vertices
+SAME = 1e-9  # affine maps that differ by less, relative to their size, count as equal
 
 
 def along_line(
@@ -49,9 +49,8 @@ def along_line(
     [((0.0, 0.25), -1.0), ((0.25, 1.0), 1.0)]
     """
     layers = read(net)
-    ends = vector(start, "start", layers.d_in), vector(end, "end", layers.d_in)
-    merge = validation.flag(merge, "merge")
-    return _along(layers, ends[0][None], ends[1][None], merge, rtol, max_regions)
+    first, second = vector(start, "start", layers.d_in), vector(end, "end", layers.d_in)
+    return _along(layers, first[None], second[None], merge, rtol, max_regions)
 
 
 def along_lines(
@@ -110,16 +109,7 @@ def along_lines(
     )
     same = len(firsts) == len(seconds)
     validation.expect(same, "ends", f"{len(seconds)} points", f"as many as starts, {len(firsts)}")
-    merge = validation.flag(merge, "merge")
     return _along(layers, firsts, seconds, merge, rtol, max_regions)
-
-
-def sweep_lines(layers: Layers, starts: Array, ends: Array, max_regions: int) -> Swept[Intervals]:
-    """Return the pieces of segments, in coordinates from -1 at the start to 1 at the end."""
-    half = (ends - starts) / 2
-    start = np.stack([starts + half, half, random_direction(half[:, None])], 1)
-    whole = Intervals(np.tile([-1.0, 1.0], (len(starts), 1)), np.arange(len(starts)))
-    return sweep(layers, start, whole, max_regions)
 
 
 def _along(layers: Layers, starts: Array, ends: Array, merge: bool, rtol: float, max_regions: int) -> Regions:
@@ -128,19 +118,33 @@ def _along(layers: Layers, starts: Array, ends: Array, merge: bool, rtol: float,
     if len(empty):
         where = "" if len(starts) == 1 else f" in segment {empty[0]}"
         raise ValueError(f"end: got the start itself{where}, expected another point")
-    swept = sweep_lines(layers, starts, ends, max_regions)
-    number, maps = len(swept.shapes), swept.maps
-    intervals, lines = (swept.shapes.ends + 1) / 2, swept.shapes.lines
+    shapes, patterns, maps, complete = _sweep_lines(layers, starts, ends, max_regions)
+    intervals, lines = (shapes.ends + 1) / 2, shapes.lines
     points = starts[lines] + (ends - starts)[lines] * intervals.mean(1, keepdims=True)
-    if merge:
-        new = np.append(True, (np.diff(lines) > 0) | differ(maps[1:], maps[:-1]))
-        group, first = np.cumsum(new) - 1, np.flatnonzero(new)
-        longest = np.lexsort((-np.diff(intervals)[:, 0], group))[first]
-        intervals = np.stack([intervals[first, 0], intervals[np.append(first[1:], number) - 1, 1]], 1)
-        points, lines = points[longest], lines[longest]
-        swept = replace(swept, patterns=swept.patterns[longest], maps=maps[longest])
-    found = Regions.of("lines", layers, swept, Intervals(intervals, lines), points, rtol, max_regions)
-    return replace(found, activation_regions=number)
+    if validation.flag(merge, "merge"):
+        size = np.maximum(maps[1:, 3:], maps[:-1, 3:])
+        differ = (np.abs(np.diff(maps[:, :3], axis=0)) > SAME * size).any(1)
+        new = np.append(True, (np.diff(lines) > 0) | differ)
+        first = np.flatnonzero(new)
+        longest = np.lexsort((-np.diff(intervals)[:, 0], np.cumsum(new)))[first]
+        intervals = np.stack([intervals[first, 0], intervals[np.append(first[1:], len(lines)) - 1, 1]], 1)
+        points, lines, patterns = points[longest], lines[longest], patterns[longest]
+    swept = Swept(Intervals(intervals, lines), patterns, maps, complete)
+    return Regions.of("lines", layers, swept, points, np.array([[-1.0, 1.0]]), rtol, max_regions)
+
+
+def _fingerprints(z: Array, size: Array) -> Array:
+    """Return three random projections and the norm of each affine map, (maps, 4)."""
+    flat = z.reshape(len(z), -1)
+    draw = np.random.default_rng(0).standard_normal((flat.shape[1], 3))
+    return np.concatenate([flat @ draw, np.linalg.norm(flat, axis=1, keepdims=True)], 1)
+
+
+def _sweep_lines(layers: Layers, starts: Array, ends: Array, max_regions: int) -> Swept:
+    """Return the pieces of segments, in coordinates from -1 at the start to 1 at the end."""
+    half = (ends - starts) / 2
+    whole = Intervals(np.tile([-1.0, 1.0], (len(starts), 1)), np.arange(len(starts)))
+    return sweep(layers, starts + half, half[:, None], whole, max_regions, _fingerprints)
 
 
 def in_plane(
@@ -201,25 +205,18 @@ def in_plane(
     layers = read(net)
     start, axes, rectangle = plane(origin, u, v, bounds, layers.d_in)
     rtol, max_regions = validation.rtol(rtol), validation.integer(max_regions, "max_regions")
-    swept, points = sweep_plane(layers, start, axes, rectangle, max_regions)
-    polygons = swept.shapes.scaled(rectangle.mean(1), np.diff(rectangle)[:, 0] / 2)
-    return Regions.of("plane", layers, swept, polygons, points, rtol, max_regions)
+    swept = sweep_plane(layers, start, axes, max_regions)
+    points = start + swept.shapes.centers() @ axes
+    return Regions.of("plane", layers, swept, points, rectangle, rtol, max_regions)
 
 
-def sweep_plane(
-    layers: Layers, origin: Array, axes: Array, bounds: Array, max_regions: int
-) -> tuple[Swept[Polygons], Array]:
-    """Return the pieces of a rectangle of a plane, in coordinates of [-1, 1]^2, and points inside them."""
-    scaled = np.diff(bounds) / 2 * axes
-    start = np.vstack([origin + bounds.mean(1) @ axes, scaled, random_direction(scaled)])
-    square = Polygons(np.array([[[-1.0, -1.0], [1.0, -1.0], [1.0, 1.0], [-1.0, 1.0]]]), np.array([4]))
-    swept = sweep(layers, start[None], square, max_regions)
-    return swept, start[0] + swept.shapes.centers() @ scaled
+def sweep_plane(layers: Layers, origin: Array, axes: Array, max_regions: int, **options: Any) -> Swept:
+    """Return the pieces of a square of a plane, in coordinates of [-1, 1]^2."""
+    square = Polygons(np.array([[[-1.0, -1.0], [1.0, -1.0], [1.0, 1.0], [-1.0, 1.0]]]))
+    return sweep(layers, origin[None], axes[None], square, max_regions, **options)
 
 
-def enumerate(
-    net: nn.Module, box: object, *, rtol: float = 1e-6, max_regions: int = 100_000, method: str = "auto"
-) -> Regions:
+def enumerate(net: nn.Module, box: object, *, rtol: float = 1e-6, max_regions: int = 100_000) -> Regions:
     """Return all regions of a small network in a box.
 
     Exact: layer by layer, every region is cut along the hyperplanes where a neuron changes sign. If ``complete``, the
@@ -235,29 +232,24 @@ def enumerate(
         Singular values above ``rtol`` times the largest of the same Jacobian count.
     max_regions : int
         Maximum number of regions.
-    method : {"auto", "vertices", "linear programs"}
-        Test whether a hyperplane crosses a region. "vertices": there are vertices on both sides; thousands of regions
-        per second for few inputs, but regions have on the order of 2^d_in vertices. "linear programs": a ball fits on
-        both sides; about a hundred regions per second, for any d_in. "auto": vertices up to 8 inputs.
 
     Returns
     -------
     Regions
-        One for each activation pattern, with half-spaces and vertices.
+        One for each activation pattern, with vertices.
 
     Raises
     ------
     TypeError
         If the network is no such chain; the message gives the reason.
     ValueError
-        If an argument is out of range, or the network is not finite in the box.
+        If an argument is out of range, the network is not finite in the box, or it has more than 12 inputs: regions
+        have on the order of 2^d_in vertices. :func:`along_lines` samples regions of larger networks.
 
     Notes
     -----
     A part is not separated from its neighbor if, in units of half the sides of the box, it extends less than 1e-9
-    beyond the kink (vertices), contains no ball of radius 1e-9 (linear programs), or extends less than 1e-12 beyond
-    (intervals and polygons, "auto" for up to 2 inputs). A preactivation is 0 as in :func:`along_line` and
-    :func:`in_plane`.
+    beyond the kink, with up to 2 inputs 1e-12. A preactivation is 0 as in :func:`along_line` and :func:`in_plane`.
 
     Examples
     --------
@@ -272,21 +264,16 @@ def enumerate(
     d = layers.d_in
     bounds = pairs(box, "box", d)
     rtol, max_regions = validation.rtol(rtol), validation.integer(max_regions, "max_regions")
-    method = validation.choice(method, "method", ["auto", "vertices", "linear programs"])
-    expected = f"'linear programs' for more than {MOST} inputs"
-    validation.expect(method != "vertices" or d <= MOST, "method", f"'vertices' for d_in = {d}", expected)
+    validation.expect(d <= MOST_INPUTS, "net", f"{d} inputs", f"at most {MOST_INPUTS}; sample regions by along_lines")
     center, half = bounds.mean(1), np.diff(bounds)[:, 0] / 2
-    swept: Swept[Any]
-    if method == "auto" and d == 1:
-        swept = sweep_lines(layers, bounds[:, :1], bounds[:, 1:], max_regions)
-    elif method == "auto" and d == 2:
-        swept, _ = sweep_plane(layers, np.zeros(2), np.eye(2), bounds, max_regions)
+    if d == 1:
+        swept = _sweep_lines(layers, bounds[:, :1], bounds[:, 1:], max_regions)
+    elif d == 2:
+        swept = sweep_plane(layers, center, np.diag(half), max_regions)
     else:
-        by_vertices = method == "vertices" or (method == "auto" and d <= FAST)
-        start = np.vstack([center, np.diag(half), half])
-        swept = sweep(layers, start[None], Cells([Polytope.cube(d) if by_vertices else Ball.cube(d)]), max_regions)
+        swept = sweep(layers, center[None], np.diag(half)[None], Cells.cube(d), max_regions)
     points = center + half * swept.shapes.centers()
-    return Regions.of("box", layers, swept, swept.shapes.scaled(center, half), points, rtol, max_regions)
+    return Regions.of("box", layers, swept, points, bounds, rtol, max_regions)
 
 
 # Arguments -------------------------------------------------------------------------------------------------------
@@ -294,7 +281,7 @@ def enumerate(
 
 def vector(value: object, name: str, size: int) -> Array:
     """Return a finite vector (size,) in float64."""
-    array = _numbers(value, name, f"({size},)")
+    array = validation.real(value, name, f"numbers, ({size},)").double().cpu().numpy()
     validation.expect(array.shape == (size,), name, f"shape {array.shape}", f"({size},)")
     return array
 
@@ -302,22 +289,18 @@ def vector(value: object, name: str, size: int) -> Array:
 def pairs(value: object, name: str, number: int) -> Array:
     """Return (number, 2) rows (low, high) with low < high, from such rows or from one pair for all."""
     expected = f"rows (low, high), ({number}, 2), or one pair (low, high)"
-    array = _numbers(value, name, expected)
-    validation.expect(array.shape in ((2,), (number, 2)), name, f"shape {array.shape}", f"{expected}")
+    array = validation.real(value, name, f"numbers, {expected}").double().cpu().numpy()
+    validation.expect(array.shape in ((2,), (number, 2)), name, f"shape {array.shape}", expected)
     array = np.broadcast_to(array, (number, 2))
     validation.expect((array[:, 0] < array[:, 1]).all(), name, f"{array.tolist()}", "low < high in every row")
     return array
 
 
 def plane(origin: object, u: object, v: object, bounds: object, size: int) -> tuple[Array, Array, Array]:
-    """Return the origin (size,), the axes (2, size), linearly independent, and the rectangle (2, 2) of a plane."""
+    """Return the center (size,) of a rectangle of a plane, half its sides as axes (2, size), and its bounds (2, 2)."""
     start, *axes = (vector(value, name, size) for value, name in ((origin, "origin"), (u, "u"), (v, "v")))
     rectangle = pairs(bounds, "bounds", 2)
     lengths = [float(np.linalg.norm(axis)) for axis in axes]
     if 0 in lengths or np.linalg.svd(np.stack(axes) / np.reshape(lengths, (2, 1)), compute_uv=False)[-1] < 1e-12:
         raise ValueError(f"u, v: got {axes[0].tolist()} and {axes[1].tolist()}, expected linearly independent vectors")
-    return start, np.stack(axes), rectangle
-
-
-def _numbers(value: object, name: str, expected: str) -> Array:
-    return validation.real(value, name, f"numbers, {expected}").double().cpu().numpy()
+    return start + rectangle.mean(1) @ axes, np.diff(rectangle) / 2 * axes, rectangle

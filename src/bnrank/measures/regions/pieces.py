@@ -1,23 +1,24 @@
 """Pieces of the input space on which a network is affine, and its Jacobians and affine maps there."""
 
+from __future__ import annotations
+
 import itertools
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Generic, NamedTuple, TypeVar, cast
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import nn
 
 from bnrank._core import validation
-from bnrank.measures.regions.shapes import CHUNK_ENTRIES, Array, Cells, Intervals, Polygons
+from bnrank.measures.regions.shapes import Array, Cells, Intervals, Polygons
 from bnrank.networks.chain import read_chain
 
-S = TypeVar("S", Intervals, Polygons, Cells)
+Shapes = Intervals | Polygons | Cells
 
-SAME = 1e-9  # affine maps that differ by less, relative to their size, count as equal
 ROUNDING = 1e-12  # a preactivation up to this times |W_i| |a| + |b_i| is 0
 HUGE = 1e150  # squares of larger numbers overflow
-BATCH = 4096  # pieces at a time
+BATCH = 1024  # pieces at a time
+CHUNK_ENTRIES = 2**18  # entries of the largest intermediate array: 2 MiB, the size of a cache
 
 
 class Layers(NamedTuple):
@@ -32,11 +33,6 @@ class Layers(NamedTuple):
         """Number of inputs."""
         return int(self.weights[0].shape[1])
 
-    @property
-    def hidden(self) -> int:
-        """Number of hidden neurons."""
-        return sum(len(weight) for weight in self.weights[:-1])
-
     def slopes(self, patterns: Array) -> list[Array]:
         """Return diag D_1, ..., diag D_{L-1}, each (..., n_l), of patterns (..., hidden)."""
         ends = np.cumsum([0, *(len(weight) for weight in self.weights[:-1])])
@@ -50,31 +46,26 @@ def read(net: nn.Module) -> Layers:
 
 
 def jacobians(layers: Layers, patterns: Array) -> Iterator[tuple[Array, Array]]:
-    """Iterate over Jf for activation patterns, (n, d_out, d_in), each chunk with its relative rounding error, (n,)."""
-    weights = layers.weights
-    d_out, d_in = len(weights[-1]), layers.d_in
-    chunk = max(1, CHUNK_ENTRIES // (max(d_in, *map(len, weights)) * min(d_in, d_out)))
-    for first in range(0, len(patterns), chunk):
-        part = patterns[first : first + chunk]
-        slopes = layers.slopes(part)
-        if d_out <= d_in:
-            yield _product(weights[::-1], slopes[::-1], len(part))
-        else:
-            product, error = _product([weight.T for weight in weights], slopes, len(part))
-            yield product.swapaxes(1, 2), error
+    """Iterate over Jf for activation patterns, (n, d_out, d_in), each chunk with its relative rounding error, (n,).
 
-
-def _product(factors: Sequence[Array], slopes: Sequence[Array], number: int) -> tuple[Array, Array]:
-    """Return factors[0] diag slopes[0] factors[1] ... and its relative error, from the cancellation in each step."""
-    product = np.broadcast_to(factors[0], (number, *factors[0].shape))
-    error = np.zeros(number)
-    for factor, slope in zip(factors[1:], slopes, strict=True):
-        masked = product * slope[:, None, :]
-        product = (masked.reshape(-1, len(factor)) @ factor).reshape(number, -1, factor.shape[1])
-        before = np.linalg.norm(masked, axis=(1, 2)) * np.linalg.norm(factor)
-        after = np.linalg.norm(product, axis=(1, 2))
-        error += 8 * np.finfo(float).eps * before / np.where(after > 0, after, 1.0)
-    return product, error
+    Products are taken from the side with fewer units; the error comes from the cancellation in each step.
+    """
+    last, first = len(layers.weights[-1]), layers.d_in
+    factors = layers.weights[::-1] if last <= first else [weight.T for weight in layers.weights]
+    chunk = max(1, CHUNK_ENTRIES // (max(first, *map(len, layers.weights)) * min(first, last)))
+    for start in range(0, len(patterns), chunk):
+        slopes = layers.slopes(patterns[start : start + chunk])
+        number = len(patterns[start : start + chunk])
+        product, error = np.broadcast_to(factors[0], (number, *factors[0].shape)), np.zeros(number)
+        for factor, slope in zip(factors[1:], slopes[::-1] if last <= first else slopes, strict=True):
+            masked = product * slope[:, None, :]
+            product = (masked.reshape(-1, len(factor)) @ factor).reshape(number, -1, factor.shape[1])
+            before = np.linalg.norm(masked, axis=(1, 2)) * np.linalg.norm(factor)
+            after = np.linalg.norm(product, axis=(1, 2))
+            error += 8 * np.finfo(float).eps * before / np.where(after > 0, after, 1.0)
+        if not np.isfinite(product).all():
+            raise ValueError("net: its Jacobian has NaN or infinite entries, expected finite ones")
+        yield (product if last <= first else product.swapaxes(1, 2)), error
 
 
 def spectra(layers: Layers, patterns: Array, rtol: float) -> tuple[Array, Array]:
@@ -82,14 +73,8 @@ def spectra(layers: Layers, patterns: Array, rtol: float) -> tuple[Array, Array]
 
     Singular values count above ``rtol`` times the largest, and above the rounding error of Jf.
     """
-    values = [np.zeros((0, min(len(layers.weights[-1]), layers.d_in)))]
-    errors = [np.zeros(0)]
-    for product, error in jacobians(layers, patterns):
-        if not np.isfinite(product).all():
-            raise ValueError("net: its Jacobian has NaN or infinite entries, expected finite ones")
-        values.append(np.linalg.svd(product, compute_uv=False))
-        errors.append(error)
-    spectrum, error = np.concatenate(values), np.concatenate(errors)
+    parts = [(np.linalg.svd(each, compute_uv=False), error) for each, error in jacobians(layers, patterns)]
+    spectrum, error = map(np.concatenate, zip(*parts, strict=True))
     return spectrum, (spectrum > np.maximum(rtol, error)[:, None] * spectrum[:, :1]).sum(1)
 
 
@@ -101,35 +86,7 @@ def offset(layers: Layers, pattern: Array) -> Array:
     return value.copy()
 
 
-def fingerprints(coefficients: Array) -> Array:
-    """Return three random projections and the norm of each affine map, (maps, 4), of its coefficients, (maps, ...)."""
-    flat = coefficients.reshape(len(coefficients), int(np.prod(coefficients.shape[1:])))
-    draw = np.random.default_rng(0).standard_normal((flat.shape[1], 3))
-    return np.concatenate([flat @ draw, np.linalg.norm(flat, axis=1, keepdims=True)], 1)
-
-
-def differ(first: Array, second: Array) -> Array:
-    """Return where fingerprints in two arrays belong to different affine maps."""
-    size = np.maximum(first[:, 3:], second[:, 3:])
-    return cast(Array, (np.abs(first[:, :3] - second[:, :3]) > SAME * size).any(1))
-
-
-def distinct(maps: Array) -> int:
-    """Return the number of different affine maps among fingerprints."""
-    labels = np.zeros(len(maps), int)
-    for k in range(3):
-        order = np.lexsort((maps[:, k], labels))
-        ranked, group = maps[order], labels[order]
-        gap = np.diff(ranked[:, k]) > SAME * np.maximum(ranked[1:, 3], ranked[:-1, 3])
-        labels[order] = np.cumsum(np.concatenate([[True], gap | (np.diff(group) > 0)]))[: len(maps)]
-    return len(np.unique(labels))
-
-
-# Pieces ---------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Swept(Generic[S]):
+class Swept(NamedTuple):
     """Pieces on which a network is affine.
 
     Attributes
@@ -139,18 +96,25 @@ class Swept(Generic[S]):
     patterns : ndarray
         Signs of the hidden neurons, (pieces, hidden), int8.
     maps : ndarray
-        Fingerprints of the affine maps, (pieces, 4).
+        What was kept of the affine maps, (pieces, ...).
     complete : bool
         Whether all of the domain was swept.
     """
 
-    shapes: S
+    shapes: Any
     patterns: Array
     maps: Array
     complete: bool
 
 
-def sweep(layers: Layers, start: Array, shapes: S, max_regions: int) -> Swept[S]:
+def sweep(
+    layers: Layers,
+    origin: Array,
+    axes: Array,
+    shapes: Shapes,
+    max_regions: int,
+    keep: Callable[[Array, Array], Array] = lambda z, size: size[:, :0],
+) -> Swept:
     """Return pieces of the input space on which no hidden neuron changes sign, by cutting the given ones.
 
     Depth first, to save memory. A neuron that is 0 on a whole piece takes its sign near the piece, in one random
@@ -161,79 +125,59 @@ def sweep(layers: Layers, start: Array, shapes: S, max_regions: int) -> Swept[S]
     ----------
     layers : Layers
         The network.
-    start : ndarray
-        (pieces, dimensions + 2, d_in): the point with coordinates 0, one vector for each coordinate, and the random
-        direction.
+    origin, axes : ndarray
+        The points with coordinates 0, (pieces, d_in), and one vector for each coordinate, (pieces, dimensions, d_in).
     shapes : Intervals, Polygons or Cells
         The pieces at the start.
     max_regions : int
         Stop at this number of pieces.
+    keep : callable
+        What to keep of the affine maps: a function of their coefficients z, (pieces, dimensions + 2, d_out), at the
+        point 0, along each coordinate and in a random direction, and of their size that is rounding, (pieces, d_out).
     """
-    last = len(layers.weights) - 1
+    direction = np.random.default_rng(0).standard_normal(layers.d_in)
+    beside = np.linalg.norm(axes, axis=2).max(1)[:, None, None] * direction / np.linalg.norm(direction)
+    start = np.concatenate([origin[:, None], axes, beside], 1)
     found, complete = 0, True
-    done: list[S] = []
-    patterns_done, maps_done = [np.zeros((0, layers.hidden), np.int8)], [np.zeros((0, 4))]
-    stack: list[tuple[int, Array, Array, Array, Array, S]] = []
-
-    def push(depth: int, z: Array, size: Array, patterns: Array, parents: Array, shapes: S) -> None:
-        for first in reversed(range(0, len(shapes), BATCH)):
-            part = slice(first, first + BATCH)
-            stack.append((depth, z, size, patterns, parents[part], shapes[part]))
-
-    pieces = np.arange(len(shapes))
-    push(0, start, np.zeros(len(shapes)), np.zeros((len(shapes), 0), np.int8), pieces, shapes)
+    done: list[tuple[Shapes, Array, Array]] = []
+    stack = [(0, start, np.zeros(len(start)), np.zeros((len(start), 0), np.int8), np.arange(len(start)), shapes)]
     while stack and found < max_regions:
         depth, z, size, patterns, parents, shapes = stack.pop()
+        if len(shapes) > BATCH:
+            rest = slice(BATCH, None)
+            stack.append((depth, z, size, patterns, parents[rest], shapes[rest]))
+            parents, shapes = parents[:BATCH], shapes[:BATCH]
         if len(shapes) > max_regions - found:  # each contains at least one region
             parents, shapes, complete = parents[: max_regions - found], shapes[: max_regions - found], False
         a, patterns = z[parents], patterns[parents]
         if depth > 0:
-            a, signs = _activate(a, size[parents], shapes, layers.slope)
-            patterns = np.concatenate([patterns, signs], 1)
-        z = _affine(layers, depth, a)
-        if depth == last:
-            found += len(shapes)
-            done.append(shapes)
-            patterns_done.append(patterns)
-            maps_done.append(fingerprints(z))
-            continue
-        reach = np.abs(a).max((1, 2)) * np.sqrt(a.shape[2])
-        lengths = np.linalg.norm(layers.weights[depth], axis=1)
-        size = ROUNDING * (reach[:, None] * lengths + np.abs(layers.biases[depth])) + np.finfo(float).tiny
-        parents = np.arange(len(shapes))
-        if layers.slope != 1:
+            value = a[:, 0] + np.einsum("pk,pki->pi", shapes.centers(), a[:, 1:-1])
+            value = np.where(np.abs(value) > size[parents], value, a[:, -1])
+            signs = np.where(np.abs(value) > size[parents], np.sign(value), 0).astype(np.int8)
+            a, patterns = a * np.where(signs > 0, 1.0, layers.slope)[:, None], np.concatenate([patterns, signs], 1)
+        z, size = _affine(layers, depth, a)
+        if depth < len(layers.weights) - 1:
             parents, shapes = shapes.cut(z[:, :-1], size, max_regions - found)
-        push(depth + 1, z, size, patterns, parents, shapes)
-    return Swept(
-        type(shapes).joined(done), np.concatenate(patterns_done), np.concatenate(maps_done), complete and not stack
-    )
+            stack.append((depth + 1, z, size, patterns, parents, shapes))
+        else:
+            found += len(shapes)
+            done.append((shapes, patterns, keep(z, size)))
+    parts, signs_done, maps = zip(*done, strict=True)
+    return Swept(type(shapes).joined(parts), np.concatenate(signs_done), np.concatenate(maps), complete and not stack)
 
 
-def _activate(z: Array, size: Array, shapes: Intervals | Polygons | Cells, slope: float) -> tuple[Array, Array]:
-    """Return the activations of a layer and the signs of its neurons; signs are 0 where there are no kinks."""
-    if slope == 1:
-        return z, np.zeros((len(z), z.shape[2]), np.int8)
-    value = z[:, 0] + np.einsum("pk,pki->pi", shapes.centers(), z[:, 1:-1])
-    value = np.where(np.abs(value) > size, value, z[:, -1])
-    signs = np.where(np.abs(value) > size, np.sign(value), 0).astype(np.int8)
-    return z * np.where(signs > 0, 1.0, slope)[:, None], signs
-
-
-def _affine(layers: Layers, depth: int, a: Array) -> Array:
-    """Return a layer applied to a (pieces, k, n): W a + b for the first of the k, W a for the others."""
-    weight = layers.weights[depth]
+def _affine(layers: Layers, depth: int, a: Array) -> tuple[Array, Array]:
+    """Return a layer applied to a (pieces, k, n): W a + b for the first of the k, W a for the others; and what is 0."""
+    weight, bias = layers.weights[depth], layers.biases[depth]
     with np.errstate(over="ignore", invalid="ignore"):
         z = (a.reshape(-1, a.shape[-1]) @ weight.T).reshape(*a.shape[:-1], len(weight))
-        z[:, 0] += layers.biases[depth]
+        z[:, 0] += bias
     if not np.abs(z).max() < HUGE:
         raise validation.RangeError(
             f"net: layer {depth + 1} has values of 1e150 and more there, or NaN, expected smaller ones"
         )
-    return z
-
-
-def random_direction(axes: Array) -> Array:
-    """Return a random direction, as long as the longest of the axes, (..., dimensions, d_in)."""
-    draw = np.random.default_rng(0).standard_normal(axes.shape[-1])
-    lengths = np.linalg.norm(axes, axis=-1).max(-1, keepdims=True)
-    return cast(Array, lengths * (draw / np.linalg.norm(draw)))
+    if layers.slope == 1:  # no kinks
+        return z, np.full((len(z), len(weight)), np.inf)
+    reach = np.abs(a).max((1, 2)) * np.sqrt(a.shape[2])
+    size = ROUNDING * (reach[:, None] * np.linalg.norm(weight, axis=1) + np.abs(bias))
+    return z, size + np.finfo(float).tiny

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from bnrank._core.results import Printed
-from bnrank.measures.regions.pieces import Layers, Swept, distinct, jacobians, offset, spectra
-from bnrank.measures.regions.shapes import Array
+from bnrank.measures.regions.pieces import Layers, Swept, jacobians, offset, spectra
+from bnrank.measures.regions.shapes import Array, Cells
 
 NOTES = {
     "whole box": "The rank is Rank_J over the box: all of its regions are covered.",
@@ -49,10 +49,8 @@ class Region:
         On lines: index of the line.
     polygon : Tensor, optional
         In a plane: the vertices (a, b), counter-clockwise, (vertices, 2), x = origin + a u + b v.
-    halfspaces : tuple of Tensor, optional
-        In a box: A (m, d_in), rows of length 1, and b (m,). The region is A x <= b; some rows may be redundant.
     vertices : Tensor, optional
-        In a box: the vertices x, (vertices, d_in), counter-clockwise if d_in = 2; not from linear programs.
+        In a box: the vertices x, (vertices, d_in), counter-clockwise if d_in = 2.
 
     Examples
     --------
@@ -73,17 +71,15 @@ class Region:
     interval: tuple[float, float] | None = None
     line: int | None = None
     polygon: Tensor | None = None
-    halfspaces: tuple[Tensor, Tensor] | None = None
     vertices: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
-class Regions(Printed, Sequence[Region]):
+class Regions(Printed):
     """Regions of a network on lines, in a plane or in a box, and the ranks of its Jacobian there.
 
-    Each :class:`Region` is made on access. ``len()`` counts linear pieces on lines (if merged), regions of
-    one activation pattern in planes and boxes; ``activation_regions`` and ``distinct_maps`` have the same meaning in
-    all domains.
+    Each :class:`Region` is made on access, by index or in a loop. ``len()`` counts linear pieces on lines (if merged),
+    regions of one activation pattern in planes and boxes.
 
     Attributes
     ----------
@@ -95,8 +91,6 @@ class Regions(Printed, Sequence[Region]):
         Meaning of ``rank``: Rank_J, or why it is only a lower bound.
     rtol : float
         Singular values above ``rtol`` times the largest of the same region count.
-    activation_regions : int
-        Number of regions of one activation pattern each.
     points : Tensor
         A point in the interior of every region, (regions, d_in), float64.
     patterns : Tensor
@@ -115,52 +109,43 @@ class Regions(Printed, Sequence[Region]):
     complete: bool
     note: str
     rtol: float
-    activation_regions: int
     points: Tensor = field(repr=False)
     patterns: Tensor = field(repr=False)
     _layers: Layers = field(repr=False)
-    _maps: Array = field(repr=False)
     _shapes: Any = field(repr=False)
+    _bounds: Array = field(repr=False)
 
     @classmethod
     def of(
-        cls, domain: str, layers: Layers, swept: Swept[Any], shapes: Any, points: Array, rtol: float, max_regions: int
+        cls, domain: str, layers: Layers, swept: Swept, points: Array, bounds: Array, rtol: float, max_regions: int
     ) -> Regions:
-        """Return the regions of a swept domain, with shapes in its coordinates and points inside."""
+        """Return the regions of a swept domain, with points inside; the sides of its cube stand for bounds (k, 2)."""
         complete = domain == "box" and swept.complete
         note = NOTES["whole box" if complete else domain]
-        if not swept.complete:
-            note += f" The search stopped at max_regions = {max_regions}."
+        note += "" if swept.complete else f" The search stopped at max_regions = {max_regions}."
         inside, patterns = torch.from_numpy(points), torch.from_numpy(swept.patterns)
-        return cls(domain, complete, note, rtol, len(patterns), inside, patterns, layers, swept.maps, shapes)
+        return cls(domain, complete, note, rtol, inside, patterns, layers, swept.shapes, bounds)
 
     def __len__(self) -> int:
         return len(self.points)
 
-    @overload
-    def __getitem__(self, index: int) -> Region: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[Region, ...]: ...
-    def __getitem__(self, index: int | slice) -> Region | tuple[Region, ...]:
-        if isinstance(index, slice):
-            return tuple(self[i] for i in range(*index.indices(len(self))))
+    def __getitem__(self, index: int) -> Region:
         if not -len(self) <= index < len(self):
             raise IndexError(f"index: got {index}, expected one of {len(self)} regions")
+        index %= len(self)
         pattern = self.patterns[index].numpy()
         matrix, _ = next(jacobians(self._layers, pattern[None]))
         values, ranks = spectra(self._layers, pattern[None], self.rtol)
-        jacobian, shift = torch.from_numpy(matrix[0].copy()), torch.from_numpy(offset(self._layers, pattern))
-        rank, spectrum = int(ranks[0]), torch.from_numpy(values[0])
-        return Region(jacobian, shift, rank, spectrum, self.points[index], self.patterns[index], **self._shape(index))
-
-    def _shape(self, index: int) -> dict[str, Any]:
-        shapes, corners = self._shapes, self._shapes.corners(index)
-        if self.domain == "box":
-            rows, sides = (torch.from_numpy(part) for part in shapes.halfspaces(index))
-            return {"halfspaces": (rows, sides), "vertices": None if corners is None else torch.from_numpy(corners)}
+        corners = self._bounds.mean(1) + np.diff(self._bounds)[:, 0] / 2 * self._shapes.corners(index)
+        shape: dict[str, Any] = {"polygon" if self.domain == "plane" else "vertices": torch.from_numpy(corners)}
         if self.domain == "lines":
-            return {"interval": tuple(shapes.ends[index].tolist()), "line": int(shapes.lines[index])}
-        return {"polygon": torch.from_numpy(corners)}
+            shape = {"interval": tuple(corners[:, 0].tolist()), "line": int(self._shapes.lines[index])}
+        affine = torch.from_numpy(matrix[0].copy()), torch.from_numpy(offset(self._layers, pattern))
+        spectrum = int(ranks[0]), torch.from_numpy(values[0])
+        return Region(*affine, *spectrum, self.points[index], self.patterns[index], **shape)
+
+    def __iter__(self) -> Iterator[Region]:
+        return map(self.__getitem__, range(len(self)))
 
     @property
     def lines(self) -> Tensor | None:
@@ -171,11 +156,6 @@ class Regions(Printed, Sequence[Region]):
     def intervals(self) -> Tensor | None:
         """On lines: smallest and largest t of every piece, (regions, 2)."""
         return torch.from_numpy(self._shapes.ends) if self.domain == "lines" else None
-
-    @property
-    def regions(self) -> tuple[Region, ...]:
-        """All regions."""
-        return tuple(self)
 
     @cached_property
     def _spectra(self) -> tuple[Array, Array]:
@@ -211,14 +191,6 @@ class Regions(Printed, Sequence[Region]):
         margin = values[:, max(self.rank - 1, 0)] / np.where(values[:, 0] > 0, values[:, 0], 1.0)
         return self[int(np.where(ranks == self.rank, margin, -1.0).argmax())]
 
-    @cached_property
-    def distinct_maps(self) -> int:
-        """Number of distinct affine maps; maps are equal if their coefficients differ by < 1e-9 of their size.
-
-        Regions that do not touch may share a map, so this is a lower bound on the number of linear regions.
-        """
-        return distinct(self._maps)
-
     @property
     def sizes(self) -> Tensor:
         """Lengths of t on lines, areas of (a, b) in a plane, lengths or areas of x in a box with d_in <= 2, (regions,).
@@ -228,7 +200,9 @@ class Regions(Printed, Sequence[Region]):
         ValueError
             For a box with more inputs.
         """
-        return torch.from_numpy(self._shapes.sizes())
+        if isinstance(self._shapes, Cells):
+            raise ValueError(f"sizes: got a box with d_in = {self.points.shape[1]}, expected at most 2")
+        return torch.from_numpy(self._shapes.sizes() * np.prod(np.diff(self._bounds) / 2))
 
     def __str__(self) -> str:
         counts = ", ".join(f"{number} of rank {rank}" for rank, number in self.rank_counts.items())

@@ -5,8 +5,7 @@ import torch
 from torch import Tensor
 
 from bnrank._core import linalg, validation
-from bnrank.measures.one_neuron import OneNeuron, fastest
-from bnrank.measures.one_neuron_search import Neuron
+from bnrank.measures.one_neuron import Neuron, OneNeuron, fastest
 from bnrank.theory.escape import reading
 
 SMALLEST = 1e-290  # smallest product of the largest entries of X and G
@@ -38,7 +37,7 @@ def rank_one_speed(
     also exact for slope 1, where s = ||G^T X||_op. Otherwise it is a bracket. The lower end is the best of many
     projected ascents with decaying steps and exact searches over great circles. The upper end is the smaller of two
     bounds: one from branch and bound, stopped at ``max_cones`` cones, for inputs of rank 5 or less, and one from norms
-    (:func:`~bnrank.measures.one_neuron_search.norm_bound`).
+    (:func:`~bnrank.measures.one_neuron.norm_bound`).
 
     Parameters
     ----------

@@ -383,8 +383,7 @@ class Monitor(Printed):
         """Return per parameter the fraction of its entries observed to change sign after a step or a time (T43).
 
         Signs are compared at the rows that have ``sign_changes``, every ``matrices_every`` steps. A change counts if
-        the row at which it is observed is after the step; :mod:`bnrank.measures.stable_signs` also counts a change at
-        the step itself.
+        the row at which it is observed is after the step.
 
         Raises
         ------

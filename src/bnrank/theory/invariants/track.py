@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnrank.measures.signs import SignTrace
 from bnrank.theory.invariants.conserved import Tensors
 from bnrank.theory.invariants.linear_tail import Bound, Constants, Tail
+from bnrank.theory.invariants.signs import SignTrace
 from bnrank.theory.invariants.squares import Array, Forms
 
 LARGE = 64  # sides from which a matrix is large

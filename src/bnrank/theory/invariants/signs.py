@@ -9,8 +9,6 @@ from torch import Tensor
 
 from bnrank._core import validation
 
-__all__ = ["SignTrace"]
-
 PIECE = 1 << 17  # entries processed at a time, so that they stay in the cache
 
 
@@ -120,7 +118,7 @@ class SignTrace:
     def changed_since(self, step: int | None = None, *, time: float | None = None) -> dict[str, float]:
         """Return, per parameter, the fraction of entries whose sign changed after a step or time.
 
-        Only later records count; :mod:`bnrank.measures.stable_signs` also counts a record at that time.
+        Only later records count.
 
         Raises
         ------
