@@ -385,9 +385,7 @@ class Trial:
         read, left = self._entered[reader].tensor, self._left[name].tensor
         places = read.reshape(len(read), *given)
         shares = dict.fromkeys((0, len(given) - 1), 0.0)
-        for k, i in [(k, i) for k in shares for i in range(given[k])]:
-            if shares[k]:  # the first entry that does depend on a unit: others may be dead
-                continue
+        for k, i in [(k, i) for k in shares for i in range(given[k])]:  # some entries may be dead
             gradient = None
             with suppress(RuntimeError):
                 entry = places.select(k + 1, i).double()
@@ -398,7 +396,7 @@ class Trial:
             if gradient is None:
                 return None
             sizes = gradient.abs().movedim(dim, 0).flatten(1).sum(1)
-            shares[k] = float(sizes.max() / sizes.sum()) if bool(sizes.any()) else 0.0
+            shares[k] = max(shares[k], float(sizes.max() / sizes.sum()) if bool(sizes.any()) else 0.0)
         best = max(shares, key=lambda k: shares[k])
         return best if best in possible and shares[best] > least else None
 
