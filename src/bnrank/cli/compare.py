@@ -59,10 +59,12 @@ def compare_command(
     if b is None:
         validation.expect(x is None, "x", f"{x!r} without B", "it with A and B")
         validation.expect(code is None, "code", f"{code!r} without B", "it with A and B")
+        validation.expect(activation is None, "activation", f"{activation!r} without B", "it with A and B")
         found: Any = bnrank.compare(a, top=top, max_minutes=max_minutes)
     else:
         runs = x is not None
-        validation.expect(runs or code is None, "code", f"{code!r} without --x", "it with --x")
+        for name, value in (("code", code), ("activation", activation)):
+            validation.expect(runs or value is None, name, f"{value!r} without --x", "it with --x")
         sides = (_network(a, "A", code, runs, activation), _network(b, "B", code, runs, activation))
         samples = None if x is None else _samples(x, columns, sides[0])
         found = bnrank.compare(*sides, samples, top=top, max_minutes=max_minutes)

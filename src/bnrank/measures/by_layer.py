@@ -10,7 +10,7 @@ import numpy as np
 from bnrank._core import validation
 from bnrank._core.content import Fold, Part, Table
 from bnrank._core.results import Printed
-from bnrank.measures.profiles import describe
+from bnrank.measures.profiles import UNMEASURED, describe
 from bnrank.measures.usage import FEW, LEAST
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ def headline(profile: xr.Dataset) -> str:
         start, end = (int(profile.attrs[f"bottleneck_{name}"]) for name in ("start", "end"))
         where = f"in layer {start}" if start == end else f"from layer {start} to layer {end}"
         parts.append(f"Bottleneck of rank {int(rank)} {where}")
-    elif reason:
+    elif reason and reason != UNMEASURED:
         parts.append(f"No bottleneck found ({reason})")
     if {"dimension_95", "units"} <= set(profile):
         used, units = profile["dimension_95"].values, profile["units"].values

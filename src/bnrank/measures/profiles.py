@@ -42,6 +42,7 @@ MAX_ACTIVATION_WORK = 5 * 10**10  # samples x features x min(samples, features) 
 NUMBERS = ("nonlinearity", "units", "dimension_95", "dimension_99", "dead_units")  # of activations, by layer
 ACTIVATION_VALUES = ("activation_singular_values", "preactivation_singular_values")
 NOTHING = torch.zeros(0)
+UNMEASURED = "the weights were not measured"
 RANDOM = {
     "name": "output",
     "note": "random, in eval mode, too: activations contain the noise of one draw per pass",
@@ -337,8 +338,8 @@ def _bottleneck(
     bottleneck = bottlenecks.of_network(net, x, reading, {} if missing else values, atol=atol, **passes)
     if not missing:
         return bottleneck
-    which = f"some of the weights, {', '.join(missing)}," if values else "the weights"
-    return replace(bottleneck, reason=f"{which} were not measured")
+    reason = f"weights that were not measured: {', '.join(missing)}" if values else UNMEASURED
+    return replace(bottleneck, reason=reason)
 
 
 def _notes(reading: Reading, measured: Mapping[str, Measured]) -> list[dict[str, str]]:

@@ -173,6 +173,7 @@ def load(
     stored = store.read(path)
     if not stored.kind:
         return chained(stored.tensors, activation, f"path: {stored.path}", order)[0]
+    validation.expect(order is None, "order", f"{order} for {stored.path}", "none: it has its own")
     stored = store.load(path, "network")
     try:
         plan = stored.about["plan"]

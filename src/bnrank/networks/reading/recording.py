@@ -385,7 +385,7 @@ class Trial:
         read, left = self._entered[reader].tensor, self._left[name].tensor
         places = read.reshape(len(read), *given)
         shares = dict.fromkeys((0, len(given) - 1), 0.0)
-        for k, i in [(k, i) for k in shares for i in range(given[k])]:  # some entries may be dead
+        for k, i in ((d, i) for d in (0, len(given) - 1) for i in range(given[d])):  # some entries may be dead
             gradient = None
             with suppress(RuntimeError):
                 entry = places.select(k + 1, i).double()
