@@ -26,7 +26,8 @@ import torch
 
 import bnrank
 from benchmarks.rows import Row, Spread
-from bnrank.discovery import BottleneckRegressor, compress
+from bnrank import compress
+from bnrank.discovery import BottleneckRegressor
 from bnrank.figures.harness.claims import Claim
 from bnrank.figures.harness.figure import Figure, Outcome
 from bnrank.reporting import Section

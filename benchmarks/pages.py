@@ -62,16 +62,9 @@ def _place_of_speed(row: Row) -> int:
 
 
 COMPRESSION = Subject(itemgetter("network"), compression_shown.condensed, compression_shown.place)
-TUNED = Subject(
-    itemgetter("network"), functools.partial(compression_shown.condensed, how="tuned"), compression_shown.place
-)
 SEEDS = Subject(itemgetter("seed"), list, itemgetter("seed"))
 SUBJECTS = {
     "compression_cut": COMPRESSION,
-    "compression_completions": COMPRESSION,
-    "compression_zeros": COMPRESSION,
-    "compression_tuned": TUNED,
-    "compression_tuned_zeros": TUNED,
     "speed": Subject(itemgetter("subject"), list, _place_of_speed),
     "counting": _against(counting),
     "directions": _against(directions),

@@ -215,7 +215,7 @@ def _compressed() -> Any:
         with torch.no_grad():
             net = bnrank.MLP([5, 30, 4], seed=0)
             net.weights[0][2:] = 0
-        _made["compressed"] = discovery.compress(net, TASK.x, tol=0.05, timing=discovery.Timing(repeats=1))
+        _made["compressed"] = bnrank.compress(net, TASK.x, tol=0.05, timing=discovery.Timing(repeats=1))
     return _made["compressed"]
 
 

@@ -93,7 +93,7 @@ def compressed() -> Any:
         for i, p in enumerate(net.parameters()):
             p.copy_(normal(*p.shape, seed=i))
         net[0].weight[3:] = 0
-    return discovery.compress(net, normal(60, 4).float(), tol=0.05, timing=discovery.Timing(repeats=3))
+    return bnrank.compress(net, normal(60, 4).float(), tol=0.05, timing=discovery.Timing(repeats=3))
 
 
 def monitored() -> Any:

@@ -176,12 +176,6 @@ def test_fine_tuning_lowers_the_error_keeps_zeros_and_leaves_the_network_alone()
         after = compression_peers.finished(compression_peers.fine_tuned(cut, x, net(x), 40))
         assert (after(x) - net(x)).norm() < 0.9 * (before(x) - net(x)).norm()
         assert compression_peers.costs(after, x, True)[0] <= compression_peers.costs(before, x, True)[0]
-    sparse = compression_peers.finished(compression_peers.PEERS["magnitude, single entries"].shrink(net, x, 0.4))
-    for kept in (True, False):
-        after = compression_peers.fine_tuned(sparse, x, net(x), 40, sparse=kept)
-        assert (after(x) - net(x)).norm() < 0.9 * (sparse(x) - net(x)).norm()
-        same = [torch.equal(p == 0, q == 0) for p, q in zip(sparse.parameters(), after.parameters(), strict=True)]
-        assert all(same) == kept
     wild = compression_peers.fine_tuned(before, x, net(x), 5, rates=(1e6,))
     assert torch.equal(wild(x), before(x))  # what is no better is not taken
 
@@ -276,43 +270,13 @@ def test_a_target_that_is_missed_is_tried_once_more(measured, monkeypatch):
     """Networks whose change is the tolerance but at 2.2 percent, where it is 2.4: that is tried again."""
     contest = compression.Contest(measured[1], tuning=False)
     given = []
-    monkeypatch.setattr(contest, "compressed", lambda tol, tune, **settings: given.append((tol, settings)) or tol)
-    monkeypatch.setattr(
-        contest,
-        "noted",
-        lambda tol, strength, tuned, sparse: {"change": {0.022: 0.024, 0.2: 0.3}.get(tol, tol / 1.1), "sparse": sparse},
-    )
-    found = contest.own_near_targets((0.2,), zeros=True)
+    monkeypatch.setattr(contest, "compressed", lambda tol, tune: given.append(tol) or tol)
+    changes = {0.022: 0.024, 0.2: 0.3}
+    monkeypatch.setattr(contest, "noted", lambda tol, strength, tuned: {"change": changes.get(tol, tol / 1.1)})
+    found = contest.own_near_targets((0.2,))
     again = 0.022 * compression.AGAIN * 0.02 / 0.024
-    assert given == [(pytest.approx(tol), {"zeros": True}) for tol in (0.011, 0.022, again, 0.055, 0.2)]
-    assert [point["sparse"] for point in found["points"]] == [True] * 5
+    assert given == pytest.approx([0.011, 0.022, again, 0.055, 0.2])
     assert found["kept"] == {"0.011": True, "0.022": False, "0.055": True, "0.2": False}
-    assert [point["sparse"] for point in contest.own_near_targets()["points"]] == [False] * 4
-
-
-def test_tolerances_follow_from_the_change_after_fine_tuning(measured, monkeypatch):
-    """Fine-tuning that halves every change, of a network whose change is the tolerance: the second one is right."""
-    trained = measured[1]
-    contest = compression.Contest(trained, tuning=True)
-    given = []
-    monkeypatch.setattr(contest, "compressed", lambda tol, tune, completions: given.append(tol) or tol)
-    monkeypatch.setattr(compression, "fine_tuned", lambda tol, x, outputs, steps, sparse: tol / 2)
-    monkeypatch.setattr(
-        contest, "noted", lambda found, tol, tuned, _: {"change": found, "strength": tol, "tuned": tuned}
-    )
-    points = contest.own_adapted("completions")["points"]
-    assert given == pytest.approx(
-        [tol for t in compression.TARGETS for tol in (compression.FIRST * t, *[compression.NEXT * 2 * t] * 2)]
-    )
-    assert [(p["strength"], p["tuned"]) for p in points] == [(tol, tuned) for tol in given for tuned in (False, True)]
-
-
-def test_a_network_that_nothing_can_be_removed_of_is_tried_once_per_target(measured, monkeypatch):
-    contest = compression.Contest(measured[1], tuning=True)
-    monkeypatch.setattr(contest, "compressed", lambda tol, tune, completions: contest.net)
-    monkeypatch.setattr(compression, "fine_tuned", lambda network, x, outputs, steps, sparse: network)
-    points = contest.own_adapted("completions")["points"]
-    assert [p["change"] for p in points] == [0.0] * 2 * len(compression.TARGETS)
 
 
 def test_the_best_of_a_target_is_the_smallest_that_meets_it(measured):
@@ -422,23 +386,15 @@ def test_networks_are_plain_chains_that_learned_something(name, monkeypatch):
     assert {type(part) for part in one.net} <= allowed
 
 
-def test_on_heavy_networks_a_peer_stops_at_hopeless_strengths_and_is_run_once(monkeypatch):
+def test_on_heavy_networks_a_peer_stops_at_hopeless_strengths(monkeypatch):
     net, x = chain(), normal(40, 6)
     trained = compression_cases.Trained(net, x, normal(30, 6), None, "normal")
     light = compression.Contest(trained, tuning=False)
     assert not light.heavy
     monkeypatch.setattr(compression, "HEAVY", 100)
-    monkeypatch.setattr(compression, "SHRUNK", {})
-    heavy = compression.Contest(trained, tuning=False, name="chain")
+    heavy = compression.Contest(trained, tuning=False)
     name = "magnitude, neurons"
     every, few = (contest.peer(name)["points"] for contest in (light, heavy))
     assert len(every) == len(compression_peers.PEERS[name].strengths) > len(few)
     assert few == every[: len(few)]
     assert [point["change"] > compression.HOPELESS for point in few] == [False] * (len(few) - 1) + [True]
-    calls: list[str] = []
-    monkeypatch.setattr(heavy, "peer", lambda name: calls.append(name) or {"points": []})
-    found = heavy.others()
-    assert heavy.others(known=True) == found
-    assert len(calls) == len(compression_peers.PEERS)
-    assert heavy.others() == found
-    assert len(calls) == 2 * len(compression_peers.PEERS)

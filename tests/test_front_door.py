@@ -55,7 +55,7 @@ def test_one_function_opens_every_stored_result(tmp_path):
     chain = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
     with torch.no_grad():
         chain[0].weight[3:] = 0
-    small = bnrank.discovery.compress(chain, x.float(), tol=0.05)
+    small = bnrank.compress(chain, x.float(), tol=0.05)
     assert small.changed
     for i, result in enumerate((net, run, fitted, small)):
         bnrank.save(result, tmp_path / (f"{i}" if result is run else f"{i}.safetensors"))

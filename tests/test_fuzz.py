@@ -199,7 +199,7 @@ ONCE_FOUND = [
     ("bnrank.networks.load", "order", "object"),
     ("bnrank.networks.read_chain", "multiply_out", "object"),
     ("bnrank.discovery.BottleneckAutoencoder", "ridges", "0-d tensor"),
-    ("bnrank.discovery.compress", "net", "numpy inside"),
+    ("bnrank.compress", "net", "numpy inside"),
     ("bnrank.ntk.gram", "net", "returns NaN"),
     ("bnrank.ntk.gram", "x", "1e300"),
     ("bnrank.ntk.trace", "chunk_size", "numpy integer"),

@@ -178,7 +178,7 @@ def test_the_architecture_is_read_as_the_page_says(tmp_path_factory):
     with pytest.raises(ValueError, match=r"missing 1 required positional argument: 'mask'; wrap it in a module"):
         bnrank.train(after["net"], bnrank.Task(after["x"], after["y"]), steps=1, progress=False)
     with pytest.raises(TypeError, match=r"expected one tensor \(N, ...\): wrap net"):
-        bnrank.discovery.compress(after["net"], batch)
+        bnrank.compress(after["net"], batch)
 
 
 # Clusters ----------------------------------------------------------------------------------------------------------

@@ -48,19 +48,6 @@ def test_the_best_other_is_the_smallest_and_the_network_where_none_is_smaller():
     assert [(row["bnrank"], row["other"], row["best other"]) for row in rows] == [(50, 60, "b"), (100, 100, "none")]
 
 
-def test_the_best_dense_other_sets_no_entries_to_zero():
-    rows = condensed([_cell(0, 50, {"magnitude, single entries": 55, "b": 60}), _cell(1, 50, {"b": None})])
-    assert [(row["other"], row["dense other"]) for row in rows] == [(55, 60), (100, 100)]
-
-
-def test_results_with_fine_tuning_are_the_smaller_ones_that_it_allows():
-    cell = _cell(0, 50, {"a": 80})
-    for result, size in zip(cell["results"], (40, 30), strict=False):
-        result["best"]["0.02"]["tuned"] = {"parameters": size}
-    assert [(row["bnrank"], row["other"]) for row in condensed([cell], how="tuned")] == [(40, 30)]
-    assert [(row["bnrank"], row["other"]) for row in condensed([cell])] == [(50, 80)]
-
-
 def test_results_without_bnrank_are_refused():
     with pytest.raises(ValueError, match="has no result of bnrank"):
         condensed([{"cell": {"case": "BERT", "seed": 0}, "results": [{"method": "a", "failed": "no"}]}])

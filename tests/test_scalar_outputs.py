@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 import bnrank
-from bnrank.discovery import Timing, compress
+from bnrank import compress
+from bnrank.discovery import Timing
 from bnrank.networks.functional import Functional
 from helpers import normal
 

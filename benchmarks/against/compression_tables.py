@@ -41,9 +41,9 @@ READING = (
     "held-out samples, relative to the spread of the outputs, of at most 1, 2 or 5 percent; or (classifiers) at most "
     "0.2 points of accuracy lost. For each target a method's outcome of fewest parameters counts; the network itself, "
     "with a gain of 1, where none meets it. Fine-tuning is allowed, not imposed: 200 steps of Adam for every method "
-    "alike; `tune=200` is bnrank's own, tried on the networks that train fastest. For the pruning of single entries "
-    "and bnrank's `zeros=True`, parameters and multiply-adds are those that are not zero, while latency is that of the "
-    "dense network. Cases marked † are like those that rules of bnrank were chosen on."
+    "alike; `tune=200` is bnrank's own, tried on the networks that train fastest. For the pruning of single entries, "
+    "parameters and multiply-adds are those that are not zero, while latency is that of the dense network. Cases "
+    "marked † are like those that rules of bnrank were chosen on."
 )
 BEST = (
     "Ratios above 1: bnrank needs fewer parameters than the best of all others on the same network; below 1, **in "

@@ -136,34 +136,33 @@ def _compression(folder: Path) -> str:
     """Return the page of the comparison of compressions, and draw it."""
     from matplotlib.figure import Figure as Picture
 
-    title, about = "Parameters left after compression", list[str]()
-    picture = Picture(figsize=(13, 4), layout="constrained")
-    shown = ("cut", "default"), ("completions", "completions=True"), ("zeros", "zeros=True")
-    for axes, (subject, name) in zip(picture.subplots(1, 3, sharey=True), shown, strict=True):
-        lines = (HERE / "results" / f"compression_{subject}.jsonl").read_text(encoding="utf-8").splitlines()
-        stored = [json.loads(line) for line in lines]
-        rows = [row for row in stored if "network" in row]
-        about += [f"{run['date']}, {run['machine']}" for run in stored if "command" in run]
-        networks = list(dict.fromkeys(row["network"] for row in rows))
-        for i, network in enumerate(networks):
-            for j, target in enumerate(("0.01", "0.02", "0.05")):
-                some = [row for row in rows if (row["network"], row["target"]) == (network, target)]
-                ratios = [row["bnrank"] / row["other"] for row in some]
-                label = f"change of {100 * float(target):g} %" if i == 0 and subject == "cut" else None
-                axes.plot([i + 0.2 * (j - 1)] * len(ratios), ratios, "o", color=f"C{j}", alpha=0.5, ms=4, label=label)
-        axes.axhline(1, color="0.5", lw=1)
-        axes.set(title=name, ylim=(0, None))
-        axes.set_xticks(range(len(networks)), networks, rotation=20, ha="right")
-    picture.axes[0].set_ylabel("parameters: bnrank / best other method")
-    picture.axes[0].legend(frameon=False, fontsize="small", loc="lower left")
+    title = "Parameters left after compression"
+    picture = Picture(figsize=(6, 4), layout="constrained")
+    axes = picture.subplots()
+    lines = (HERE / "results" / "compression_cut.jsonl").read_text(encoding="utf-8").splitlines()
+    stored = [json.loads(line) for line in lines]
+    rows = [row for row in stored if "network" in row]
+    about = [f"{run['date']}, {run['machine']}" for run in stored if "command" in run]
+    networks = list(dict.fromkeys(row["network"] for row in rows))
+    for i, network in enumerate(networks):
+        for j, target in enumerate(("0.01", "0.02", "0.05")):
+            some = [row for row in rows if (row["network"], row["target"]) == (network, target)]
+            ratios = [row["bnrank"] / row["other"] for row in some]
+            label = f"change of {100 * float(target):g} %" if i == 0 else None
+            axes.plot([i + 0.2 * (j - 1)] * len(ratios), ratios, "o", color=f"C{j}", alpha=0.5, ms=4, label=label)
+    axes.axhline(1, color="0.5", lw=1)
+    axes.set(ylim=(0, None))
+    axes.set_xticks(range(len(networks)), networks, rotation=20, ha="right")
+    axes.set_ylabel("parameters: bnrank / best other method")
+    axes.legend(frameon=False, fontsize="small", loc="lower left")
     picture.savefig(folder / "pictures" / "compression.png", dpi=110)
     return (
         f"# {title}\n\n![Ratio to the best other method, network by network](pictures/compression.png)\n\n"
         "Each dot is a seed: parameters that `compress` keeps, over those of the best of seven other methods at the "
         f"same change of the outputs. Below the line bnrank keeps fewer. {'; '.join(dict.fromkeys(about))}. "
         "[Comparison with other methods](../comparisons.md) has the tables.\n\n"
-        "```sh\npython -m benchmarks.against compression_cut compression_completions compression_zeros\n```\n\n"
-        + _listings(folder, [AGAINST / f"compression_{name}.py" for name in ("cut", "zeros", "peers")])
+        "```sh\npython -m benchmarks.against compression_cut\n```\n\n"
+        + _listings(folder, [AGAINST / f"compression_{name}.py" for name in ("cut", "peers")])
     )
 
 

@@ -11,7 +11,8 @@ from bnrank._version import __version__
 
 if TYPE_CHECKING:
     from bnrank import discovery, figures, measures, networks, reporting, tasks, theory, training
-    from bnrank.discovery import lora_ranks
+    from bnrank.discovery.adapters import lora_ranks
+    from bnrank.discovery.compression import compress
     from bnrank.measures import (
         Jacobian,
         balance,
@@ -44,6 +45,7 @@ __all__ = [
     "bottleneck",
     "check",
     "compare",
+    "compress",
     "constructions",
     "cost",
     "discovery",
@@ -78,7 +80,8 @@ __all__ = [
 ]
 
 _ROOMS = {
-    "discovery": ("lora_ranks",),
+    "discovery.adapters": ("lora_ranks",),
+    "discovery.compression": ("compress",),
     "measures": (
         "Jacobian",
         "balance",

@@ -53,12 +53,6 @@ def test_compress_writes_a_smaller_network_and_its_certificate(tmp_path, command
     assert torch.equal(found(x), small(x))
 
 
-def test_options_of_compress_reach_it(command, network):
-    done = command("compress", "net.safetensors", "x.npz", "--completions", "--zeros")
-    assert done.code != 0
-    assert "completions: got True, with zeros=True" in flat(done.error)
-
-
 def test_compress_certifies_on_held_out_samples_of_the_file(tmp_path, command, network):
     _, x = network
     np.savez(tmp_path / "both.npz", x=x.numpy(), x_test=x[:37].numpy())
@@ -187,3 +181,12 @@ def test_a_module_from_code_comes_with_weights_of_its_own(tmp_path, command):
     )
     refused = command("compress", "own.py:build", "x.npz", "--weights", "w.safetensors", "--save", "w.safetensors")
     assert (refused.code, "which is read" in flat(refused.error)) == (2, True)
+
+
+def test_outputs_and_precision_reach_compress(command, network):
+    done = command("compress", "net.safetensors", "x.npz", "--outputs", "logits")
+    assert done.code != 0
+    assert "--outputs: got 'logits', expected no name: the network returns one tensor" in flat(done.error)
+    done = command("compress", "net.safetensors", "x.npz", "--dtype", "float16")
+    assert "--dtype: got 'float16' (str), expected one of 'float64', 'float32'" in flat(done.error)
+    assert command("compress", "net.safetensors", "x.npz", "--dtype", "float32", "--tol", 0.02).code == 0

@@ -6,12 +6,14 @@ import torch
 from torch import nn
 
 import bnrank
-from bnrank.discovery.compression import Timing, compress, parameters, stages
-from bnrank.discovery.compression.judging import Judge
+from bnrank import compress
+from bnrank.discovery.compression import Timing, parameters, stages
 from bnrank.discovery.compression.lowrank import swapped
 from bnrank.discovery.compression.parts import cost, counts, run, segments
 from bnrank.discovery.storage import rebuild
 from helpers import normal
+
+from .functions import judge_of
 
 QUICK = {"timing": Timing(repeats=2, batch_size=16)}
 
@@ -56,7 +58,7 @@ def test_a_planted_bottleneck_is_collapsed_to_its_rank(planted):
     parts = tuple(m for m in [p for layer in net.layers for p in (layer, nn.ReLU())][:-1])
     with torch.no_grad():
         outputs = net(x)
-    judge = Judge((x[:400], torch.clone, outputs[:400]), (x[400:], torch.clone, outputs[400:]), outputs)
+    judge = judge_of((x[:400], torch.clone, outputs[:400]), (x[400:], torch.clone, outputs[400:]), outputs)
     whole = counts(parts, x)
     best = stages.Collapsing(judge, stages.Cut(parts, (), cost(parts, x, whole), 0.0), "", whole).best(0.01)
     assert best.steps[-1].rank == 2

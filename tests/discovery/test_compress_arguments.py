@@ -8,9 +8,11 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+import bnrank
 import helpers
+from bnrank import compress
 from bnrank._core import store
-from bnrank.discovery.compression import Timing, compress, result, search
+from bnrank.discovery.compression import Timing, result, search
 from bnrank.discovery.storage import plain_array
 
 normal = functools.partial(helpers.normal, dtype=torch.float32)
@@ -158,7 +160,7 @@ def test_it_is_refused_by_name_before_the_work(module, x, given, error, match, m
     def work(*_):
         raise AssertionError("work was done before the arguments were checked")
 
-    monkeypatch.setattr(search, "_smallest", work)
+    monkeypatch.setattr(search, "_outcomes", work)
     with pytest.raises(error, match=match) as caught:
         compress(module, x, **given)
     assert "\n" not in str(caught.value)
@@ -225,3 +227,38 @@ def test_classes_in_a_column_are_refused_with_the_expected_shape():
     x = normal(30, 6)
     with pytest.raises(ValueError, match=r"^y: got shape \(30, 1\), expected \(30,\), one class per sample"):
         compress(perceptron(), x, torch.zeros(30, 1, dtype=torch.long), **QUICK)
+
+
+class Flat(nn.Module):
+    """Returns a number for each of several positions of a sample, all in one row."""
+
+    def __init__(self, kept):
+        super().__init__()
+        torch.manual_seed(0)
+        self.body, self.kept = nn.Sequential(nn.Linear(8, 1), nn.Linear(1, 30), nn.ReLU(), nn.Linear(30, kept)), kept
+
+    def forward(self, x):
+        return self.body(x).reshape(-1, *[self.kept] * (self.kept > 1))
+
+
+class Unflattened(nn.Module):
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+
+    def forward(self, x):
+        return self.net(x).unflatten(0, (len(x), -1))
+
+
+@pytest.mark.parametrize("kept", [1, 3])
+def test_several_rows_for_each_sample_are_refused_with_advice_that_works(kept):
+    net, x = Flat(kept), torch.randn(50, 7, 8)
+    advice = (
+        r"for 2 samples, expected \(N, ...\); for 7 rows for each sample, wrap net in a module that returns net\(x\)"
+    )
+    with pytest.raises(ValueError, match=advice):
+        compress(net, x)
+    small = compress(Unflattened(net), x, tol=0.1, **QUICK)
+    assert small.certificate.met
+    assert small.certificate.parameters < small.certificate.parameters_before
+    assert bnrank.profile(Unflattened(net), x).sizes["layer"] == 3

@@ -9,9 +9,9 @@ from torch import nn
 from torch.nn.utils import prune
 
 import bnrank
+from bnrank import compress
 from bnrank.discovery import storage
-from bnrank.discovery.compression import Timing, compress, lowrank, search, widths, zeros
-from bnrank.discovery.compression.judging import Judge
+from bnrank.discovery.compression import Timing, lowrank, widths
 from helpers import normal
 
 QUICK = {"timing": Timing(repeats=1, batch_size=8)}
@@ -89,13 +89,12 @@ def change(after, before, x):
     return float((a - b).norm() / (b - b.mean(0)).norm())
 
 
-@pytest.mark.parametrize("thin", [False, True])
 @pytest.mark.parametrize("kind", [ByName, Frozen])
-def test_layers_called_by_keyword_or_without_gradients_are_compressed(kind, thin, tmp_path):
+def test_layers_called_by_keyword_or_without_gradients_are_compressed(kind, tmp_path):
     net, width = kind().double().eval(), 12 if kind is ByName else 8
-    found = compress(net, normal(300, width), tol=0.05, zeros=thin, **QUICK)
+    found = compress(net, normal(300, width), tol=0.05, **QUICK)
     assert found.changed
-    assert found.certificate.nonzero < 0.9 * found.certificate.nonzero_before
+    assert found.certificate.parameters < 0.9 * found.certificate.parameters_before
     new = normal(100, width, seed=5)
     assert change(found.network, net, new) < 0.06
     loaded = bnrank.load(found.save(tmp_path / "small.safetensors"), kind().double())
@@ -179,59 +178,6 @@ class Plain(State):
     """The same without the state."""
 
     get_extra_state, set_extra_state = nn.Module.get_extra_state, nn.Module.set_extra_state
-
-
-def test_equal_entries_that_become_zero_together_are_all_counted(monkeypatch):
-    x = torch.cat([torch.eye(8, dtype=torch.float64), -torch.eye(8, dtype=torch.float64)]).repeat(8, 1)
-    net = nn.Sequential(nn.Linear(8, 8, bias=False)).double()
-    with torch.no_grad():
-        net[0].weight.copy_(torch.eye(8) + 0.01)
-        out = net(x)
-    judge = Judge((x[:96], torch.clone, out[:96]), (x[96:], torch.clone, out[96:]), out)
-    one, ones = torch.eye(8).double(), torch.ones(8).double()  # of inputs and outputs that matter all the same
-    alike = zeros.Curvature(net[0].weight.detach(), one, one, ones, ones, (ones, one, ones, one))
-    monkeypatch.setattr(zeros, "curvatures", lambda *_: {"0": alike})
-    monkeypatch.setattr(zeros, "TRIALS", 1)  # 20 percent, where 56 of 64 entries are equal
-    layers, _, count = zeros.thinned(judge, net, ["0"], 0.1, 100)
-    assert count == int((layers["0"].weight == 0).sum()) == 56
-
-
-def test_where_rounding_spoils_the_zeros_the_outcome_without_them_stays(monkeypatch):
-    net, x = Plain().eval(), normal(200, 8).float()
-    original = zeros.with_zeros
-
-    def spoiled(*arguments):
-        found = original(*arguments)
-        for name, value in found.values.items():
-            if name.startswith("head"):
-                value.zero_()
-        return found
-
-    monkeypatch.setattr(search, "with_zeros", spoiled)
-    found = compress(net, x, tol=0.05, zeros=True, **QUICK)
-    assert "with zeros changes the output by" in found.reason
-    assert found.changed
-    assert "zero" not in {step.kind for step in found.steps}
-    assert found.certificate.met
-    assert found.certificate.parameters < found.certificate.parameters_before / 2
-
-
-@pytest.mark.parametrize("minutes", [None, 1e-9])
-def test_without_zeros_the_outcome_is_that_of_the_whole_tolerance(minutes, monkeypatch):
-    x = normal(300, 6)
-    net = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 3)).double()
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for p in net.parameters():
-            p.copy_(torch.randn(p.shape, generator=generator, dtype=torch.float64) / p[0].numel() ** 0.5)
-    whole = compress(net, x, tol=0.1, **QUICK)
-    monkeypatch.setattr(search, "with_zeros", lambda *_: None)
-    found = compress(net, x, tol=0.1, zeros=True, max_minutes=minutes, **QUICK)
-    if minutes is None:
-        assert found.certificate.parameters == whole.certificate.parameters < whole.certificate.parameters_before
-        assert found.reason == whole.reason
-    else:
-        assert "was over" in found.reason
 
 
 class Unseen(nn.Module):
@@ -323,10 +269,6 @@ def old_weight_norm():
     [
         (hooked, r"ReLU\), which has forward hooks: remove them before compress"),
         (own_forward, r"ReLU\), which has a forward that its class does not have: call it in the forward of a module"),
-        (
-            lambda: prune.l1_unstructured(nn.Linear(16, 16), "weight", 2),
-            r"which is pruned: torch.nn.utils.prune.remove",
-        ),
         (old_weight_norm, r"which has weight normalization: torch.nn.utils.remove_weight_norm makes it plain"),
         (
             lambda: nn.utils.spectral_norm(nn.Linear(16, 16)),
@@ -534,12 +476,11 @@ def test_a_layer_whose_units_are_grouped_into_heads_keeps_its_units():
     assert [pair.layer for pair in widths.pairs(grouped, ["first", "last"], normal(8, 8))] == ["first"]
 
 
-@pytest.mark.parametrize("options", [{}, {"completions": True}, {"zeros": True}])
 @pytest.mark.parametrize("net", [Heads, lambda: Width(in_groups)])
-def test_a_network_with_heads_is_compressed_and_its_change_is_the_measured_one(net, options):
+def test_a_network_with_heads_is_compressed_and_its_change_is_the_measured_one(net):
     net = net().double().eval()
     x, kept = (normal(n, *((8,) if isinstance(net, Width) else (5, 8)), seed=n) for n in (120, 60))
-    found = compress(net, x, tol=0.3, held_out=kept, **options, **QUICK)
+    found = compress(net, x, tol=0.3, held_out=kept, **QUICK)
     assert found.changed
     with torch.no_grad():
         before, after = net(kept), found.network(kept)

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from bnrank.discovery.compression import Bound, Timing, certificate, compress
+from bnrank import compress
+from bnrank.discovery.compression import Bound, Timing, certificate
 from helpers import normal
 
 QUICK = {"timing": Timing(repeats=1, batch_size=8)}
@@ -43,7 +44,8 @@ def test_a_tolerance_that_is_not_met_on_held_out_samples_is_not_met(bent):
 def test_both_changes_must_be_within_the_tolerance(bent, on_x, held_out, met):
     found = compress(bent, normal(60, 4) / 100, tol=0.1, **QUICK).certificate
     changes = {"on_x": replace(found.on_x, centered=on_x), "held_out": replace(found.held_out, centered=held_out)}
-    assert replace(found, **changes).met == met
+    for outputs in ([changes, {}], [{}, changes]):
+        assert replace(found, outputs=[replace(found.outputs[0], **each) for each in outputs]).met == met
 
 
 def test_the_bound_is_relative_to_the_root_mean_square_of_the_outputs():

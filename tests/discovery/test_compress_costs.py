@@ -5,8 +5,9 @@ import pytest
 import torch
 from torch import nn
 
-from bnrank.discovery.compression import Certificate, Latency, Timing, compress, timing
-from bnrank.discovery.compression.certificate import change, lipschitz
+from bnrank import compress
+from bnrank.discovery.compression import Certificate, Latency, Timing, timing
+from bnrank.discovery.compression.certificate import OutputChange, change, lipschitz
 from bnrank.discovery.compression.parts import multiply_adds, parameters
 from bnrank.discovery.compression.stages import most
 from bnrank.discovery.compression.timing import flushing, is_subnormal, latency, subnormals, without_subnormals
@@ -145,7 +146,7 @@ def timed(least, low, high):
 
 def certified(before, after):
     same = change(torch.eye(3), torch.eye(3))
-    return Certificate(0.1, same, same, None, None, 6, 5, 4, 3, before, after)
+    return Certificate(0.1, (OutputChange("", same, same),), None, None, 6, 5, 4, 3, before, after)
 
 
 @pytest.mark.parametrize(

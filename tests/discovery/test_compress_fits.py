@@ -5,11 +5,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 from bnrank.discovery.compression.fits import dense, equivariant_fit, fit, pair, pointwise_pair
-from bnrank.discovery.compression.judging import Judge
 from bnrank.discovery.compression.lowrank import Factoring
 from bnrank.discovery.compression.parts import channel_rows, cost, counts, parameters, share
-from bnrank.networks.completion import Completion
 from helpers import normal
+
+from .functions import judge_of
 
 
 def brute_force_reduced_rank(z1, z2, k, metric):
@@ -129,9 +129,8 @@ LAYERS = [
 
 
 @pytest.mark.parametrize("rule", ["cost", "parameters"])
-@pytest.mark.parametrize("completing", [False, True])
 @pytest.mark.parametrize(("net", "shape"), LAYERS)
-def test_a_layer_is_cut_to_the_rank_of_least_cost_and_squared_change(net, shape, completing, rule):
+def test_a_layer_is_cut_to_the_rank_of_least_cost_and_squared_change(net, shape, rule):
     """Against all ranks built one by one; their changes are those to first order, in the metric of the output."""
     parts, x = tuple(part.double() for part in net), normal(80, *shape)
     with torch.no_grad():
@@ -142,7 +141,7 @@ def test_a_layer_is_cut_to_the_rank_of_least_cost_and_squared_change(net, shape,
             part.bias.copy_(0.3 * normal(*part.bias.shape, seed=3))
         outputs = net(x)
     flat = lambda value: value.flatten(1)  # noqa: E731
-    judge = Judge((x, flat, outputs), (x[:3], flat, outputs[:3]), outputs, completing)
+    judge = judge_of((x, flat, outputs), (x[:3], flat, outputs[:3]), outputs)
     whole, metric = counts(parts, x), judge.metrics(parts)[0]
     rows = channel_rows(parts[0], parts[0](x)).detach()
     fitted = fit(rows, rows, metric, 1e-10)
@@ -154,9 +153,7 @@ def test_a_layer_is_cut_to_the_rank_of_least_cost_and_squared_change(net, shape,
     for threshold in torch.logspace(-4, 1, 101).tolist():
         sums = {None: price_of(parts)}
         for k in range(1, len(fitted.reading) + 1):
-            made = pointwise_pair(parts[0], fitted, k, completing)
-            if isinstance(made[1], Completion) and sum(map(parameters, made)) > 0.97 * parameters(parts[0]):
-                continue
+            made = pointwise_pair(parts[0], fitted, k)
             sums[k] = price_of((*made, *parts[1:])) + float(fitted.tails[k] / judge.scale / threshold) ** 2
         best = min(sums, key=sums.get)
         _, ranks = factoring.at(threshold, rule)

@@ -7,13 +7,15 @@ import torch
 from torch import nn
 
 import bnrank
-from bnrank.discovery.compression import Timing, budget, compress, judging, parameters, widths
+from bnrank import compress
+from bnrank.discovery.compression import Timing, budget, judging, parameters, widths
 from bnrank.discovery.compression.fits import fit, gram_fit
-from bnrank.discovery.compression.judging import Judge
 from bnrank.discovery.compression.lowrank import Factoring, places, swapped
 from bnrank.discovery.compression.wholes import split_up
 from helpers import normal
 from oracles import activation_aware_svd
+
+from .functions import judge_of
 
 QUICK = {"timing": Timing(repeats=2, batch_size=16)}
 
@@ -177,7 +179,7 @@ def test_plain_factoring_is_activation_aware_svd_by_the_book():
     flat = lambda value: value.flatten(1)  # noqa: E731
     with torch.no_grad():
         outputs = net(x)
-    judge = Judge((x, flat, outputs), (x[:9], flat, outputs[:9]), outputs)
+    judge = judge_of((x, flat, outputs), (x[:9], flat, outputs[:9]), outputs)
     names, skipped = places(net, x)
     assert names == ["0", "2", "5"]
     assert not skipped
@@ -345,7 +347,7 @@ def test_a_change_is_measured_on_the_choice_that_is_given():
     flat = lambda value: value.flatten(1)  # noqa: E731
     with torch.no_grad():
         outputs = net(x)
-    judge = Judge((x, flat, outputs), (x[:9], flat, outputs[:9]), outputs)
+    judge = judge_of((x, flat, outputs), (x[:9], flat, outputs[:9]), outputs)
     factoring = Factoring(judge, net, places(net, x)[0], (1, 1, 1))
     plain, _ = factoring.at(0.05, "plain")
     ours, _ = factoring.at(3.0)

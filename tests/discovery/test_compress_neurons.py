@@ -4,10 +4,11 @@ import pytest
 import torch
 from torch import nn
 
-from bnrank.discovery.compression.judging import Judge
 from bnrank.discovery.compression.neurons import balanced, forward_selection, narrowed, rankings, without_superfluous
 from bnrank.discovery.compression.parts import cost, counts, run
 from helpers import normal
+
+from .functions import judge_of
 
 
 def judge(parts, x):
@@ -17,7 +18,7 @@ def judge(parts, x):
     def flat(value):
         return value.flatten(1)
 
-    return Judge((x, flat, outputs), (x[:3], flat, outputs[:3]), outputs)
+    return judge_of((x, flat, outputs), (x[:3], flat, outputs[:3]), outputs)
 
 
 def conv_net(channels=6, seed=0):

@@ -4,11 +4,13 @@ import pytest
 import torch
 from torch import nn
 
-from bnrank.discovery.compression import Timing, compress, parameters, reduction, stages
-from bnrank.discovery.compression.judging import Judge
+from bnrank import compress
+from bnrank.discovery.compression import Timing, parameters, reduction, stages
 from bnrank.discovery.compression.stages import Cut, Step
 from bnrank.networks import Segment
 from helpers import normal
+
+from .functions import judge_of
 
 QUICK = {"timing": Timing(repeats=2, batch_size=16)}
 
@@ -96,7 +98,7 @@ def judged(net, samples=60):
     with torch.no_grad():
         y = net(x)
     rest = lambda value: value  # noqa: E731
-    return Judge((x[:40], rest, y[:40]), (x[40:], rest, y[40:]), y)
+    return judge_of((x[:40], rest, y[:40]), (x[40:], rest, y[40:]), y)
 
 
 def test_fewer_layers_do_not_make_up_for_more_parameters_when_tuning(monkeypatch):

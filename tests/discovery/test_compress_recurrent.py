@@ -5,11 +5,13 @@ import torch
 from torch import nn
 
 import bnrank
-from bnrank.discovery.compression import Timing, compress, multiply_adds, parameters
-from bnrank.discovery.compression.judging import Judge
+from bnrank import compress
+from bnrank.discovery.compression import Timing, multiply_adds, parameters
 from bnrank.discovery.compression.lowrank import Factoring, places
 from bnrank.discovery.compression.wholes import split_up
 from helpers import normal
+
+from .functions import judge_of
 
 QUICK = {"timing": Timing(repeats=2, batch_size=16)}
 
@@ -72,7 +74,7 @@ def test_plain_factors_of_the_hidden_matrix_are_those_of_all_steps():
     left = (axes.S.square().flip(0).cumsum(0).flip(0) / axes.S.square().sum()).sqrt()
     split_up(net, x)
     flat = lambda value: value.flatten(1)  # noqa: E731
-    judge = Judge((x, flat, outputs), (x[:9], flat, outputs[:9]), outputs)
+    judge = judge_of((x, flat, outputs), (x[:9], flat, outputs[:9]), outputs)
     factoring = Factoring(judge, net, places(net, x)[0], (1, 1, 1))
     choice, ranks = factoring.at(0.3, "plain")
     rank = dict(ranks)["body.hidden.0"]

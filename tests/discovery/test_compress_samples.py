@@ -6,9 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from bnrank.discovery.compression import Timing, compress, judging, reduction
-from bnrank.discovery.compression.judging import Judge, enriched, split
+from bnrank import compress
+from bnrank.discovery.compression import Timing, judging, reduction
+from bnrank.discovery.compression.judging import enriched, split
 from helpers import normal
+
+from .functions import judge_of
 
 QUICK = {"timing": Timing(repeats=1, batch_size=8)}
 
@@ -80,9 +83,9 @@ def judges(monkeypatch):
     """Return the judges that are made from here on, and what they were given."""
     made = []
 
-    class Recorded(Judge):
-        def __init__(self, fitted, selected, given, completing=False):
-            super().__init__(fitted, selected, given, completing)
+    class Recorded(judging.Judge):
+        def __init__(self, fitted, selected, given):
+            super().__init__(fitted, selected, given)
             made.append((fitted, selected, given))
 
     monkeypatch.setattr(reduction, "Judge", Recorded)
@@ -101,9 +104,9 @@ def test_fits_see_fitted_samples_and_points_between_them_only(judges):
     assert torch.equal(fitted[0][-36:], x[parts_of_60()[0]])
     assert torch.equal(selected[0], x[parts_of_60()[1]])
     with torch.no_grad():
-        assert torch.allclose(given, net(x[torch.cat(parts_of_60()[:2])]), atol=1e-12)
-        assert torch.allclose(fitted[2], net(fitted[0]), atol=1e-12)
-        assert torch.allclose(selected[2], net(selected[0]), atol=1e-12)
+        assert torch.allclose(given[0], net(x[torch.cat(parts_of_60()[:2])]), atol=1e-12)
+        assert torch.allclose(fitted[2][0], net(fitted[0]), atol=1e-12)
+        assert torch.allclose(selected[2][0], net(selected[0]), atol=1e-12)
 
 
 def column(*values):
@@ -124,7 +127,7 @@ def test_the_change_is_the_larger_of_two_with_a_standard_error_where_fits_are_ju
     """Spreads: 1 of the fitted outputs, 4 of those given, 2 of both that were judged."""
     on_fitted, on_selected = column(1.0, -1.0), column(7.0, 7.0 - 5**0.5)
     rest = nn.Identity()
-    judge = Judge(
+    judge = judge_of(
         (on_fitted + column(*fitted), rest, on_fitted),
         (on_selected + column(*selected), rest, on_selected),
         column(4.0, -4.0),

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from bnrank.discovery.compression import Timing, compress, reduction
+from bnrank import compress
+from bnrank.discovery.compression import Timing, reduction
 from bnrank.discovery.compression.judging import Judge, tuned
 from bnrank.discovery.compression.stages import Cut, Step
 from bnrank.networks import Segment
@@ -37,14 +38,15 @@ class Recorded(Judge):
 
 def judged(noise, away=0.0, samples=(10, 40)):
     """Return a judge of outputs with noise where fits are made, and parts that are ``away`` from those without."""
-    net, rest = made(nn.Linear(4, 20), nn.Tanh(), nn.Linear(20, 3)), nn.Identity()
+    net = made(nn.Linear(4, 20), nn.Tanh(), nn.Linear(20, 3))
     x, kept = normal(samples[0], 4), normal(samples[1], 4, seed=1)
     parts = tuple(copy.deepcopy(net))
     with torch.no_grad():
         y, y_kept = net(x) + noise * normal(samples[0], 3, seed=2), net(kept)
         for i, part in enumerate(parts[::2]):
             part.weight += away * normal(*part.weight.shape, seed=3 + i)
-    return Recorded((x, rest, y), (kept, rest, y_kept), torch.cat([y, y_kept])), parts
+    rest = lambda value: [value]  # noqa: E731
+    return Recorded((x, rest, [y]), (kept, rest, [y_kept]), [torch.cat([y, y_kept])]), parts
 
 
 def test_tuning_returns_the_best_and_not_the_last():

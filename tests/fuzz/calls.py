@@ -16,6 +16,7 @@ from .judging import (
     changed,
     different,
     explained,
+    filters_of_others,
     fingerprint,
     nans,
     owned,
@@ -138,8 +139,7 @@ def judged(target: Target, changes: tuple[tuple[str, str], ...], call: int = -1)
     started = time.monotonic()
     with warnings.catch_warnings(record=True) as caught, quiet():
         warnings.simplefilter("always")
-        filters = list(warnings.filters)
-        before["warning filters"] = filters
+        before["warning filters"] = filters_of_others()
         try:
             result, failure = invoke(function, built), None
         except Exception as error:

@@ -138,11 +138,16 @@ def surroundings() -> dict[str, Any]:
         "inference mode": torch.is_inference_mode_enabled(),
         "deterministic mode": torch.are_deterministic_algorithms_enabled(),
         "flush denormal": bool(torch.tensor([1e-310], dtype=torch.float64) * 1.0 == 0),
-        "warning filters": list(warnings.filters),
+        "warning filters": filters_of_others(),
         "NumPy's errors": np.geterr(),
         "working folder": str(Path.cwd()),
         "environment": {k: v for k, v in os.environ.items() if k != "TORCHINDUCTOR_CACHE_DIR"},  # torch's, at first use
     }
+
+
+def filters_of_others() -> list[Any]:
+    """Return the filters of warnings but that of xarray for its own message, which it adds when it reads a file."""
+    return [one for one in warnings.filters if "decode_timedelta" not in str(one[1])]
 
 
 def restore(state: Mapping[str, Any]) -> None:

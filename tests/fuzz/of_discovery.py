@@ -12,7 +12,7 @@ from bnrank.discovery import BottleneckAutoencoder, BottleneckClassifier, Bottle
 from .made import Radius, Values, films, new, normal
 
 OWN: dict[str, Values] = {
-    "bnrank.discovery.compress": {
+    "bnrank.compress": {
         "x": lambda: normal(40, 3),
         "y": lambda: None,
         "tol": lambda: 0.05,
@@ -84,7 +84,7 @@ def estimator(name: str) -> Any:
 
 
 OPTIONAL: dict[str, Values] = {
-    "bnrank.discovery.compress": {"y": lambda: normal(40, 2), "held_out": lambda: normal(10, 3)},
+    "bnrank.compress": {"y": lambda: normal(40, 2), "held_out": lambda: normal(10, 3)},
     "bnrank.discovery.symmetries": {"y": lambda: normal(40, 3)[:, :2].square().sum(1, keepdim=True)},
 }
 """Values of optional arguments that the valid call leaves out."""

@@ -13,12 +13,16 @@ _CIRCLE: Values = {"net": saddle, "x": lambda: circle().x, "g": lambda: -circle(
 OWN: dict[str, Values] = {
     "bnrank.load": {"path": weights_file},
     "bnrank.save": {"result": mlp},
-    "bnrank.constructions.bottleneck": {"h": lambda: mlp(2, 4, 1), "g": lambda: mlp(3, 5, 2), "depth": lambda: 8},
+    "bnrank.constructions.bottleneck": {
+        "h": lambda: mlp(2, 4, 1),
+        "g": lambda: mlp(3, 5, 2),
+        "depth": lambda: 8,
+        "lower": lambda: torch.full((2,), -9.0),
+    },
     "bnrank.constructions.compose": {"h": lambda: mlp(2, 4, 1), "g": lambda: mlp(3, 5, 2)},
     "bnrank.constructions.add": {"f": lambda: mlp(3, 5, 2), "g": lambda: mlp(3, 4, 2)},
     "bnrank.constructions.completely_positive": {"a": lambda: torch.eye(2), "x": lambda: normal(5, 2).abs() + 0.1},
     "bnrank.constructions.deepen": {"depth": lambda: 5},
-    "bnrank.constructions.deepen_escape": {**_CIRCLE, "depth": lambda: 6},
     "bnrank.constructions.line_interpolant": {
         "x": lambda: torch.linspace(0, 1, 4)[:, None],
         "y": lambda: torch.tensor([[0.0], [1.0], [0.5], [2.0]]),
@@ -34,7 +38,6 @@ OWN: dict[str, Values] = {
 }
 
 OPTIONAL: dict[str, Values] = {
-    "bnrank.constructions.bottleneck": {"lower": lambda: torch.full((2,), -9.0)},
     "bnrank.constructions.completely_positive": {"inner": lambda: torch.eye(2), "outer": lambda: torch.eye(2)},
     "bnrank.constructions.deepen": {"x": lambda: normal(6, 3)},
     "bnrank.constructions.max_of_affine": {"signs": lambda: torch.ones(1)},

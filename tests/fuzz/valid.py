@@ -64,7 +64,7 @@ METHOD_OWNERS = (
     *("bnrank.spectra.Accumulator", "bnrank.cost.expand", "bnrank.cost.planarity", "bnrank.graph.trace"),
     *("bnrank.regions.in_plane", "bnrank.regions.along_line", "bnrank.regions.enumerate", "bnrank.regions.tripoints"),
     *("bnrank.discovery.BottleneckRegressor", "bnrank.discovery.BottleneckClassifier"),
-    *("bnrank.discovery.BottleneckAutoencoder", "bnrank.discovery.compress", "bnrank.discovery.symmetries"),
+    *("bnrank.discovery.BottleneckAutoencoder", "bnrank.compress", "bnrank.discovery.symmetries"),
     "bnrank.discovery.StateVariables",
     *("bnrank.check", "bnrank.escape.join_rate", "bnrank.invariants.Monitor", "bnrank.invariants.find"),
     *("bnrank.invariants.tail", "bnrank.tasks.rank_one_factorization", "bnrank.tasks.low_rank_map"),
@@ -73,7 +73,7 @@ METHOD_OWNERS = (
 """Targets whose results have methods with arguments."""
 
 SLOW = {
-    "bnrank.discovery.compress": 0.3,
+    "bnrank.compress": 0.3,
     "bnrank.discovery.BottleneckRegressor": 0.5,
     "bnrank.discovery.BottleneckClassifier": 0.5,
     "bnrank.discovery.StateVariables": 0.5,

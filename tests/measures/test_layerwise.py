@@ -302,5 +302,7 @@ def test_a_layer_of_one_unit_has_one_unit(net, shape, units):
 
 
 def test_outputs_that_join_samples_and_positions_are_refused_with_advice():
-    with pytest.raises(ValueError, match=r"net: .* shape \(14,\) for 2 samples, .*return out.reshape\(len\(x\), -1"):
+    with pytest.raises(
+        ValueError, match=r"net: .* shape \(14,\) for 2 samples, .* 7 rows for each sample, .*unflatten\(0"
+    ):
         bnrank.profile(Squeezed(join=True), normal(50, 7, 8))

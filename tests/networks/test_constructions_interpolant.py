@@ -29,20 +29,13 @@ def line(net, x, y):
     return float(t.min()), t[order] - t.min(), y[order]
 
 
-def dots_norm(r, scale, constant, delta, y):
+def bent_norm(r, scale, constant, delta, y):
     slopes = y.diff(dim=0) / delta.diff()[:, None]
     changes = torch.cat([slopes[:1], slopes.diff(dim=0)]).norm(dim=1)
     return 2 * scale * float((changes * (r**-2 + (delta[:-1] / constant) ** 2).sqrt()).sum()), y[0]
 
 
-def steps_norm(r, scale, _, delta, y):
-    w, jumps = delta.diff() / 3, scale * y.diff(dim=0).norm(dim=1)
-    k = (r**-2 + (delta[:-1] + w) ** 2).sqrt() / w
-    grid = torch.logspace(-6, 4, 4001, dtype=torch.float64)[:, None]
-    return float((2 * k * grid + grid**2 + (jumps / grid) ** 2).min(0).values.sum()), y[-1]
-
-
-def total(logs, bends, layers, way, p, data):
+def total(logs, layers, way, p, data):
     """The norm for log r and log K (with a constant) or log epsilon (with a copy); the values span all dimensions.
 
     With a copy, the cheapest choice of the signs of its coordinates.
@@ -51,10 +44,10 @@ def total(logs, bends, layers, way, p, data):
     layers -= p if way == "copy" else 0
     held = layers * (r**2 * (1 + start**2)) ** (1 / layers)
     if p == 0 or way == "constant":
-        bent, constant = bends(r, 1.0, other if p else 1.0, delta, y)
+        bent, constant = bent_norm(r, 1.0, other if p else 1.0, delta, y)
         last = 2 * float(constant.norm()) / other if p else float(constant @ constant)
         return held + bent + last + (p * other ** (2 / p) if p else 0.0)
-    bent, constant = bends(r, other, 1.0, delta, y)
+    bent, constant = bent_norm(r, other, 1.0, delta, y)
     signs = torch.tensor(list(itertools.product((1.0, -1.0), repeat=y.shape[1])), dtype=torch.float64)
     corners = (y * signs[:, None]).amin(1).clamp(max=0)
     moved = other**2 * (constant * signs - corners).square().sum(1) + corners.square().sum(1)
@@ -76,33 +69,21 @@ def test_it_goes_through_the_points(n, d, m, depth, seed):
         assert bend <= max(hidden) or n < 3
 
 
-@QUICK
-@given(st.integers(1, 30), st.integers(1, 4), st.integers(1, 3), st.integers(4, 9), st.integers(0, 99))
-def test_steps_go_through_the_points_and_are_flat_there(n, d, m, depth, seed):
-    x, y = normal(n, d, seed=seed), normal(n, m, seed=seed + 1)
-    net = line_interpolant(x, y, depth, seed, method="steps")
-    assert close(net(x), y, 1e-13)
-    assert net.depth == depth
-    assert net.widths[1] == 1 or n > 1
-    assert not Jacobian(net, x).singular_values.any()
-
-
-@pytest.mark.parametrize(("method", "bends", "count"), [("dots", dots_norm, 2), ("steps", steps_norm, 3)])
-def test_the_norm_is_least_over_the_ways_to_spread_the_scale(method, bends, count):
+def test_the_norm_is_least_over_the_ways_to_spread_the_scale():
     best = set()
     for seed, (m, depth) in enumerate([(2, 4), (2, 7), (1, 12), (1, 6)]):
         x, y = normal(8, 3, seed=seed), normal(8, m, seed=seed + 50)
         if seed == 3:  # the mean is positive, but the values reach farther down
             y[1:], y[:1] = y[1:].abs() + 1, -5.0
-        net = line_interpolant(x, y, depth, method=method)
+        net = line_interpolant(x, y, depth)
         data, options, found = line(net, x, y), {"xatol": 1e-5, "fatol": 1e-9}, {}
-        for way in ("constant", "copy") if method == "dots" else ("copy",):
-            for p in range(depth - count):
-                args = (bends, depth - count, way, p, data)
+        for way in ("constant", "copy"):
+            for p in range(depth - 2):
+                args = (depth - 2, way, p, data)
                 found[way, p] = minimize(total, [0.0, 0.0], args, method="Nelder-Mead", options=options).fun
         assert norm(net) == pytest.approx(min(found.values()), rel=2e-5)
         best.add(min(found, key=found.get)[0])
-    assert len(best) == (2 if method == "dots" else 1)  # both ways are used
+    assert best == {"constant", "copy"}
 
 
 def test_the_excess_of_the_norm_over_the_depth_is_logarithmic_in_the_variation():
@@ -115,15 +96,14 @@ def test_the_excess_of_the_norm_over_the_depth_is_logarithmic_in_the_variation()
             assert deep < factor * math.log(shallow) + 12
 
 
-@pytest.mark.parametrize("method", ["dots", "steps"])
-def test_neurons_of_h_are_balanced(method):
-    net = line_interpolant(normal(12, 3), normal(12, 2, seed=1), 8, method=method)
+def test_neurons_of_h_are_balanced():
+    net = line_interpolant(normal(12, 3), normal(12, 2, seed=1), 8)
     bend = next(i for i, width in enumerate(net.widths) if width > 2)
     unbalanced = balance.residual(net).per_neuron
     assert float(unbalanced[bend - 1].max()) < 1e-12 * norm(net)
 
 
-def test_dots_are_joined_by_straight_lines():
+def test_points_are_joined_by_straight_lines():
     x, y = normal(9, 1), normal(9, 2, seed=1)
     order = x[:, 0].argsort()
     x, y = x[order], y[order]
@@ -139,28 +119,23 @@ def test_dots_are_joined_by_straight_lines():
     assert not close(beyond, end, 1e-2)
 
 
-@pytest.mark.parametrize(("method", "accuracy"), [(None, 2e-9), ("dots", 2e-9), ("steps", 1e-12)])
-def test_a_thousand_points_in_twenty_dimensions(method, accuracy):
+def test_a_thousand_points_in_twenty_dimensions():
     for seed in range(2):
         x, y = normal(1000, 20, seed=seed), normal(1000, 20, seed=seed + 9)
-        net = line_interpolant(x, y, 15, seed, method=method)
-        assert float((net(x) - y).abs().max().detach()) < accuracy
+        net = line_interpolant(x, y, 15, seed)
+        assert float((net(x) - y).abs().max().detach()) < 2e-9
         t = (x @ net.weights[0].detach()[0] / net.weights[0].detach().norm()).sort().values
         assert float(t.diff().min()) > 1e-7
-        assert norm(line_interpolant(x, y, 40, seed, method=method)) < norm(net) + 25
+        assert norm(line_interpolant(x, y, 40, seed)) < norm(net) + 25
 
 
-def test_single_precision_takes_steps_where_straight_lines_miss():
+def test_single_precision_serves_few_points():
     x, y = normal(1000, 20).float(), normal(1000, 3, seed=1).float()
-    net = line_interpolant(x, y, 10)
-    assert net.weights[0].dtype == torch.float32
-    assert float((net(x) - y).abs().max().detach()) < 1e-4
-    with pytest.raises(ValueError, match=r"misses y by .* pass float64 data, or method='steps'"):
-        line_interpolant(x, y, 10, method="dots")
-    with pytest.raises(ValueError, match="misses y by"):
-        line_interpolant(x, y, 3)
     few = line_interpolant(x[:5], y[:5], 10)
+    assert few.weights[0].dtype == torch.float32
     assert float((few(x[:5]) - y[:5]).abs().max().detach()) < 1e-4
+    with pytest.raises(ValueError, match=r"misses y by .* pass float64 data"):
+        line_interpolant(x, y, 10)
 
 
 def test_the_steepest_place_is_as_steep_as_a_traveling_salesman_makes_it():
@@ -170,13 +145,12 @@ def test_the_steepest_place_is_as_steep_as_a_traveling_salesman_makes_it():
         tours = np.array(list(itertools.permutations(range(7))))
         shortest = float((y[tours][:, 1:] - y[tours][:, :-1]).norm(dim=2).sum(1).min())
         bound = shortest / float(torch.cdist(x, x).max())
-        for method in ("dots", "steps"):
-            net = line_interpolant(x, y, 8, method=method)
-            u = net.weights[0].detach()[0]
-            along = x.mean(0) + torch.linspace(-4, 4, 4001, dtype=torch.float64)[:, None] * u / u.norm()
-            steepest = float(Jacobian(net, along).singular_values[:, 0].max())
-            assert steepest > bound
-            assert norm(net) > 8 * bound ** (2 / 8)
+        net = line_interpolant(x, y, 8)
+        u = net.weights[0].detach()[0]
+        along = x.mean(0) + torch.linspace(-4, 4, 4001, dtype=torch.float64)[:, None] * u / u.norm()
+        steepest = float(Jacobian(net, along).singular_values[:, 0].max())
+        assert steepest > bound
+        assert norm(net) > 8 * bound ** (2 / 8)
 
 
 def test_the_jacobian_has_rank_one_at_the_points():
@@ -197,10 +171,10 @@ def test_equal_samples_need_equal_values():
 
 
 def test_constants_are_stretched_over_the_layers_that_pay():
-    for method, x in itertools.product(("dots", "steps"), (normal(1, 3), normal(6, 3))):
+    for x in (normal(1, 3), normal(6, 3)):
         for value, depth in ((3.0, 9), (30.0, 9), (30.0, 4), (0.2, 9)):
             y = torch.tensor([[value, -value]], dtype=torch.float64).repeat(len(x), 1)
-            net = line_interpolant(x, y, depth, method=method)
+            net = line_interpolant(x, y, depth)
             assert close(net(x), y)
             size = 2**0.5 * value
             assert norm(net) == pytest.approx(min(p * size ** (2 / p) for p in range(1, depth + 1)))
@@ -242,9 +216,6 @@ def test_arrays_and_mixed_precision():
     ("change", "error", "words"),
     [
         ({"depth": 2}, ValueError, "depth: got 2.*at least 3"),
-        ({"depth": 3, "method": "steps"}, ValueError, "depth: got 3.*at least 4"),
-        ({"method": "dot"}, ValueError, "method: got 'dot'.*did you mean 'dots'"),
-        ({"method": "steps", "slope": 0.3}, ValueError, "slope: got 0.3, expected 0"),
         ({"slope": 1.0}, ValueError, "slope: got 1"),
         ({"y": torch.ones(3, 1)}, ValueError, "y: got 3 samples.*4"),
         ({"y": torch.ones(4)}, ValueError, r"y: got shape \(4,\)"),

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bnrank.networks import LinearNetwork
-from bnrank.networks.constructions import completely_positive, deepen, diagonal, linear, linear_maps
+from bnrank.networks.constructions import completely_positive, deepen, diagonal, linear
 from bnrank.networks.mlp import leaky_relu
+from bnrank.theory import domains
 from helpers import norm, normal
 from networks.constructed import QUICK, close
 
@@ -114,22 +115,28 @@ def test_positive_matrices_on_the_orthant(m, d, depth, seed):
 
 
 @QUICK
-@given(st.integers(1, 4), st.integers(0, 2), st.integers(2, 9), st.sampled_from([0.0, 0.3, -0.5]), st.integers(0, 99))
-def test_narrow_cones(rank, more, depth, slope, seed):
+@given(st.integers(1, 4), st.integers(0, 2), st.integers(2, 9), st.integers(0, 99))
+def test_narrow_cones(rank, more, depth, seed):
     """Samples near one direction, which are far from coordinate-wise positive, and any A of full or lower rank."""
     d = rank + more
     a, s = planted(rank, d + 1, d, seed)
     axis = normal(1, d + 1, seed=seed + 3) @ a  # in Im A^T
     noise = normal(25, d, seed=seed + 1)
     x = axis + 0.3 * float(s[-1] / s[0] * axis.norm()) * noise / noise.norm(dim=1, keepdim=True)
-    net = completely_positive(a, depth, x, slope=slope)
+    net = completely_positive(a, depth, x)
     mixed = normal(40, 25, seed=seed + 2).abs() @ x
     assert close(net(mixed), mixed @ a.T, 1e-9)
     assert norm(net) == pytest.approx(positive_norm(s, depth), rel=1e-8)
 
 
+def identity_on(x, depth):
+    """The identity on a cone of full dimension, with the isometry that the search of T9 finds."""
+    isometry = domains.completely_positive(x, atol=1e-13).isometry
+    return completely_positive(torch.eye(x.shape[1], dtype=x.dtype), depth, x, inner=isometry, outer=isometry)
+
+
 def test_narrow_cones_in_many_dimensions():
-    """Without facets: the simplex around the axis holds every cone within arcsin(1 / sqrt k) of it."""
+    """The simplex around the axis holds every cone within arcsin(1 / sqrt k) of it."""
     k, axis, noise = 12, normal(1, 12), normal(50, 12, seed=1)
     x = axis / axis.norm() + 0.25 * noise / noise.norm(dim=1, keepdim=True)
     net = completely_positive(torch.eye(k, dtype=torch.float64), 5, x)
@@ -144,7 +151,7 @@ def test_cones_of_up_to_four_rays(k, n):
     for seed in [324, *range(150)]:  # 324: a narrow escape
         x = normal(n, k, seed=seed)
         if bool((x @ x.T >= 0).all()) and found < 8:
-            net = completely_positive(torch.eye(k, dtype=torch.float64), 2, x)
+            net = identity_on(x, 2)
             mixed = normal(20, n, seed=seed + 1).abs() @ x
             assert close(net(mixed), mixed, 1e-12)
             assert norm(net) == pytest.approx(2 * k, rel=1e-12)
@@ -152,12 +159,12 @@ def test_cones_of_up_to_four_rays(k, n):
     assert found >= 3
 
 
-@pytest.mark.parametrize(("k", "n", "power"), [(12, 10, 1), (5, 400, 2), (5, 400, 3), (7, 30, 1)])
+@pytest.mark.parametrize(("k", "n", "power"), [(5, 12, 2), (7, 30, 1)])
 def test_rotated_non_negative_samples(k, n, power):
-    """Fewer samples than dimensions, many facets, and dimensions without facets."""
+    """Cones with many facets."""
     orthant = torch.rand(n, k, generator=torch.Generator().manual_seed(k + power), dtype=torch.float64) ** power
     x = orthant @ torch.linalg.qr(normal(k, k, seed=power)).Q
-    net = completely_positive(torch.eye(k, dtype=torch.float64), 2, x)
+    net = identity_on(x, 2)
     assert close(net(x), x, 1e-9)
     assert norm(net) == pytest.approx(2 * k, rel=1e-9)
 
@@ -166,14 +173,14 @@ def test_a_wide_angle_seen_from_aside():
     """80 degrees, the samples' mean far from the middle: a facet is needed, 90 degrees from a side."""
     angles = torch.deg2rad(torch.tensor([-40.0, 40.0, 35.0, 30.0], dtype=torch.float64))
     x = torch.stack([angles.cos(), angles.sin()], 1)
-    net = completely_positive(torch.eye(2, dtype=torch.float64), 3, x)
-    assert close(net(x), x, 1e-12)
+    assert close(identity_on(x, 3)(x), x, 1e-12)
 
 
 def test_hidden_representations_have_the_kernels_and_are_not_negative():
     a, _ = planted(3, 3, 3, seed=4)
     x = normal(3, seed=5) + 0.2 * normal(20, 3, seed=6)
-    net = completely_positive(a, 8, x)
+    inner, outer = (domains.completely_positive(points, atol=1e-13).isometry for points in (x, x @ a.T))
+    net = completely_positive(a, 8, x, inner=inner, outer=outer)
     hidden = x
     for layer, weight in enumerate(net.weights[:-1], 1):
         z = hidden @ weight.detach().T
@@ -224,19 +231,14 @@ def test_zero_map():
     assert norm(origin) == pytest.approx(8)
 
 
-def test_domains_that_are_not_completely_positive_are_refused():
+def test_cones_without_a_known_isometry_are_refused_with_advice():
     a = torch.eye(2, dtype=torch.float64)
     for x in ([[1.0, 0.0], [-1.0, 0.5]], [[1.0, 0.0], [-1.0, 0.0]]):
-        with pytest.raises(ValueError, match="x: two points have P x of negative inner product"):
+        with pytest.raises(ValueError, match=r"x: no isometry of P x .* pass inner .*cost\.completely_positive"):
             completely_positive(a, 4, torch.tensor(x))
     rotate = torch.tensor([[1.0, 1.0], [-4.0, 4.0]], dtype=torch.float64)  # opens the quadrant beyond a right angle
-    with pytest.raises(ValueError, match="x: two points have A x of negative inner product"):
+    with pytest.raises(ValueError, match=r"x: no isometry of A x .* pass inner and outer"):
         completely_positive(rotate, 4, torch.eye(2))
-    angles = 2 * math.pi * torch.arange(5) / 5  # the pentagon's cone: positive inner products, yet too wide
-    cone = torch.stack([angles.cos(), angles.sin(), torch.full((5,), 0.9)], 1)
-    assert float((cone @ cone.T).min()) > 0
-    with pytest.raises(ValueError, match="x: found no isometry of P x"):
-        completely_positive(torch.eye(3), 4, cone)
 
 
 @pytest.mark.parametrize(
@@ -256,15 +258,3 @@ def test_domains_that_are_not_completely_positive_are_refused():
 def test_bad_arguments_are_named(call, error, words):
     with pytest.raises(error, match=words):
         call()
-
-
-def test_least_squares_that_reach_their_limit_of_iterations_are_no_error(monkeypatch):
-    z = normal(20, 3).abs()
-    axis, basis = torch.ones(3, dtype=torch.float64) / 3**0.5, torch.eye(3, dtype=torch.float64)
-    assert linear_maps._combined(z, axis, basis) is not None
-
-    def unfinished(*arguments):
-        raise RuntimeError("Maximum number of iterations reached.")
-
-    monkeypatch.setattr("scipy.optimize.nnls", unfinished)
-    assert linear_maps._combined(z, axis, basis) is None

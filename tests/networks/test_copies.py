@@ -48,7 +48,7 @@ def test_old_weight_normalization_can_be_compressed_checked_and_cut():
     net(x)
     net.eval()
     before = net(x)
-    small = bnrank.discovery.compress(net, x, tol=0.02)
+    small = bnrank.compress(net, x, tol=0.02)
     assert small.certificate.parameters < small.certificate.parameters_before
     assert float((small.network(x) - before).detach().norm() / before.norm()) < 0.05
     assert torch.equal(net(x), before)

@@ -1,6 +1,7 @@
 import itertools
 import json
 import pickle
+import sys
 from pathlib import Path
 
 import pytest
@@ -139,7 +140,7 @@ def test_pickles_are_refused_unopened_by_name_or_content(tmp_path, monkeypatch, 
         path.write_bytes(pickle.dumps(Evil()))
     else:
         torch.save({"a": Evil()}, path, _use_new_zipfile_serialization=write == "zip")
-    for read in (load, lambda p: load_module("torch.nn:Identity", p)):
+    for read in (load, lambda p: bnrank.load(p, nn.Identity())):
         with pytest.raises(
             ValueError, match=r"safetensors.torch.save_file\(model.state_dict\(\), \"model.safetensors\"\)"
         ):
@@ -212,11 +213,11 @@ def test_modules_come_from_files_with_their_weights(tmp_path):
     model = load_module(spec)
     assert model[0].weight.shape == (4, 3)
     save_file({k: v + 1 for k, v in model.state_dict().items()}, tmp_path / "w.safetensors")
-    loaded = load_module(spec, tmp_path / "w.safetensors")
+    loaded = bnrank.load(tmp_path / "w.safetensors", load_module(spec))
     assert torch.equal(loaded[0].weight, model[0].weight + 1)
     save_file({"other": torch.ones(1)}, tmp_path / "o.safetensors")
     with pytest.raises(ValueError, match=r"o.safetensors does not fit"):
-        load_module(spec, tmp_path / "o.safetensors")
+        bnrank.load(tmp_path / "o.safetensors", load_module(spec))
     with pytest.raises(ValueError, match="raised RuntimeError: no"):
         load_module(f"{tmp_path / 'model.py'}:broken")
     with pytest.raises(TypeError, match="returned 3"):
@@ -240,15 +241,37 @@ def test_weights_that_do_not_fit_are_refused_by_the_first_three_differences(tmp_
     other = {key: value for key, value in state.items() if int(key.split(".")[0]) < 50} | {"5.weight": torch.ones(2, 4)}
     save_file({**other, "head.weight": torch.ones(1, 4)}, path)
     with pytest.raises(ValueError, match="does not fit") as refused:
-        load_module(spec, path)
-    message, first = str(refused.value), "missing 50.weight (4, 4); unexpected head.weight (1, 4)"
-    assert f"{first}; 5.weight is (2, 4), not (4, 4); ... (22 " in message
-    assert "20 missing, 1 unexpected, 1 of another shape" in message
-    assert message.count(".weight") == 3
+        bnrank.load(path, load_module(spec))
+    missing, unexpected = "20 missing, such as 50.weight (4, 4)", "1 unexpected, such as head.weight (1, 4)"
+    assert f"{missing}; {unexpected}; 1 of another shape, such as 5.weight (2, 4), not (4, 4)" in str(refused.value)
     save_file({f"module.{key}": value for key, value in state.items()}, path)
     with pytest.raises(ValueError, match=r"names of the file begin with 'module\.'; without it they are equal"):
-        load_module(spec, path)
-    save_file({"0.weight": torch.ones(3, 2)}, path)  # three differences: nothing is left to count
-    three = r"fit net: missing weight \(3, 2\); unexpected 0.weight \(3, 2\); missing bias \(3,\)$"
+        bnrank.load(path, load_module(spec))
+    save_file({"0.weight": torch.ones(3, 2)}, path)
+    three = r"fit net: 2 missing, such as weight \(3, 2\); 1 unexpected, such as 0.weight \(3, 2\)$"
     with pytest.raises(ValueError, match=three):
         bnrank.load(path, nn.Linear(2, 3))
+
+
+def test_a_file_leaves_its_own_module_behind_and_nothing_else(tmp_path):
+    text = "from __future__ import annotations\nfrom dataclasses import dataclass\nfrom torch import nn\n"
+    text += "import package.deep, sibling\n@dataclass\nclass Options:\n    width: int = sibling.WIDTH\n"
+    text += "class Net(nn.Linear):\n    pass\ndef build():\n    return Net(2, Options().width)\n"
+    before, path = set(sys.modules), list(sys.path)
+    for folder, width in (("a", 3), ("b", 4)):
+        (tmp_path / folder / "package").mkdir(parents=True)
+        (tmp_path / folder / "package" / "deep.py").write_text("")
+        (tmp_path / folder / "sibling.py").write_text(f"import colorsys\nWIDTH = {width}\n")
+        (tmp_path / folder / "alone.py").write_text(text)
+        net = load_module(f"{tmp_path / folder / 'alone.py'}:build")
+        assert net.out_features == width  # the neighbor of its own folder
+        assert torch.equal(pickle.loads(pickle.dumps(net)).weight, net.weight)
+    assert sys.path == path
+    own = {"bnrank_user_alone", "bnrank_user_alone_"}
+    assert set(sys.modules) - before - {"colorsys"} == own
+    (tmp_path / "a" / "sibling.py").write_text("raise OSError('broken')\n")
+    (tmp_path / "a" / "other.py").write_text("import sibling\n")
+    with pytest.raises(ValueError, match="raised OSError: broken"):
+        load_module(f"{tmp_path / 'a' / 'other.py'}:build")
+    assert not {"sibling", "bnrank_user_other"} & set(sys.modules)
+    assert sys.path == path

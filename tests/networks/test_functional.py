@@ -224,7 +224,7 @@ def watched(net, x):
         bnrank.bottleneck,
         lambda net, x: bnrank.compare(net, net, x),
         bnrank.check,
-        lambda net, x: bnrank.discovery.compress(net, x, tune=0, timing=bnrank.discovery.Timing(repeats=1)),
+        lambda net, x: bnrank.compress(net, x, tune=0, timing=bnrank.discovery.Timing(repeats=1)),
         watched,
     ],
     ids=["read", "profile", "bottleneck", "compare", "check", "compress", "watch"],

@@ -142,7 +142,7 @@ def test_complex_parameters_stay_in_a_compressed_network():
     with torch.no_grad():
         net[2].weight[2:] = 0.0
         net[2].bias[2:] = 0.0
-    found = bnrank.discovery.compress(net, X, tune=0, timing=bnrank.discovery.Timing(repeats=1))
+    found = bnrank.compress(net, X, tune=0, timing=bnrank.discovery.Timing(repeats=1))
     assert found.certificate.met
     assert found.certificate.parameters < found.certificate.parameters_before
     assert {p.dtype for p in found.network.parameters()} == {torch.float32, torch.complex64}
@@ -174,7 +174,7 @@ MEASURES = {
     "bottleneck": bnrank.bottleneck,
     "compare": lambda net, x: bnrank.compare(net, net, x),
     "check": bnrank.check,
-    "compress": lambda net, x: bnrank.discovery.compress(net, x, tune=0, timing=bnrank.discovery.Timing(repeats=1)),
+    "compress": lambda net, x: bnrank.compress(net, x, tune=0, timing=bnrank.discovery.Timing(repeats=1)),
 }
 
 

@@ -71,7 +71,7 @@ MEASURES = {
     "check": (bnrank.check, 2),
     "jacobian": (lambda net, x: bnrank.Jacobian(net, x).singular_values, 2),
     "ntk": (ntk.trace, 1),
-    "compress": (lambda net, x: bnrank.discovery.compress(net, x, tune=0), 4),
+    "compress": (lambda net, x: bnrank.compress(net, x, tune=0), 2),
 }
 
 

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 import bnrank
-from bnrank.discovery import Timing, compress
+from bnrank import compress
+from bnrank.discovery import Timing
 from bnrank.discovery.compression.returned import tensors
 from bnrank.networks.inputs import main_output
 from helpers import normal

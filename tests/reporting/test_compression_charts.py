@@ -5,7 +5,8 @@ import dataclasses
 import torch
 from torch import nn
 
-from bnrank.discovery.compression import Timing, compress
+from bnrank import compress
+from bnrank.discovery.compression import Timing
 from bnrank.discovery.compression.wholes import layer_widths
 from bnrank.reporting.charts import discovery
 from helpers import normal

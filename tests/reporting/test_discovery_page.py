@@ -11,8 +11,9 @@ from sklearn.exceptions import NotFittedError
 from sklearn.metrics import confusion_matrix, r2_score
 from torch import nn
 
+from bnrank import compress
 from bnrank._core.text import cell
-from bnrank.discovery import BottleneckAutoencoder, BottleneckClassifier, BottleneckRegressor, compress, symmetries
+from bnrank.discovery import BottleneckAutoencoder, BottleneckClassifier, BottleneckRegressor, symmetries
 from bnrank.discovery.compression.certificate import Accuracy
 from bnrank.discovery.estimators.terms import TERMS, explained
 from bnrank.reporting import Section, report

@@ -54,10 +54,6 @@ CONSTRUCTED = {
         constructions.line_interpolant(points(5, 10, 3), 0.3 * points(5, 10, 4), 6),
         points(5, 10, 3),
     ),
-    "interpolant, steps": lambda: (
-        constructions.line_interpolant(points(6, 3), points(6, 2, 1), 8, method="steps"),
-        points(6, 3),
-    ),
     "identity": lambda: (constructions.identity(3, 5), X3),
     "identity, signed": lambda: (constructions.identity(3, 5, slope=-0.5, signed=True), points(10, 3)),
     "completely positive": lambda: (

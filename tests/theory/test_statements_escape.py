@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 import bnrank
-from bnrank.networks import constructions, from_layers
+from bnrank.networks import from_layers
+from bnrank.theory.escape import deepen
 from bnrank.theory.escape import localized as module
 from bnrank.theory.escape.localized import localized, nonnegative_part, residual_bound
 from bnrank.theory.escape.search import find
@@ -259,7 +260,7 @@ def test_on_the_circle_the_bounds_say_nothing_and_the_verdicts_say_so():
     assert "c = 37.68" in deep.note
     assert "114984" in deep.vacuous  # (9 c)^2
     assert verdicts.about["speed"] == pytest.approx(0.5)
-    deeper = constructions.deepen_escape(from_layers(weights), 8, x, g)
+    deeper = deepen(from_layers(weights), 8, x, g)
     found = check(SimpleNamespace(network=deeper, x=x, g=g))
     assert next(v for v in found if v.name == LAYERS.name).label == "holds"  # layers 3 to 8, after one of rank one
 
@@ -387,7 +388,7 @@ def test_a_deeper_network_leaves_as_fast(seed):
     facts = facts_of(weights, x, g)
     found = DEEPER(facts)
     assert found.status == "holds"
-    deeper = constructions.deepen_escape(from_layers(weights), 4, x, g)
+    deeper = deepen(from_layers(weights), 4, x, g)
     assert found.right == pytest.approx(-float((g * deeper(x).detach()).sum()))
     assert found.left < found.right  # a random network is far from balanced
     assert ENDS(facts).status == "holds"

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,13 +15,11 @@ import pytest
 import rich.progress
 import torch
 import xarray as xr
-from sklearn.exceptions import ConvergenceWarning
 from threadpoolctl import threadpool_info
 
 import bnrank
 from bnrank._core import store
 from bnrank._core.progress import bar
-from bnrank.discovery.estimators import linear_maps
 from bnrank.networks.files import load_module
 from bnrank.networks.graph import values
 from bnrank.training import Record
@@ -132,17 +129,6 @@ def test_one_progress_bar_is_shown_at_a_time(monkeypatch):
     with bar(True, "last", 2):
         pass
     assert len(shown) == 3
-
-
-def test_warnings_filters_are_restored_in_whatever_order_fits_end():
-    before = list(warnings.filters)
-    linear_maps._UNWARNED.__enter__()
-    linear_maps._UNWARNED.__enter__()
-    linear_maps._UNWARNED.__exit__()
-    with warnings.catch_warnings(record=True) as told:
-        warnings.warn("late", ConvergenceWarning, stacklevel=1)
-    linear_maps._UNWARNED.__exit__()
-    assert (told, warnings.filters) == ([], before)
 
 
 def test_random_generators_are_restored_with_several_traces_at_a_time():

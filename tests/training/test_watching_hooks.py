@@ -167,12 +167,12 @@ def test_a_watch_that_is_closed_says_so_once():
 def test_a_network_that_is_being_watched_is_measured_and_reduced_like_any_other():
     torch.manual_seed(0)
     net, x = bnrank.MLP([6, 12, 3], seed=0), torch.randn(60, 6)
-    expected = bnrank.discovery.compress(net, x, tol=0.2)
+    expected = bnrank.compress(net, x, tol=0.2)
     with bnrank.watch(net, every=1):
         for some in (net, copy.deepcopy(net)):
             assert functional.is_plain_mlp(some)
             assert identity.describe(some, "net") == identity.describe(bnrank.MLP([6, 12, 3], seed=0), "net")
-        found = bnrank.discovery.compress(net, x, tol=0.2)
+        found = bnrank.compress(net, x, tol=0.2)
     assert found.reason == expected.reason
     assert found.skipped == expected.skipped == ()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import math
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,8 +40,7 @@ def parse(data: bytes, path: Path, name: str = "out") -> xr.Dataset:
 
     try:
         _check(data)
-        with warnings.catch_warnings():  # xarray adds a filter of warnings
-            return xr.load_dataset(io.BytesIO(data), engine="h5netcdf")
+        return xr.load_dataset(io.BytesIO(data), engine="h5netcdf")
     except Exception as error:  # of HDF5, h5netcdf, xarray or a codec
         reason = f"{'' if isinstance(error, DamagedError) else type(error).__name__ + ': '}{error}"
         raise DamagedError(f"{name}: {str(path)!r} is damaged or no NetCDF file: {reason}") from error

@@ -91,6 +91,13 @@ def integer(value: object, name: str, minimum: int = 1, maximum: int = 2**63 - 1
     return int(value)
 
 
+def depth(value: object, minimum: int = 1, per_layer: int = 256) -> int:
+    """Return a number of layers of which each takes so many numbers, all of which fit into memory."""
+    count = integer(value, "depth", minimum)
+    allocation(count * per_layer, "depth", count)
+    return count
+
+
 def seed(value: object, name: str = "seed", bits: int = 64) -> int:
     """Return a seed, an integer of at most ``bits`` bits; PyTorch takes 64."""
     return integer(value, name, 0, 2**bits - 1)

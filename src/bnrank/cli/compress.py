@@ -28,10 +28,10 @@ def compress_command(
         float, typer.Option(help="Largest change of the output, relative to its spread over the samples.")
     ] = 0.01,
     tune: Annotated[int, typer.Option(help="Fine-tuning steps (distillation).")] = 0,
-    completions: Annotated[
-        bool, typer.Option("--completions", help="Fewer parameters, but more time: units as combinations of others.")
-    ] = False,
-    zeros: Annotated[bool, typer.Option("--zeros", help="Also set single entries to zero.")] = False,
+    outputs: Annotated[
+        list[str] | None, typer.Option(help="Output whose change is bounded, repeatable. Default: every output.")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="Precision in which networks run: float64 or float32.")] = "float64",
     seed: Annotated[int, typer.Option(help="Random seed of the held-out split.")] = 0,
     max_minutes: Annotated[
         float | None,
@@ -56,9 +56,13 @@ def compress_command(
 
     The folder run is written by [bold]bnrank train low-rank --depth 12 --width 30 --ridge 0.002 --steps 500[/].
     """
+    import torch
+
+    from bnrank._core import validation
     from bnrank.cli.samples import taken
     from bnrank.discovery.compression.result import expect_storable
 
+    validation.choice(dtype, "dtype", ["float64", "float32"])
     page_path(out, model, data, files.weights)
     output_path(save, "save", model, data, files.weights, out, suffix=".safetensors")
     table = columns.table(data, outputs=False)
@@ -68,15 +72,15 @@ def compress_command(
     with naming({"network": "MODEL"}):
         expect_storable(net, tag, "--tag, as in --tag v1")
     held_out = 0.2 if table.x_test is None else taken(table.x_test, net)
-    found = bnrank.discovery.compress(
+    found = bnrank.compress(
         net,
         taken(table.x, net),
         tol=tol,
         held_out=held_out,
         tune=tune,
-        completions=completions,
-        zeros=zeros,
+        outputs=outputs or None,
         seed=seed,
+        dtype=getattr(torch, dtype),
         max_minutes=max_minutes,
     )
     say(str(found))

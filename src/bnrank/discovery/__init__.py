@@ -1,7 +1,7 @@
 """Latent variables of a table, symmetries of a function, and networks compressed to their bottleneck."""
 
-from bnrank.discovery.adapters import RankPattern, lora_ranks
-from bnrank.discovery.compression import Certificate, Compressed, Timing, compress
+from bnrank.discovery.adapters import RankPattern
+from bnrank.discovery.compression import Certificate, Compressed, Timing
 from bnrank.discovery.estimators import (
     BottleneckAutoencoder,
     BottleneckClassifier,
@@ -32,8 +32,6 @@ __all__ = [
     "Summary",
     "Timing",
     "Trial",
-    "compress",
     "dimensionless_groups",
-    "lora_ranks",
     "symmetries",
 ]

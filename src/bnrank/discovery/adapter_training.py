@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from bnrank._core import devices, validation
+from bnrank._core import validation
+from bnrank.discovery.compression.returned import confinement
 from bnrank.measures.products import differentiating
 from bnrank.networks.inputs import Inputs, Samples, columns, main_output
 from bnrank.training.objectives import LOSSES
@@ -44,6 +46,8 @@ class Problem:
         self.labels = float((self.y != IGNORED).sum()) / len(self.y) if loss == "cross_entropy" else 1.0
         self.roots: dict[str, tuple[Tensor, Tensor]] = {}
         self.weights = {name: layer.weight.detach().clone() for name, layer in layers.items()}
+        self.confined: Callable[[], AbstractContextManager[None]] = nullcontext
+        self.confined = confinement(lambda: self.outputs(next(self._chunks())[0]))
 
     def prepare(self, seed: int) -> list[str]:
         """Compute S^{-1/2} and A^{-1/2} of every layer, and return the names of those that the loss depends on."""
@@ -173,12 +177,12 @@ class Problem:
         """
         given = x if isinstance(x, Inputs) else Inputs((x,))
         held = {f"{n}.weight" if n else "weight": w for n, w in self._merged(factors or {}).items()}
-        with devices.forked(self.y.device):
-            try:
+        try:
+            with self.confined():
                 returned = torch.func.functional_call(self.net, held, given.positional, given.named, tie_weights=False)
-            except Exception as error:
-                shapes = ", ".join(str(tuple(tensor.shape)) for tensor in given.tensors)
-                raise ValueError(f"net: {type(self.net).__name__} failed on x of shape {shapes}: {error}") from error
+        except Exception as error:
+            shapes = ", ".join(str(tuple(tensor.shape)) for tensor in given.tensors)
+            raise ValueError(f"net: {type(self.net).__name__} failed on x of shape {shapes}: {error}") from error
         out = main_output(returned)
         if not isinstance(out, Tensor) or out.ndim <= given.dim or out.shape[given.dim] != len(x):
             raise ValueError(

@@ -287,8 +287,10 @@ def _layers(net: nn.Module) -> tuple[dict[str, Any], dict[str, str]]:
             users[id(parameter)] = users.get(id(parameter), 0) + 1
     layers: dict[str, Any] = {}
     skipped: dict[str, str] = {}
-    with listing(net) as held:
-        holders = {matrix.stored.module for matrix in held.matrices}
+    holders: set[nn.Module | None] = set()
+    if any(True for _ in net.parameters()):
+        with listing(net) as held:
+            holders = {matrix.stored.module for matrix in held.matrices}
     for name, module in net.named_modules():
         if not isinstance(module, (nn.Linear, *CONVOLUTIONS)):
             if module in holders or isinstance(module, nn.Bilinear):

@@ -11,14 +11,13 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
-from torch.nn.utils import parametrize, prune
+from torch.nn.utils import parametrize
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
 from bnrank._core import validation
 from bnrank.discovery.columns import index_of
 from bnrank.networks.attention import FactoredAttention
-from bnrank.networks.completion import Completion
 from bnrank.networks.files import blueprint, build
 from bnrank.networks.functional import hooked
 from bnrank.networks.gated import FactoredRecurrent
@@ -28,7 +27,7 @@ MAX_TEXTS = 1 << 26  # bytes of an array of texts
 MAX_LAYERS = 10_000
 _FILES = "activation batchnorm channelshuffle conv dropout flatten fold instancenorm linear normalization padding"
 _FILES += " pixelshuffle pooling sparse upsampling"
-_OWN = (Completion, FactoredAttention, FactoredRecurrent)
+_OWN = (FactoredAttention, FactoredRecurrent)
 _LAYERS: dict[str, Any] = {
     name: kind
     for name, kind in vars(nn).items()
@@ -169,8 +168,6 @@ def obstacle(part: nn.Module) -> str:
     other = f"call it {outside}, or keep the network with torch.save(network, path)"
     if any(map(parametrize.is_parametrized, part.modules())):
         return "is parametrized: torch.nn.utils.parametrize.remove_parametrizations makes it plain before compress"
-    if prune.is_pruned(part):
-        return "is pruned: torch.nn.utils.prune.remove makes it plain before compress"
     hooks = [hook for module in part.modules() for hook in module._forward_pre_hooks.values()]
     for kind, name in ((WeightNorm, "weight"), (SpectralNorm, "spectral")):
         if any(isinstance(hook, kind) for hook in hooks):

@@ -1,12 +1,10 @@
 """Multi-head attention with separate projections, each of which may be a product of two matrices."""
 
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
-
-from bnrank.networks.completion import Completion
 
 
 class FactoredAttention(nn.Module):
@@ -21,8 +19,7 @@ class FactoredAttention(nn.Module):
     embed_dim, num_heads : int
         As in ``nn.MultiheadAttention``.
     ranks : tuple of int
-        Of the projections q, k, v and out; 0 for a single Linear, negative where the second layer is a
-        :class:`~bnrank.networks.completion.Completion`.
+        Of the projections q, k, v and out; 0 for a single Linear.
     biases : tuple of bool
         Whether the projections q, k, v and out have biases.
     kdim, vdim : int, optional
@@ -68,19 +65,17 @@ class FactoredAttention(nn.Module):
     @classmethod
     def like(cls, full: nn.MultiheadAttention) -> "FactoredAttention":
         """Return the same attention as a ``nn.MultiheadAttention``, with copies of its parameters, at full rank."""
-        bias = full.in_proj_bias is not None
-        settings: dict[str, Any] = {"kdim": full.kdim, "vdim": full.vdim, "batch_first": full.batch_first}
-        settings |= {"biases": (bias, bias, bias, full.out_proj.bias is not None), "dropout": full.dropout}
-        with torch.random.fork_rng(devices=[]):
-            found = cls(full.embed_dim, full.num_heads, **settings)
-        fused = full.in_proj_weight
+        bias, fused = full.in_proj_bias is not None, full.in_proj_weight
+        names = ("embed_dim", "num_heads", "kdim", "vdim", "batch_first", "dropout")
+        biases = (bias, bias, bias, full.out_proj.bias is not None)
+        with torch.device("meta"):  # nothing is drawn
+            factored = cls(**{name: getattr(full, name) for name in names}, biases=biases)
         parts = (full.q_proj_weight, full.k_proj_weight, full.v_proj_weight) if fused is None else fused.chunk(3)
-        biases = full.in_proj_bias.chunk(3) if bias else (None,) * 3
-        with torch.no_grad():
-            for name, weight, shift in zip(("q", "k", "v"), parts, biases, strict=True):
-                _set(found, name, weight, shift)
-            _set(found, "out", full.out_proj.weight, full.out_proj.bias)
-        return found.train(full.training)
+        shifts = full.in_proj_bias.chunk(3) if bias else (None,) * 3
+        for layer, weight, shift in zip((factored.q, factored.k, factored.v), parts, shifts, strict=True):
+            set_copies(layer, weight, shift)
+        set_copies(factored.out, full.out_proj.weight, full.out_proj.bias)
+        return factored.train(full.training)
 
     @staticmethod
     def accepts(full: nn.Module) -> bool:
@@ -92,9 +87,7 @@ class FactoredAttention(nn.Module):
     def refreshed(self) -> "FactoredAttention":
         """Set ``ranks`` and ``biases`` to those of the present projections; return the module itself."""
         parts: list[Any] = [self.q, self.k, self.v, self.out]
-        lasts: list[Any] = [part[-1] if isinstance(part, nn.Sequential) else part for part in parts]
-        self.ranks = tuple(map(rank_of, parts))
-        self.biases = tuple(last.bias is not None for last in lasts)
+        self.ranks, self.biases = tuple(map(rank_of, parts)), tuple(map(has_bias, parts))
         return self
 
     def forward(
@@ -109,16 +102,14 @@ class FactoredAttention(nn.Module):
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """Return the output and, if requested, the attention weights, as ``nn.MultiheadAttention`` does."""
-        batched = query.ndim == 3
+        batched, axis = query.ndim == 3, 0 if self.batch_first else 1
         if not batched:
-            query, key, value = (t.unsqueeze(0 if self.batch_first else 1) for t in (query, key, value))
+            query, key, value = (t.unsqueeze(axis) for t in (query, key, value))
             key_padding_mask = None if key_padding_mask is None else key_padding_mask.unsqueeze(0)
-        if not self.batch_first:
-            query, key, value = (t.transpose(0, 1) for t in (query, key, value))
-        q, k, v = (self._heads(part(t)) for part, t in ((self.q, query), (self.k, key), (self.v, value)))
+        inputs = ((self.q, query), (self.k, key), (self.v, value))
+        q, k, v = (self._heads(part(t if self.batch_first else t.transpose(0, 1))) for part, t in inputs)
         mask = self._mask(attn_mask, key_padding_mask, q)
-        dropout = self.dropout if self.training else 0.0
-        weights = None
+        dropout, weights = self.dropout if self.training else 0.0, None
         if need_weights:
             scores = q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5
             weights = F.dropout((scores if mask is None else scores + mask).softmax(-1), dropout, self.training)
@@ -127,50 +118,48 @@ class FactoredAttention(nn.Module):
             weights = weights if batched else weights.squeeze(0)
         else:
             mixed = F.scaled_dot_product_attention(q, k, v, mask, dropout)
-        found = self.out(mixed.transpose(1, 2).flatten(2))
-        found = found if self.batch_first else found.transpose(0, 1)
-        return (found if batched else found.squeeze(0 if self.batch_first else 1)), weights
+        output = self.out(mixed.transpose(1, 2).flatten(2))
+        output = output if self.batch_first else output.transpose(0, 1)
+        return (output if batched else output.squeeze(axis)), weights
 
     def _heads(self, value: Tensor) -> Tensor:
         return value.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
 
     def _mask(self, attn_mask: Tensor | None, padding: Tensor | None, q: Tensor) -> Tensor | None:
         """Return the sum of both masks, to be added to the scores, (N or 1, heads or 1, length, keys)."""
-        total = None
-        for mask in (attn_mask, None if padding is None else padding[:, None, None]):
-            if mask is None:
-                continue
-            if mask.dtype == torch.bool:
-                mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill_(mask, -torch.inf)
-            if mask.ndim == 3:  # (N heads, length, keys)
-                mask = mask.unflatten(0, (-1, self.num_heads))
-            total = mask.to(q) if total is None else total + mask.to(q)
-        return total
+        if attn_mask is not None and attn_mask.ndim == 3:  # (N heads, length, keys)
+            attn_mask = attn_mask.unflatten(0, (-1, self.num_heads))
+        masks = [mask for mask in (attn_mask, None if padding is None else padding[:, None, None]) if mask is not None]
+        for i, mask in enumerate(masks):
+            hidden = mask.dtype == torch.bool
+            masks[i] = torch.zeros_like(mask, dtype=q.dtype).masked_fill_(mask, -torch.inf) if hidden else mask.to(q)
+        return sum(masks[1:], masks[0]) if masks else None
 
 
 def projection(size: int, out: int, rank: int, bias: bool) -> nn.Module:
-    """Return a Linear; two where a rank is given; a Linear and a :class:`Completion` for a negative one.
-
-    The last two have biases.
-    """
+    """Return a Linear, two where a rank is given."""
     if not rank:
         return nn.Linear(size, out, bias)
-    if rank < 0:
-        return nn.Sequential(nn.Linear(size, -rank), Completion(-rank, out))
     return nn.Sequential(nn.Linear(size, rank, bias=False), nn.Linear(rank, out, bias))
 
 
-def rank_of(made: Any) -> int:
+def factors(made: nn.Module) -> list[Any]:
+    """Return the one or two layers of a projection."""
+    return list(made) if isinstance(made, nn.Sequential) else [made]
+
+
+def rank_of(made: nn.Module) -> int:
     """Return the rank of a projection, as :func:`projection` takes it."""
-    if not isinstance(made, nn.Sequential):
-        return 0
-    rank = len(cast(Any, made[0]).weight)
-    return -rank if isinstance(made[1], Completion) else rank
+    first, *rest = factors(made)
+    return len(first.weight) if rest else 0
 
 
-def _set(found: FactoredAttention, name: str, weight: Tensor, bias: Tensor | None) -> None:
-    layer = nn.utils.skip_init(nn.Linear, weight.shape[1], weight.shape[0], bias=bias is not None)
+def has_bias(made: nn.Module) -> bool:
+    """Return whether a projection has a bias."""
+    return factors(made)[-1].bias is not None
+
+
+def set_copies(layer: Any, weight: Tensor, bias: Tensor | None) -> None:
+    """Set the parameters of a layer to copies of these, frozen where these are."""
     layer.weight = nn.Parameter(weight.detach().clone(), weight.requires_grad)
-    if bias is not None:
-        layer.bias = nn.Parameter(bias.detach().clone(), bias.requires_grad)
-    setattr(found, name, layer)
+    layer.bias = None if bias is None else nn.Parameter(bias.detach().clone(), bias.requires_grad)

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from bnrank._core import validation
-from bnrank.networks.completion import Completion
 from bnrank.networks.functional import check_finite, hooked, is_plain_mlp, unwrap
 from bnrank.networks.mlp import MLP, from_layers
 from bnrank.networks.stack import activation
 
-_Pair = tuple[Tensor, Tensor]
 _NEUTRAL = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)  # in eval mode
 
 
@@ -92,12 +90,12 @@ def registered(net: nn.Module) -> dict[nn.Module, list[tuple[nn.Module, str]]]:
     >>> [name for _, name in registered(both)[net[1]]]
     ['last', '1']
     """
-    found: dict[nn.Module, list[tuple[nn.Module, str]]] = defaultdict(list)
+    places: dict[nn.Module, list[tuple[nn.Module, str]]] = defaultdict(list)
     for holder in net.modules():
         for name, part in holder._modules.items():
             if part is not None:
-                found[part].append((holder, name))
-    return found
+                places[part].append((holder, name))
+    return places
 
 
 def _sequential(net: nn.Module, through_hooks: bool = False) -> bool:
@@ -161,8 +159,8 @@ def as_mlp(net: nn.Module, *, multiply_out: bool = False) -> MLP:
         A Sequential, possibly nested, may hold Linear, ReLU, LeakyReLU, Identity, Dropout and MLPs, and a Flatten in
         front. Between any two Linear there must be the same activation, or none.
     multiply_out : bool
-        Replace consecutive Linear and completions, as in a factored layer, by their product where there are activations
-        elsewhere. The function is the same, the parameters and their norm are not.
+        Replace consecutive Linear, as in a factored layer, by their product where there are activations elsewhere. The
+        function is the same, the parameters and their norm are not.
 
     Returns
     -------
@@ -185,30 +183,36 @@ def as_mlp(net: nn.Module, *, multiply_out: bool = False) -> MLP:
     [3, 4, 2]
     """
     net, multiply_out = unwrap(net), validation.flag(multiply_out, "multiply_out")
-    layers: list[nn.Linear | Completion]
-    slopes: list[float | None]
+    validation.expect(not any(p.is_complex() for p in net.parameters()), "net", "complex weights", "real ones")
     if is_plain_mlp(net):
-        layers, slopes = [cast(nn.Linear, layer) for layer in net.layers], [net.slope]
-    elif isinstance(net, MLP):
+        return from_layers(net.weights, net.biases, net.slope).to(net.weights[0].device)
+    if isinstance(net, MLP):
         raise TypeError("net: got an MLP that was changed, expected each layer a Linear with parameters of its own")
-    else:
-        layers, slopes = _layers(net, multiply_out)
-    validation.expect(not any(layer.weight.is_complex() for layer in layers), "net", "complex weights", "real ones")
-    pairs = [_pair(layer) for layer in layers]
-    if len(set(slopes)) > 1 and multiply_out:
-        pairs, slopes = _multiplied(pairs, slopes)
+    layers, slopes = _layers(net)
+    weights = [layer.weight.detach().double() for layer in layers]
+    biases = [
+        weight.new_zeros(len(weight)) if layer.bias is None else layer.bias.detach().double()
+        for layer, weight in zip(layers, weights, strict=True)
+    ]
+    i = 0
+    while multiply_out and len(set(slopes)) > 1 and i < len(slopes):
+        if slopes[i] is not None:
+            i += 1
+            continue
+        biases[i : i + 2] = [weights[i + 1] @ biases[i] + biases[i + 1]]
+        weights[i : i + 2] = [weights[i + 1] @ weights[i]]
+        del slopes[i]
     if len(set(slopes)) > 1:
-        kinds = {slope for slope in slopes if slope is not None}
-        hint = "" if multiply_out or len(kinds) > 1 else "; multiply_out=True replaces consecutive Linear by a product"
-        found = [1.0 if slope is None else slope for slope in slopes]
-        raise TypeError(f"net: got activations of slopes {found}, expected the same between all layers{hint}")
+        hint = "" if multiply_out or None not in slopes else "; multiply_out=True takes consecutive Linear for one"
+        given = [1.0 if slope is None else slope for slope in slopes]
+        raise TypeError(f"net: got activations of slopes {given}, expected the same between all layers{hint}")
     slope = slopes[0] if slopes else 0.0
-    biases = [b for _, b in pairs] if any(layer.bias is not None for layer in layers) else []
+    shifts = biases if any(layer.bias is not None for layer in layers) else []
     try:
-        made = from_layers([w for w, _ in pairs], biases, 1.0 if slope is None else slope)
+        made = from_layers(weights, shifts, 1.0 if slope is None else slope)
     except ValueError as error:
         raise TypeError(f"net: {error}") from error
-    return made.to(pairs[0][0].device)
+    return made.to(weights[0].device)
 
 
 def read_chain(net: nn.Module, name: str = "net", *, multiply_out: bool = False) -> Chain:
@@ -245,13 +249,13 @@ def read_chain(net: nn.Module, name: str = "net", *, multiply_out: bool = False)
     return Chain(weights, biases, mlp.slope, dtype, weights[0].device)
 
 
-def _layers(net: nn.Module, multiply_out: bool) -> tuple[list[nn.Linear | Completion], list[float | None]]:
+def _layers(net: nn.Module) -> tuple[list[nn.Linear], list[float | None]]:
     """Return the linear layers and the slopes between them, None where there is no activation."""
-    layers: list[nn.Linear | Completion] = []
+    layers: list[nn.Linear] = []
     slopes: list[float | None] = []
     slope: float | None = None  # of the activation since the last linear layer
     for name, part in parts_of(net, through_hooks=True):
-        if type(part) is nn.Linear or (multiply_out and type(part) is Completion and not part.dimensions):
+        if type(part) is nn.Linear:
             if layers:
                 slopes.append(slope)
             elif slope is not None:
@@ -263,40 +267,15 @@ def _layers(net: nn.Module, multiply_out: bool) -> tuple[list[nn.Linear | Comple
                 raise TypeError(f"net: got two activations in a row at {name}, expected one")
             slope = part.negative_slope if isinstance(part, nn.LeakyReLU) else 0.0
         elif type(part) is not nn.Flatten or layers:
-            known = (nn.Linear, *((Completion,) if multiply_out else ()), nn.ReLU, nn.LeakyReLU, nn.Flatten)
-            others = {type(part).__name__ for _, part in parts_of(net, through_hooks=True) if type(part) not in known}
-            kind = type(part).__name__
-            kinds = ", ".join([kind, *sorted(others - {kind})])
+            expected = "a bnrank.MLP or a Sequential of Linear, ReLU, LeakyReLU, Identity and Dropout"
             at = f" (first at {name})" if name else ""
-            raise TypeError(
-                f"net: got {kinds}{at}, expected a bnrank.MLP or a Sequential of Linear, ReLU, LeakyReLU, Identity and "
-                "Dropout"
-            )
+            raise TypeError(f"net: got {type(part).__name__}{at}, expected {expected}")
     validation.expect(layers, "net", f"{type(net).__name__} without a Linear", "at least one", TypeError)
-    linear, last = slope is None, "an activation after the last Linear"
-    validation.expect(linear, "net", last, "the output to be linear", TypeError)
+    validation.expect(slope is None, "net", "an activation after the last Linear", "a linear output", TypeError)
+    for before, after in itertools.pairwise(layers):
+        fits, shapes = after.in_features == before.out_features, [tuple(layer.weight.shape) for layer in layers]
+        validation.expect(fits, "net", f"weights {shapes}", "each to take what the one before gives", TypeError)
     held = [id(p) for layer in layers for p in layer.parameters()]
-    own = len(set(held)) == len(held)
-    validation.expect(own, "net", "a parameter shared between layers", "each layer to have its own", TypeError)
+    if len(set(held)) < len(held):
+        raise TypeError("net: got a parameter shared between layers, expected each layer to have its own")
     return layers, slopes
-
-
-def _pair(layer: nn.Linear | Completion) -> _Pair:
-    weight = layer.weight.detach().double()
-    bias = layer.completed(None) if isinstance(layer, Completion) else layer.bias
-    return weight, weight.new_zeros(len(weight)) if bias is None else bias.detach().double()
-
-
-def _multiplied(pairs: list[_Pair], slopes: Sequence[float | None]) -> tuple[list[_Pair], list[float | None]]:
-    """Return the layers with products for consecutive layers without an activation between them."""
-    merged = [pairs[0]]
-    for (weight, bias), slope in zip(pairs[1:], slopes, strict=True):
-        before, shift = merged[-1]
-        if slope is not None:
-            merged.append((weight, bias))
-        elif weight.shape[1] == len(before):
-            merged[-1] = weight @ before, weight @ shift + bias
-        else:
-            shapes = f"{tuple(before.shape)} and {tuple(weight.shape)}"
-            raise TypeError(f"net: got weights {shapes}, expected each to take what the one before gives")
-    return merged, [slope for slope in slopes if slope is not None]

@@ -1,15 +1,13 @@
-"""Convolutional networks: with linear layers at the end, and from image to image, also in Fourier space."""
+"""Convolutional networks: with linear layers at the end, and from image to image."""
 
-import copy
 import itertools
 import math
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from bnrank._core import validation
 from bnrank.networks.mlp import size
@@ -44,11 +42,6 @@ class Window:
         for name in ("kernel", "stride", "pool"):
             validation.integer(getattr(self, name), name)
         validation.choice(self.padding, "padding", ("zeros", "circular", "none"))
-
-    @property
-    def around(self) -> int:
-        """Number of entries on every side of the image."""
-        return 0 if self.padding == "none" else (self.kernel - 1) // 2
 
 
 class Convolutional(Stack):
@@ -105,12 +98,13 @@ class Convolutional(Stack):
     ) -> None:
         shape, channels = _sizes(shape, channels)
         tail, d_out = validation.integers(tail, "tail"), validation.integer(d_out, "d_out")
-        window = _window(window)
+        window = Window(**window) if isinstance(window, Mapping) else validation.kind(window, "window", Window)
         slope, bias = validation.slope(slope, linear=True), validation.flag(bias, "bias")
         dtype = validation.dtype(dtype)
         _fit(shape, channels, window.kernel ** (len(shape) - 1), dtype.itemsize)
         convolution, pooling = ((nn.Conv1d, nn.AvgPool1d), (nn.Conv2d, nn.AvgPool2d))[len(shape) - 2]
-        around, mode = window.around, "circular" if window.padding == "circular" else "zeros"
+        around = 0 if window.padding == "none" else (window.kernel - 1) // 2
+        mode = "circular" if window.padding == "circular" else "zeros"
         image, parts = shape[1:], {}
         for i, (before, after) in enumerate(itertools.pairwise([shape[0], *channels]), 1):
             if mode == "circular" and around > min(image):
@@ -129,7 +123,7 @@ class Convolutional(Stack):
         entries = channels[-1] * math.prod(image)
         ends = {"d_out": d_out, "tail": max(tail, default=0), "channels": entries}
         validation.largest_fits(size([entries, *tail, d_out]), ends, dtype.itemsize)
-        parts |= linear_tail(channels[-1] * math.prod(image), tail, d_out, bias, dtype)
+        parts |= linear_tail(entries, tail, d_out, bias, dtype)
         super().__init__(parts, init=init, seed=validation.seed(seed))
         self.settings = {"shape": shape, "channels": channels, "d_out": d_out, "window": asdict(window)}
         self.settings |= {"tail": tail, "slope": slope, "bias": bias}
@@ -152,16 +146,8 @@ class LinearConvolutional(Convolutional):
     True
     """
 
-    def __init__(
-        self,
-        shape: Sequence[int],
-        channels: Sequence[int],
-        d_out: int = 1,
-        window: Window | Mapping[str, Any] = Window(),
-        tail: Sequence[int] = (),
-        **options: Any,
-    ) -> None:
-        super().__init__(shape, channels, d_out, window, tail, slope=1.0, **options)
+    def __init__(self, shape: Sequence[int], channels: Sequence[int], d_out: int = 1, **options: Any) -> None:
+        super().__init__(shape, channels, d_out, slope=1.0, **options)
         self.settings = {name: value for name, value in self.settings.items() if name != "slope"}
 
 
@@ -248,20 +234,10 @@ class CircularConvolutional(Stack):
         self.settings |= {"slope": slope, "bias": bias, "flatten": flatten}
 
 
-def _window(window: object) -> Window:
-    """Return options of convolutions given as such or as a mapping."""
-    if isinstance(window, Mapping):
-        for name in window:
-            validation.choice(name, "window", [field.name for field in fields(Window)])
-        return Window(**window)
-    return validation.kind(window, "window", Window)
-
-
 def _fit(shape: list[int], channels: list[int], taps: int, itemsize: int) -> None:
     """Raise unless the kernels of the convolutions fit into memory."""
-    between = size([shape[0], *channels])
     sizes = {"shape": shape[0], "channels": max(channels), "kernel": taps}
-    validation.largest_fits(between * taps, sizes, itemsize)
+    validation.largest_fits(size([shape[0], *channels]) * taps, sizes, itemsize)
 
 
 def _sizes(shape: Sequence[int], channels: Sequence[int]) -> tuple[list[int], list[int]]:
@@ -271,105 +247,3 @@ def _sizes(shape: Sequence[int], channels: Sequence[int]) -> tuple[list[int], li
         raise ValueError(f"shape: got {tuple(shape)}, expected (channels, length) or (channels, height, width)")
     validation.expect(channels, "channels", "none", "one number per convolution")
     return shape, channels
-
-
-def in_fourier_space(net: CircularConvolutional) -> nn.Sequential:
-    """Return a network with copies of the parameters of another that computes its convolutions in Fourier space.
-
-    A circular convolution is block diagonal in Fourier space (T28): c_out x c_in numbers per frequency instead of as
-    many per pair of pixels. For kernels as large as the image training is several times faster on images of 36 pixels
-    or more. Parameters have the same names and meaning; ``net.load_state_dict(result.state_dict())`` takes them back.
-
-    Parameters
-    ----------
-    net : CircularConvolutional
-        Not changed.
-
-    Returns
-    -------
-    torch.nn.Sequential
-        The same function up to rounding, on images of the size in ``net.settings["shape"]`` only; on the same device
-        and in the same mode, with the same parameters frozen.
-
-    Raises
-    ------
-    TypeError
-        If ``net`` is not such a network.
-
-    Notes
-    -----
-    The transforms are products with real matrices of cosines and sines, P x P for P pixels, which for small images is
-    faster than a fast Fourier transform and differentiates under `torch.func`.
-
-    Examples
-    --------
-    >>> import torch, bnrank
-    >>> net = bnrank.networks.CircularConvolutional((2, 6, 6), [8, 8, 1], kernel=6)
-    >>> x = torch.randn(3, 2, 6, 6)
-    >>> torch.allclose(in_fourier_space(net)(x), net(x), atol=1e-5)
-    True
-    """
-    if not isinstance(net, CircularConvolutional):
-        raise TypeError(f"net: got {validation.describe(net)}, expected a CircularConvolutional")
-    image = tuple(net.settings["shape"][1:])
-    parts: OrderedDict[str, nn.Module] = OrderedDict()
-    for name, part in net.named_children():
-        parts[name] = _Convolution(part, image) if isinstance(part, nn.Conv1d | nn.Conv2d) else copy.deepcopy(part)
-    return nn.Sequential(parts).train(net.training)
-
-
-class _Convolution(nn.Module):
-    """One circular convolution, by way of cosines and sines of half the frequencies."""
-
-    pixels_to_waves: Tensor
-    taps_to_waves: Tensor
-    waves_to_pixels: Tensor
-
-    def __init__(self, convolution: nn.Conv1d | nn.Conv2d, image: tuple[int, ...]) -> None:
-        super().__init__()
-        self.image = image
-        self.weight = _copied(convolution.weight)
-        self.bias = None if convolution.bias is None else _copied(convolution.bias)
-        taps = tuple(convolution.kernel_size)
-        frequencies, times = _half(image)
-        pixels = torch.tensor(list(itertools.product(*map(range, image))), dtype=torch.float64)
-        places = torch.tensor(list(itertools.product(*map(range, taps))), dtype=torch.float64)
-        places = places - torch.tensor([(k - 1) // 2 for k in taps])  # what tap t reads, relative to the pixel
-        turn = 2 * math.pi * frequencies / torch.tensor(image)
-        seen, read = pixels @ turn.T, places @ turn.T
-        matrices = {
-            "pixels_to_waves": torch.cat([seen.cos(), -seen.sin()], 1),
-            "taps_to_waves": torch.cat([read.cos(), read.sin()], 1),
-            "waves_to_pixels": torch.cat([seen.cos() * times, -seen.sin() * times], 1).T / len(pixels),
-        }
-        for name, matrix in matrices.items():
-            self.register_buffer(name, matrix.to(self.weight), persistent=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        expected = self.weight.shape[1], *self.image
-        shape = f"(N, {', '.join(map(str, expected))}); in Fourier space the size is fixed"
-        validation.expect(tuple(x.shape[1:]) == expected, "x", f"shape {tuple(x.shape)}", shape)
-        n, before, after = len(x), x.shape[1], len(self.weight)
-        half = self.pixels_to_waves.shape[1] // 2
-        waves = (x.flatten(2) @ self.pixels_to_waves).view(n, before, 2, half)
-        real, imaginary = (self.weight.flatten(2) @ self.taps_to_waves).view(after, before, 2, half).unbind(2)
-        rows = torch.stack([torch.stack([real, imaginary]), torch.stack([-imaginary, real])])  # (of x, of y, ...)
-        block = rows.permute(4, 0, 3, 1, 2).reshape(half, 2 * before, 2 * after)
-        found = torch.bmm(waves.permute(3, 0, 2, 1).reshape(half, n, 2 * before), block)
-        found = found.view(half, n, 2, after).permute(1, 3, 2, 0).reshape(n, after, 2 * half) @ self.waves_to_pixels
-        if self.bias is not None:
-            found = found + self.bias[:, None]
-        return found.view(n, after, *self.image)
-
-
-def _copied(p: Tensor) -> nn.Parameter:
-    return nn.Parameter(p.detach().clone(), requires_grad=p.requires_grad)
-
-
-def _half(image: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """Return one frequency of every pair w and -w, (frequency, dimension), and its multiplicity."""
-    found: dict[tuple[int, ...], int] = {}
-    for w in itertools.product(*map(range, image)):
-        mirror = tuple(-a % n for a, n in zip(w, image, strict=True))
-        found[min(w, mirror)] = 1 if w == mirror else 2
-    return torch.tensor(list(found), dtype=torch.float64), torch.tensor(list(found.values()), dtype=torch.float64)

@@ -2,7 +2,6 @@
 
 import contextlib
 import importlib
-import itertools
 import os
 import re
 import sys
@@ -24,25 +23,22 @@ from bnrank.networks.stack import ResNetDiagonal, ResNetFree, ResNetIdentity, St
 
 _STACKS = (ResNetIdentity, ResNetDiagonal, ResNetFree, Convolutional, LinearConvolutional, CircularConvolutional)
 MAX_CODE = 1 << 24  # bytes of a Python file
-SHOWN = 3  # differences between a module and a file, in errors
 MAX_ERROR = 500  # letters of another error
-_IMPORTS = threading.RLock()  # the search path of modules belongs to the process
+_IMPORTS = threading.RLock()  # of sys.path and sys.modules, which belong to the process
 _KINDS: dict[str, Callable[..., MLP | Stack]] = {"MLP": make, **{kind.__name__: kind for kind in _STACKS}}
 
 
-def blueprint(net: nn.Module) -> dict[str, Any] | None:
+def blueprint(net: Any) -> dict[str, Any] | None:
     """Return the arguments from which `build` makes a network like this one, or None.
 
     None for any other module than an MLP or a residual or convolutional network of `bnrank.networks`, and for a
     network with parts that were changed after it was built.
     """
-    if isinstance(net, MLP):
-        settings = {"widths": net.widths, "slope": net.slope, "bias": net.bias}
-        return {"kind": "MLP", **settings, "init": net.init, "seed": net.seed}
-    if not isinstance(net, Stack) or type(net) not in _STACKS:
+    if not isinstance(net, MLP) and type(net) not in _STACKS:
         return None
-    plan = {"kind": type(net).__name__, **net.settings, "init": net.init, "seed": net.seed}
-    return plan if _parts(net) == _parts(build(plan)) else None
+    kind = "MLP" if isinstance(net, MLP) else type(net).__name__
+    plan = {"kind": kind, **net.settings, "init": net.init, "seed": net.seed}
+    return plan if isinstance(net, MLP) or _parts(net) == _parts(build(plan)) else None
 
 
 def build(
@@ -167,9 +163,7 @@ def load(
     [3, 5, 2]
     """
     if order is not None:
-        order = [
-            validation.text(entry, "order") for entry in validation.sequence(order, "order", "a sequence of names")
-        ]
+        order = validation.sequence(order, "order", "a sequence of names")
     stored = store.read(path)
     if not stored.kind:
         return chained(stored.tensors, activation, f"path: {stored.path}", order)[0]
@@ -179,10 +173,8 @@ def load(
         plan = stored.about["plan"]
         net = build(plan, _one_dtype(f"path: {stored.path}", stored.tensors), stored.tensors)
         net.load_state_dict(stored.tensors)
-    except RuntimeError as error:
-        raise ValueError(f"path: {stored.path}: the tensors do not fit a {plan['kind']}: {error}") from error
-    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
-        raise ValueError(f"path: {stored.path} has a damaged plan of its network: {error}") from error
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RuntimeError) as error:
+        raise ValueError(f"path: {stored.path} has tensors that do not fit the plan of its network: {error}") from error
     expect_own(net, activation)
     return net
 
@@ -270,11 +262,11 @@ def chained(
         also = f", but it also has {', '.join(other[:5])}{' ...' if len(other) > 5 else ''}" if other else ""
         raise ValueError(
             f"{source} is not a plain chain of linear layers, expected 2-D weights and their biases only{also}. "
-            'Give the code of other modules with load_module("file.py:function", weights)'
+            'Read other modules with bnrank.load(path, bnrank.networks.load_module("file.py:function"))'
         )
     if order is not None:
         expected = f"the weights of {source.partition(': ')[2]} in some order: {sorted(weights)}"
-        validation.expect(sorted(order) == sorted(weights), "order", f"{list(order)}", expected)
+        validation.expect(sorted(map(str, order)) == sorted(weights), "order", f"{list(order)}", expected)
     elif len({re.sub(r"\d+", "", name) for name in weights}) > 1:
         raise ValueError(
             f"{source}: the names {', '.join(sorted(weights))} do not say which layer comes first; "
@@ -313,16 +305,14 @@ def _one_dtype(source: str, tensors: Mapping[str, Tensor]) -> torch.dtype:
     return dtypes.pop()
 
 
-def load_module(spec: str, weights: str | os.PathLike[str] | None = None) -> nn.Module:
-    """Return a module built by code, with weights from a safetensors file.
+def load_module(spec: str) -> nn.Module:
+    """Return a module built by code; `bnrank.load(path, net)` takes its weights from a safetensors file.
 
     Parameters
     ----------
     spec : str
         ``"path/to/file.py:function"`` or ``"package.module:function"``, a function without arguments that returns
         a ``torch.nn.Module``. Its code is run, so it must be trusted.
-    weights : path, optional
-        A safetensors file with the module's state dict.
 
     Returns
     -------
@@ -332,7 +322,7 @@ def load_module(spec: str, weights: str | os.PathLike[str] | None = None) -> nn.
     Raises
     ------
     TypeError, ValueError
-        If the file, module or function is not there, fails, or returns something else, or the weights do not fit.
+        If the file, module or function is not there, fails, or returns something else.
 
     Examples
     --------
@@ -346,8 +336,6 @@ def load_module(spec: str, weights: str | os.PathLike[str] | None = None) -> nn.
         raise ValueError(f"spec: {spec!r} raised {type(error).__name__}: {error}") from error
     if not isinstance(module, nn.Module):
         raise TypeError(f"spec: {spec!r} returned {validation.describe(module)}, expected a torch.nn.Module")
-    if weights is not None:
-        fill(module, store.read(weights, name="weights"), "weights", repr(spec))
     return module
 
 
@@ -366,41 +354,25 @@ def fill(net: nn.Module, stored: store.Stored, name: str, whose: str) -> None:
     Raises
     ------
     ValueError
-        If they do not fit; the message has the first differences in names and shapes.
+        If they do not fit; the message has the differences in names and shapes, with an example of each kind.
     """
     try:
         net.load_state_dict(stored.tensors)
     except RuntimeError as error:
-        raise ValueError(f"{name}: {stored.path} does not fit {whose}: {_differences(net, stored, error)}") from error
-
-
-def _differences(net: nn.Module, stored: store.Stored, error: Exception) -> str:
-    """Return the first three differences between a module's tensors and those of a file: one of each kind first."""
-    own = {key: tuple(value.shape) for key, value in net.state_dict().items() if isinstance(value, Tensor)}
-    found = {key: tuple(value.shape) for key, value in stored.tensors.items()}
-    kinds = [
-        [f"missing {key} {shape}" for key, shape in own.items() if key not in found],
-        [f"unexpected {key} {shape}" for key, shape in found.items() if key not in own],
-        [f"{key} is {found[key]}, not {shape}" for key, shape in own.items() if found.get(key, shape) != shape],
-    ]
-    total = sum(map(len, kinds))
-    if not total:  # refused for another reason than names and shapes
-        return str(error)[:MAX_ERROR]
-    shown = [line for lines in itertools.zip_longest(*kinds) for line in lines if line is not None][:SHOWN]
-    counts = f"{len(kinds[0])} missing, {len(kinds[1])} unexpected, {len(kinds[2])} of another shape"
-    rest = f"; ... ({total} differences: {counts})" if total > len(shown) else ""
-    return f"{'; '.join(shown)}{rest}{_prefixed(own, found)}"
-
-
-def _prefixed(own: Mapping[str, Any], found: Mapping[str, Any]) -> str:
-    """Return advice if the names of a file are those of a module but for a prefix, such as DataParallel's."""
-    for longer, shorter, where in ((found, own, "the file"), (own, found, "the module")):
-        first, last = next(iter(longer), ""), next(iter(shorter), "")
-        prefixes = {first[: i + 1] for i, letter in enumerate(first) if letter == "."}
-        fitting = (p for p in prefixes if {f"{p}{key}" for key in shorter} == set(longer))
-        if last and (prefix := next(fitting, None)):
-            return f". The names of {where} begin with {prefix!r}; without it they are equal"
-    return ""
+        own = {key: tuple(value.shape) for key, value in net.state_dict().items() if isinstance(value, Tensor)}
+        given = {key: tuple(value.shape) for key, value in stored.tensors.items()}
+        differences = {
+            "missing": [f"{key} {shape}" for key, shape in own.items() if key not in given],
+            "unexpected": [f"{key} {shape}" for key, shape in given.items() if key not in own],
+            "of another shape": [f"{key} {given[key]}, not {s}" for key, s in own.items() if given.get(key, s) != s],
+        }
+        lines = [f"{len(of)} {kind}, such as {of[0]}" for kind, of in differences.items() if of]
+        text = "; ".join(lines) or str(error)[:MAX_ERROR]
+        for longer, shorter, where in ((given, own, "the file"), (own, given, "the module")):
+            prefix = min(longer, default="").removesuffix(min(shorter, default=""))
+            if prefix and {f"{prefix}{key}" for key in shorter} == set(longer):
+                text += f". The names of {where} begin with {prefix!r}; without it they are equal"
+        raise ValueError(f"{name}: {stored.path} does not fit {whose}: {text}") from error
 
 
 def find_function(spec: str) -> Callable[..., Any]:
@@ -426,15 +398,36 @@ def find_function(spec: str) -> Callable[..., Any]:
 
 
 def _run_file(path: Path) -> ModuleType:
-    module = ModuleType(f"bnrank_user_{path.stem}")
-    module.__file__ = str(path)
-    sys.modules[module.__name__] = module  # dataclasses look their module up there
-    folder = str(path.parent.resolve())
+    """Return a Python file as a module under a name of its own, by which dataclasses and pickles find it.
+
+    While it runs, its folder is the first place from which modules are imported. Those imported from there are removed
+    from ``sys.modules`` again, so that a file of another folder finds its own neighbors.
+    """
+    code = compile(sources.read(path, "spec", MAX_CODE), str(path), "exec")
+    name, folder = f"bnrank_user_{path.stem}", str(path.parent.resolve())
     with _IMPORTS:
+        while name in sys.modules and getattr(sys.modules[name], "__file__", None) != str(path):
+            name += "_"
+        before = set(sys.modules)
+        module = sys.modules[name] = ModuleType(name)
+        module.__file__ = str(path)
         sys.path.insert(0, folder)
         try:
-            exec(compile(sources.read(path, "spec", MAX_CODE), str(path), "exec"), vars(module))
+            exec(code, vars(module))
+        except BaseException:
+            sys.modules.pop(name, None)
+            raise
         finally:
             with contextlib.suppress(ValueError):  # the file may have removed it
                 sys.path.remove(folder)
+            added = set(sys.modules) - before
+            for neighbor in [key for key in added if _place(key.partition(".")[0]) == folder]:
+                del sys.modules[neighbor]
     return module
+
+
+def _place(name: str) -> str:
+    """Return the folder from which a module was imported, empty where none is known."""
+    spec = getattr(sys.modules.get(name), "__spec__", None)
+    location = None if spec is None else next(iter(spec.submodule_search_locations or [spec.origin]))
+    return "" if location is None else str(Path(location).parent)

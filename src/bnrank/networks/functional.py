@@ -141,8 +141,9 @@ class Functional:
             out = out.reshape(1)
         if out.ndim <= dim or out.shape[dim] != len(x):
             expected = "(N, ...)" if dim == 0 else "(time, N, ...)"
-            if dim == 0 and out.ndim and out.shape[0] and out.shape[0] % len(x) == 0:
-                expected += "; where samples and positions are one dimension, return out.reshape(len(x), -1, ...)"
+            if dim == 0 < out.ndim and out.shape[0] % len(x) == 0:
+                rows = f"{out.shape[0] // len(x)} rows for each sample"
+                expected += f"; for {rows}, wrap net in a module that returns net(x).unflatten(0, (len(x), -1))"
             raise ValueError(f"net: the output has shape {tuple(out.shape)} for {len(x)} samples, expected {expected}")
         return out.movedim(dim, 0)
 

@@ -1,14 +1,13 @@
 """LSTM and GRU whose matrices may be products of two."""
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from bnrank.networks.attention import projection, rank_of
-from bnrank.networks.completion import Completion
+from bnrank.networks.attention import factors, has_bias, projection, rank_of, set_copies
 
 KINDS = {"LSTM": 4, "LSTMCell": 4, "GRU": 3, "GRUCell": 3}  # gates
 State = Tensor | tuple[Tensor, Tensor]
@@ -29,8 +28,7 @@ class FactoredRecurrent(nn.Module):
     input_size, hidden_size : int
         As in torch.
     ranks : tuple of int, optional
-        Of W_ih and W_hh, for each layer and direction in torch's order; 0 for a single Linear, negative where the
-        second layer is a :class:`~bnrank.networks.completion.Completion`. Default: all 0.
+        Of W_ih and W_hh, for each layer and direction in torch's order; 0 for a single Linear. Default: all 0.
     biases : tuple of bool, optional
         Whether these have biases. Default: all.
     num_layers, bidirectional, batch_first, dropout
@@ -66,11 +64,10 @@ class FactoredRecurrent(nn.Module):
         self.ranks = tuple(ranks or (0,) * (2 * count))
         self.biases = tuple(biases or (True,) * (2 * count))
         gates = KINDS[kind] * hidden_size
-        sizes = [input_size if i < ways else ways * hidden_size for i in range(count)]
-        self.input, self.hidden = (
-            nn.ModuleList(projection(size, gates, self.ranks[2 * i + j], self.biases[2 * i + j]) for i, size in own)
-            for j, own in enumerate((enumerate(sizes), enumerate([hidden_size] * count)))
-        )
+        sizes = [input_size] * ways + [ways * hidden_size] * (count - ways)
+        options = list(zip(self.ranks, self.biases, strict=True))
+        self.input = nn.ModuleList(projection(sizes[i], gates, *options[2 * i]) for i in range(count))
+        self.hidden = nn.ModuleList(projection(hidden_size, gates, *options[2 * i + 1]) for i in range(count))
 
     @staticmethod
     def accepts(full: nn.Module) -> bool:
@@ -84,91 +81,76 @@ class FactoredRecurrent(nn.Module):
         settings = {name: getattr(full, name) for name in names if hasattr(full, name)}
         ways = 2 if settings.get("bidirectional") else 1
         count = settings.get("num_layers", 1) * ways
-        with torch.random.fork_rng(devices=[]):
-            found = cls(
-                type(full).__name__, full.input_size, full.hidden_size, biases=(full.bias,) * (2 * count), **settings
-            )
+        biases = (full.bias,) * (2 * count)
+        with torch.device("meta"):  # nothing is drawn
+            factored = cls(type(full).__name__, full.input_size, full.hidden_size, biases=biases, **settings)
         for i in range(count):
-            end = f"_l{i // ways}{'_reverse' if i % ways else ''}" if hasattr(full, "num_layers") else ""
-            for layers, own in ((found.input, "ih"), (found.hidden, "hh")):
-                layer = cast(Any, layers[i])
-                for kind in ("weight", "bias") if full.bias else ("weight",):
-                    given = getattr(full, f"{kind}_{own}{end}")
-                    setattr(layer, kind, nn.Parameter(given.detach().clone(), given.requires_grad))
-        return found.train(full.training)
+            end = f"_l{i // ways}{'_reverse' if i % ways else ''}" if "num_layers" in settings else ""
+            for layer, part in ((factored.input[i], "ih"), (factored.hidden[i], "hh")):
+                bias = getattr(full, f"bias_{part}{end}") if full.bias else None
+                set_copies(layer, getattr(full, f"weight_{part}{end}"), bias)
+        return factored.train(full.training)
 
     def refreshed(self) -> "FactoredRecurrent":
         """Set ``ranks``, ``biases`` and ``input_size`` to those of the layers, run fused; return the module."""
         layers: list[Any] = [layer for pair in zip(self.input, self.hidden, strict=True) for layer in pair]
-        self.ranks = tuple(map(rank_of, layers))
-        lasts = [layer[-1] if isinstance(layer, nn.Sequential) else layer for layer in layers]
-        self.biases = tuple(last.bias is not None for last in lasts)
-        reading: Any = layers[0][0] if isinstance(layers[0], nn.Sequential) else layers[0]
-        self.input_size, self.unrolled = reading.in_features, False
+        self.ranks, self.biases = tuple(map(rank_of, layers)), tuple(map(has_bias, layers))
+        self.input_size, self.unrolled = factors(layers[0])[0].in_features, False
         return self
 
     def multiply_adds(self) -> int:
         """Return the multiply-adds of one step, as they run when fused."""
         dense = len(self.hidden) * KINDS[self.kind] * self.hidden_size**2
-        dense += sum(p.numel() for p in self.input.parameters() if p.ndim == 2)
-        completing = (part for part in self.input.modules() if isinstance(part, Completion))
-        return dense + sum(part.in_features**2 for part in completing)  # which are multiplied out
+        return dense + sum(p.numel() for p in self.input.parameters() if p.ndim == 2)
 
     def forward(self, input: Tensor, hx: State | None = None) -> Any:
         """Return what the torch module returns."""
         if not isinstance(input, Tensor):
             raise TypeError(f"input: got a {type(input).__name__}, expected a tensor; packed sequences are not taken")
-        lstm, cell = self.kind.startswith("LSTM"), self.kind.endswith("Cell")
+        cell = self.kind.endswith("Cell")
         if input.ndim not in ((1, 2) if cell else (2, 3)):
             expected = "(N, features) or (features,)" if cell else "three dimensions, or two for one sample"
             raise ValueError(f"input: got shape {tuple(input.shape)}, expected {expected}")
-        if cell:
-            given = input if input.ndim == 2 else input[None]
-            states = self._states(given[:, None], hx, input.ndim == 2)
-            _, end = self._run(0, given[:, None], states[0])
-            end = tuple(state if input.ndim == 2 else state[0] for state in end)
-            return end if lstm else end[0]
-        batched = input.ndim == 3
+        batched = input.ndim == (2 if cell else 3)
         value = input if batched else input[None]
-        value = value.transpose(0, 1) if batched and not self.batch_first else value
-        ways = 2 if self.bidirectional else 1
-        starts, ends = self._states(value, hx, batched), []
+        if cell:
+            value = value[:, None]
+        swapped = batched and not cell and not self.batch_first
+        value = value.transpose(0, 1) if swapped else value  # (N, length, features)
+        shape = (*(() if cell else (len(self.hidden),)), *((len(value),) if batched else ()), self.hidden_size)
+        starts, ends, ways = self._states(value, hx, shape), [], 2 if self.bidirectional else 1
         for layer in range(self.num_layers):
             outputs = []
             for way in range(ways):
                 i = layer * ways + way
-                out, end = self._run(i, value.flip(1) if way else value, starts[i])
-                outputs.append(out.flip(1) if way else out)
+                run = self._unrolled if self.unrolled else self._fused
+                output, end = run(i, value.flip(1) if way else value, starts[i])
+                outputs.append(output.flip(1) if way else output)
                 ends.append(end)
             value = torch.cat(outputs, -1)
             if layer < self.num_layers - 1:
                 value = F.dropout(value, self.dropout, self.training)
-        last = tuple(torch.stack(some) if batched else torch.cat(some) for some in zip(*ends, strict=True))
-        value = value.transpose(0, 1) if batched and not self.batch_first else value
-        return (value if batched else value[0]), (last if lstm else last[0])
+        last = tuple(torch.stack(states).reshape(shape) for states in zip(*ends, strict=True))
+        state = last if self.kind.startswith("LSTM") else last[0]
+        value = value.transpose(0, 1) if swapped else value
+        return state if cell else (value if batched else value[0], state)
 
-    def _states(self, value: Tensor, hx: State | None, batched: bool) -> list[tuple[Tensor, ...]]:
+    def _states(self, value: Tensor, hx: State | None, shape: tuple[int, ...]) -> list[tuple[Tensor, ...]]:
         """Return the initial states of each layer and direction, each (N, hidden)."""
         count, parts = len(self.hidden), 2 if self.kind.startswith("LSTM") else 1
         if hx is None:
             return [(value.new_zeros(len(value), self.hidden_size),) * parts] * count
         given = (hx,) if isinstance(hx, Tensor) else tuple(hx)
-        shape: tuple[int, ...] = () if self.kind.endswith("Cell") else (count,)
-        shape = (*shape, len(value), self.hidden_size) if batched else (*shape, self.hidden_size)
         if len(given) != parts or any(tuple(state.shape) != shape for state in given):
             got = ", ".join(str(tuple(state.shape)) for state in given)
             raise ValueError(f"hx: got {got}, expected {parts} of shape {shape}")
-        rows = [state.reshape(count, -1, self.hidden_size) for state in given]
-        return [tuple(state[i] for state in rows) for i in range(count)]
-
-    def _run(self, i: int, value: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Return the hidden states of one layer in one direction, (N, length, hidden), and the last state."""
-        return self._unrolled(i, value, state) if self.unrolled else self._fused(i, value, state)
+        return list(zip(*(state.reshape(count, -1, self.hidden_size) for state in given), strict=True))
 
     def _unrolled(self, i: int, value: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
-        given, found = self.input[i](value), []
+        """Return the hidden states of one layer in one direction, (N, length, hidden), and the last state."""
+        from_input, outputs = self.input[i](value), []
         for step in range(value.shape[1]):
-            gates, back = given[:, step], self.hidden[i](state[0])
+            gates, back = from_input[:, step], self.hidden[i](state[0])
             if self.kind.startswith("LSTM"):
                 keep, forget, new, out = (gates + back).chunk(4, 1)
                 c = forget.sigmoid() * state[1] + keep.sigmoid() * new.tanh()
@@ -178,38 +160,26 @@ class FactoredRecurrent(nn.Module):
                 new = (new + (reset + reset_).sigmoid() * new_).tanh()
                 share = (update + update_).sigmoid()
                 state = ((1 - share) * new + share * state[0],)
-            found.append(state[0])
-        return torch.stack(found, 1), state
+            outputs.append(state[0])
+        return torch.stack(outputs, 1), state
 
     def _fused(self, i: int, value: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
-        first, hidden = (cast(Any, layers[i]) for layers in (self.input, self.hidden))
-        reading: Any = first[0] if isinstance(first, nn.Sequential) else first
-        if value.shape[-1] != reading.in_features:  # torch's kernels read beyond it
-            raise ValueError(f"input: got {value.shape[-1]} features, expected {reading.in_features}")
-        if isinstance(first, nn.Sequential):
-            value = F.linear(value, reading.weight, reading.bias)
-            first, bias = _combined(first[1], None)
-        else:
-            first, bias = first.weight, first.bias
-        if isinstance(hidden, nn.Sequential):
-            known: Any = hidden[0]
-            weight, back = _combined(hidden[1], known.bias)
-            weight = weight @ known.weight
-        else:
-            weight, back = hidden.weight, hidden.bias
-        biases = [weight.new_zeros(len(weight)) if one is None else one for one in (bias, back)]
-        weights = [first, weight, *biases]
-        start = [one[None].contiguous() for one in state]
-        settings = (weights, True, 1, 0.0, self.training, False, True)
+        """Return the same as :meth:`_unrolled`, by torch's kernel."""
+        *reading, first = factors(self.input[i])
+        *known, hidden = factors(self.hidden[i])
+        features = (reading or [first])[0].in_features
+        if value.shape[-1] != features:  # torch's kernels read beyond it
+            raise ValueError(f"input: got {value.shape[-1]} features, expected {features}")
+        for part in reading:
+            value = F.linear(value, part.weight, part.bias)
+        weight = hidden.weight
+        for part in known:
+            weight = weight @ part.weight
+        biases = [weight.new_zeros(len(weight)) if bias is None else bias for bias in (first.bias, hidden.bias)]
+        start = [states[None].contiguous() for states in state]
+        settings = ([first.weight, weight, *biases], True, 1, 0.0, self.training, False, True)
         if self.kind.startswith("LSTM"):
-            out, h, c = torch.lstm(value, start, *settings)
-            return out, (h[0], c[0])
-        out, h = torch.gru(value, start[0], *settings)
-        return out, (h[0],)
-
-
-def _combined(second: Any, known: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Return the matrix of the second of two layers, and the bias of both together; ``known`` is that of the first."""
-    if isinstance(second, Completion):
-        return second.weight, second.completed(known)
-    return second.weight, second.bias
+            output, h, c = torch.lstm(value, start, *settings)
+            return output, (h[0], c[0])
+        output, h = torch.gru(value, start[0], *settings)
+        return output, (h[0],)

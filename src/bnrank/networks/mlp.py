@@ -83,6 +83,11 @@ class MLP(nn.Module):
         self.reset(self.seed)
 
     @property
+    def settings(self) -> dict[str, Any]:
+        """The arguments of the function: widths, slope and whether there are biases."""
+        return {"widths": self.widths, "slope": self.slope, "bias": self.bias}
+
+    @property
     def depth(self) -> int:
         """L, the number of weight layers."""
         return len(self.layers)

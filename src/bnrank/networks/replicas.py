@@ -232,6 +232,8 @@ class _Draws(TorchDispatchMode):
         if torch.Tag.nondeterministic_seeded not in func.tags or kwargs.get("generator") is not None:
             return func(*args, **kwargs)
         device = next((t.device for t in _tensors(args)), torch.device(kwargs.get("device") or "cpu"))
+        if device.type == "meta":  # draws nothing
+            return func(*args, **kwargs)
         if device not in self.generators:
             self.generators[device] = torch.Generator(device).manual_seed(self.seed)
         drawn: dict[str, Any] = {"generator": self.generators[device]}
@@ -239,8 +241,9 @@ class _Draws(TorchDispatchMode):
         if name == "native_dropout":
             kept = torch.full_like(args[0], 1 - args[1]).bernoulli_(**drawn) if args[2] else torch.ones_like(args[0])
             return args[0] * kept / (1 - args[1]), kept.bool()
-        if any(argument.name == "generator" for argument in func._schema.arguments):
-            return func(*args, **{**kwargs, **drawn})
+        names = [argument.name for argument in func._schema.arguments]
+        if "generator" in names:
+            return func(*args[: names.index("generator")], **{**kwargs, **drawn})
         if name.endswith("_like"):  # of the shape of a tensor
             like = torch.empty_like(args[0], **kwargs)
             fill: Any = {"rand_like": like.uniform_, "randn_like": like.normal_, "randint_like": like.random_}[name]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Self
 
@@ -43,9 +43,11 @@ class Drawn(nn.Module):
         """
         seed = validation.seed(seed)
         init = validation.init(self.init if init is None else init)
-        draw = Draw(torch.Generator().manual_seed(seed), init)
-        draw(self, 1.0)
-        unknown = [name for name, p in self.named_parameters() if p.requires_grad and id(p) not in draw.reached]
+        generator, reached = torch.Generator().manual_seed(seed), set()
+        for layer, reads in _layers(self, 1.0):
+            _draw(layer, reads, init, generator)
+            reached |= set(map(id, layer.parameters(recurse=False)))
+        unknown = [name for name, p in self.named_parameters() if p.requires_grad and id(p) not in reached]
         if unknown:
             raise ValueError(
                 f"seed: cannot draw {', '.join(unknown[:5])}; give seed=None, or a function "
@@ -54,20 +56,12 @@ class Drawn(nn.Module):
         self.seed, self.init = seed, init
         return self
 
-    def _draw(self, draw: Draw, reads: float) -> float:
-        """Draw the parts in order."""
-        for part in self.children():
-            reads = draw(part, reads)
-        return reads
-
 
 class Diagonal(nn.Module):
     """Elementwise product with a learnable vector, a -> weight * a, shape (..., n)."""
 
     def __init__(self, n: int, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
-        dtype = validation.dtype(dtype)
-        validation.allocation(validation.integer(n, "n"), "n", n, dtype.itemsize)
         self.weight = nn.Parameter(torch.ones(n, dtype=dtype))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -154,52 +148,40 @@ def activation(slope: float) -> nn.Module:
     return nn.Identity() if slope == 1 else nn.ReLU() if slope == 0 else nn.LeakyReLU(slope)
 
 
-class Draw:
-    """A draw: generator, scale, and the parameters reached so far.
+def _layers(net: nn.Module, reads: float) -> Generator[tuple[nn.Module, float], None, float]:
+    """Yield the layers to draw, each with the slope s of the sigma_s it reads; return the slope after the module."""
+    if isinstance(net, nn.ReLU | nn.LeakyReLU):
+        return float(getattr(net, "negative_slope", 0.0))
+    if isinstance(net, _LAYERS):
+        yield net, reads
+        return 1.0
+    if isinstance(net, MLP):
+        for layer in net.layers:
+            yield from _layers(layer, net.slope)
+        return 1.0
+    if isinstance(net, Block):
+        for part, slope in ((net.inner, reads), (net.outer, net.slope), (net.skip, reads)):
+            yield from _layers(part, slope)
+        return net.after
+    for part in net.children():
+        reads = yield from _layers(part, reads)
+    return reads
 
-    Parameters
-    ----------
-    generator : torch.Generator
-        The source of random numbers.
-    init : "he" or float
-        As in :class:`Drawn`.
-    """
 
-    def __init__(self, generator: torch.Generator, init: str | float) -> None:
-        self.generator, self.init = generator, init
-        self.reached: set[int] = set()
-
-    def __call__(self, net: nn.Module, reads: float) -> float:
-        """Draw a module whose input comes from sigma_s, s = ``reads``; return the slope before the next module."""
-        if isinstance(net, nn.ReLU | nn.LeakyReLU):
-            return float(getattr(net, "negative_slope", 0.0))
-        if isinstance(net, _LAYERS):
-            self._layer(net, reads)
-            return 1.0
-        if isinstance(net, MLP):
-            for layer in net.layers:
-                self(layer, net.slope)
-            return 1.0
-        if isinstance(net, Drawn):
-            return net._draw(self, reads)
-        for part in net.children():
-            reads = self(part, reads)
-        return reads
-
-    def _layer(self, layer: nn.Module, reads: float) -> None:
-        with torch.no_grad():
-            for name, p in layer.named_parameters(recurse=False):
-                self.reached.add(id(p))
-                if not p.requires_grad:
-                    continue
-                if name == "bias":
-                    p.zero_()
-                elif isinstance(layer, Diagonal) and isinstance(self.init, str):
-                    p.fill_(1.0)
-                else:
-                    gain = 2 / (1 + reads**2) * p.shape[0] / p.numel()
-                    std = math.sqrt(gain) if isinstance(self.init, str) else self.init
-                    p.copy_(torch.randn(p.shape, generator=self.generator, dtype=torch.float64) * std)
+def _draw(layer: nn.Module, reads: float, init: str | float, generator: torch.Generator) -> None:
+    """Draw the trained parameters of a layer whose input comes from sigma_s, s = ``reads``."""
+    with torch.no_grad():
+        for name, p in layer.named_parameters(recurse=False):
+            if not p.requires_grad:
+                continue
+            if name == "bias":
+                p.zero_()
+            elif isinstance(layer, Diagonal) and isinstance(init, str):
+                p.fill_(1.0)
+            else:
+                gain = 2 / (1 + reads**2) * p.shape[0] / p.numel()
+                std = math.sqrt(gain) if isinstance(init, str) else init
+                p.copy_(torch.randn(p.shape, generator=generator, dtype=torch.float64) * std)
 
 
 class Block(Drawn):
@@ -274,12 +256,6 @@ class Block(Drawn):
         """Return the settings shown by ``print``."""
         after = "" if self.after == 1 else f", after={self.after:g}"
         return f"{self.width}, {self.hidden}, slope={self.slope:g}{after}"
-
-    def _draw(self, draw: Draw, reads: float) -> float:
-        draw(self.inner, reads)
-        draw(self.outer, self.slope)
-        draw(self.skip, reads)
-        return self.after
 
 
 class IdentityBlock(Block):

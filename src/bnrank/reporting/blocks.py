@@ -5,12 +5,12 @@ from __future__ import annotations
 import base64
 import contextlib
 import io
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 import PIL.Image
 from matplotlib.artist import Artist
@@ -19,7 +19,6 @@ from matplotlib.figure import Figure
 from bnrank._core import text as tables
 from bnrank._core import validation
 from bnrank._core.content import STATUS
-from bnrank._core.shared import Shared
 from bnrank.reporting.charts.parts import View
 
 
@@ -137,7 +136,7 @@ def plots_in(blocks: Iterable[Block]) -> Iterator[Plot]:
 
 # pictures ------------------------------------------------------------------------------------------------------------
 
-_REPRODUCIBLE = Shared(lambda: mpl.rc_context({"svg.hashsalt": "bnrank", "svg.fonttype": "path"}))
+_SALTED = re.compile(rb'(?<=["#])(?:C[0-9a-f]+_[0-9a-f]+_|[A-Za-z]+)[0-9a-f]{10}(?=[")])')  # random names in SVG files
 MIME = {".png": "image/png", ".svg": "image/svg+xml"}
 
 
@@ -192,6 +191,8 @@ def drawn(value: Any, caption: str, kind: str = "svg", **options: Any) -> bytes:
         raise TypeError(f"figures[{caption!r}]: got {validation.describe(value)}, expected {expected}")
     buffer = io.BytesIO()
     metadata = {"Date": None} if kind == "svg" else None
-    with _REPRODUCIBLE:
-        figure.savefig(buffer, format=kind, metadata=metadata, facecolor="white", **options)
-    return buffer.getvalue()
+    figure.savefig(buffer, format=kind, metadata=metadata, facecolor="white", **options)
+    if kind != "svg":
+        return buffer.getvalue()
+    names: dict[bytes, bytes] = {}
+    return _SALTED.sub(lambda name: names.setdefault(name.group(), b"part%d" % len(names)), buffer.getvalue())

@@ -211,13 +211,15 @@ def _compression(found: Compressed) -> tuple[str, str, str]:
     if not found.changed:
         return "Returned unchanged", "warn", found.reason or "nothing could be removed"
     said = f"{before:,} parameters became {after:,}, {before / max(after, 1):.3g} times fewer"
-    if 0 < certificate.nonzero < after:
-        first, then = certificate.nonzero_before, certificate.nonzero
-        said = f"{first:,} parameters that are not zero became {then:,}, {first / then:.3g} times fewer"
-        said += f"; {after:,} with the zeros"
     if (accuracy := certificate.held_out_accuracy) is not None:
         said += f"; held-out accuracy {100 * accuracy.before:.2f} % before, {100 * accuracy.after:.2f} % after"
-    change = f"change on held-out samples {_percent(certificate.held_out.centered)} of the spread of the outputs"
+    most = max(certificate.outputs, key=lambda output: output.held_out.centered)
+    what = (
+        f"largest change on held-out samples (of {most.name})"
+        if len(certificate.outputs) > 1
+        else "change on held-out samples"
+    )
+    change = f"{what} {_percent(most.held_out.centered)} of the spread of the outputs"
     mark, verdict = ("good", "within") if certificate.met else ("bad", "NOT within")
     return said, mark, f"{change}, {verdict} the tolerance of {_percent(certificate.tol)}"
 
@@ -238,10 +240,12 @@ def _compression_tables(found: Compressed) -> list[Block]:
         f"{1e3 * after.low:.3f} to {1e3 * after.high:.3f} ms after. Subnormal values are set to 0 on both sides."
     )
     free = certificate.subnormals
-    changes = [
-        _change("all of x", certificate.on_x, certificate.accuracy),
-        _change("held out", certificate.held_out, certificate.held_out_accuracy),
-    ]
+    changes = []
+    for i, output in enumerate(certificate.outputs):
+        named = {"output": output.name} if output.name else {}
+        accuracies = (certificate.accuracy, certificate.held_out_accuracy) if i == 0 else (None, None)
+        changes.append(named | _change("all of x", output.on_x, accuracies[0]))
+        changes.append(named | _change("held out", output.held_out, accuracies[1]))
     steps = []
     for i, step in enumerate(found.steps, 1):
         row = {"step": i, "kind": step.kind, "where": step.where or "the whole", "action": step.what}

@@ -81,7 +81,7 @@ def report(
         A profile (`bnrank.profile`), a history, a run (`bnrank.train`), a sweep (`bnrank.Sweep`), a watch or a monitor
         of a training, a finished network (`bnrank.finish`), a comparison (`bnrank.compare`), verdicts (`bnrank.check`),
         a fitted estimator
-        or its summary, a result of `bnrank.discovery.compress`, `bnrank.discovery.symmetries` or
+        or its summary, a result of `bnrank.compress`, `bnrank.discovery.symmetries` or
         `bnrank.discovery.dimensionless_groups`, a `Section`, a sequence of these, or a mapping from section titles to
         these.
     path : path

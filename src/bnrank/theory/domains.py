@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bnrank._core import linalg, validation
 from bnrank._core.results import Printed
-from bnrank.networks.constructions import cones
+from bnrank.theory import cones
 
 Array = NDArray[np.float64]
 

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from bnrank._core import linalg, validation
 from bnrank._core.content import Headline, Part, Table
 from bnrank._core.results import Printed
-from bnrank.discovery.compression.judging import Parted, outputs, rounding
-from bnrank.discovery.compression.parts import Parts, flow, lipschitz, multiply_adds, nonzero, parameters
+from bnrank.discovery.compression.judging import Outputs, Parted, outputs, rounding
+from bnrank.discovery.compression.parts import Parts, flow, lipschitz, multiply_adds, parameters
+from bnrank.discovery.compression.returned import Judged
 from bnrank.discovery.compression.timing import Latency, Subnormals, Timing, latency, like, subnormals
 from bnrank.measures.jacobian import Jacobian
 from bnrank.networks.functional import Functional, unwrap
@@ -19,6 +20,7 @@ MAX_POINTS = 64  # samples at which Jacobians are evaluated
 MAX_ENTRIES = 2e7  # of all these Jacobians together
 CONSTANT = 1e-12  # relative to the size of outputs, in float64: a smaller spread is round-off
 RTOL = 1e-6  # relative to the largest singular value of a Jacobian; larger ones count toward its rank
+ROUNDING = 1e3  # units of rounding, relative to it, that count at least where the network runs in another precision
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,23 @@ def ratio(part: float, whole: float) -> float:
     if whole > 0:
         return part / whole
     return 0.0 if part == 0 else math.inf
+
+
+@dataclass(frozen=True)
+class OutputChange:
+    """The change of one output of a network.
+
+    Attributes
+    ----------
+    name : str
+        "logits", "boxes", "[1]", "hidden[0]"; "" for a network that returns one tensor.
+    on_x, held_out : Change
+        On all of x, and on the held-out samples.
+    """
+
+    name: str
+    on_x: Change
+    held_out: Change
 
 
 @dataclass(frozen=True)
@@ -151,16 +170,15 @@ class Certificate(Printed):
     ----------
     tol : float
         The given tolerance.
-    on_x : Change
-        On all of x.
-    held_out : Change
-        On the held-out samples.
+    outputs : tuple of OutputChange
+        The change of every output that is bounded; the first is the main one.
     bound : Bound or None
         For all inputs near the samples; None where a part has no known Lipschitz constant, or the module has more than
-        one segment.
+        one segment or output.
     rank : int or None
         The smallest dimension of the input or of the output of a part of f^: f^ = h o g with this inner dimension,
-        which bounds its bottleneck rank, on all inputs (T18). None where the module has more than one segment.
+        which bounds its bottleneck rank, on all inputs (T18). None where the module has more than one segment or
+        output.
     parameters_before, parameters : int
         Total number of entries of the parameters.
     multiply_adds_before, multiply_adds : int
@@ -174,9 +192,7 @@ class Certificate(Printed):
         bound on the bottleneck rank (T5). None where ``rank`` is, x holds no floats, inputs times outputs exceed 2e7,
         or the module is random in eval mode.
     accuracy, held_out_accuracy : Accuracy or None
-        On x and on the held-out samples; None without classes.
-    nonzero_before, nonzero : int
-        Number of entries of the parameters that are not 0.
+        Of the first output, on x and on the held-out samples; None without classes.
     subnormals : Subnormals
         The subnormal weights of the original network, and the speedup from setting them to 0, in which
         ``latency_before`` is already without them. The compressed network has none.
@@ -186,14 +202,13 @@ class Certificate(Printed):
     >>> import torch, bnrank
     >>> net = bnrank.networks.from_layers([torch.ones(6, 4), torch.ones(3, 6)])         # equal neurons
     >>> timing = bnrank.discovery.Timing(repeats=3)
-    >>> certificate = bnrank.discovery.compress(net, torch.rand(40, 4), tol=0.01, timing=timing).certificate
+    >>> certificate = bnrank.compress(net, torch.rand(40, 4), tol=0.01, timing=timing).certificate
     >>> certificate.met, certificate.parameters_before, certificate.parameters
     (True, 42, 7)
     """
 
     tol: float
-    on_x: Change
-    held_out: Change
+    outputs: tuple[OutputChange, ...]
     bound: Bound | None
     rank: int | None
     parameters_before: int
@@ -208,21 +223,27 @@ class Certificate(Printed):
     accuracy: Accuracy | None = None
     held_out_accuracy: Accuracy | None = None
     subnormals: Subnormals = field(default_factory=lambda: Subnormals(0, 0))
-    nonzero_before: int = 0
-    nonzero: int = 0
+
+    @property
+    def on_x(self) -> Change:
+        """The change on all of x of the output that changes most, relative to its spread."""
+        return max((output.on_x for output in self.outputs), key=lambda change: change.centered)
+
+    @property
+    def held_out(self) -> Change:
+        """The change on the held-out samples of the output that changes most, relative to its spread."""
+        return max((output.held_out for output in self.outputs), key=lambda change: change.centered)
 
     @property
     def met(self) -> bool:
-        """Whether the change, relative to the spread of the outputs, is at most ``tol`` on x and on held-out data."""
+        """Whether the change of every output is at most ``tol`` of its spread, on x and on the held-out samples."""
         return max(self.on_x.centered, self.held_out.centered) <= self.tol
 
     @property
     def sizes(self) -> list[tuple[str, int, int]]:
-        """What is counted, before and after: parameters, of these nonzero if others are zero, and multiply-adds."""
-        rows = [("parameters", self.parameters_before, self.parameters)]
-        if 0 < self.nonzero < self.parameters:
-            rows.append(("parameters that are not zero", self.nonzero_before, self.nonzero))
-        return [*rows, ("multiply-adds per sample", self.multiply_adds_before, self.multiply_adds)]
+        """What is counted, before and after: parameters and multiply-adds."""
+        parameters = "parameters", self.parameters_before, self.parameters
+        return [parameters, ("multiply-adds per sample", self.multiply_adds_before, self.multiply_adds)]
 
     @property
     def speedup(self) -> float:
@@ -258,7 +279,6 @@ class Certificate(Printed):
     def headline(self) -> str:
         """Size, speed and whether the tolerance is met, in a line."""
         size = f"{self.parameters_before:,} to {self.parameters:,} parameters"
-        size += f", {self.nonzero:,} of them not zero" if 0 < self.nonzero < self.parameters else ""
         speed = f"{self.speedup:.3g} times as fast" if self.speedup_certain else "speedup uncertain"
         return f"{size}, {speed}; tolerance {_percent(self.tol)} of the spread {'met' if self.met else 'NOT met'}"
 
@@ -279,13 +299,10 @@ class Certificate(Printed):
 
     def _changes(self) -> list[str]:
         lines = []
-        for label, found in (("on x", self.on_x), ("held out", self.held_out)):
-            spread = "their spread is 0"
-            if not math.isinf(found.centered):
-                spread = f"{_percent(found.centered)} of their spread"
-            line = f"change {label} ({found.samples} samples): {_percent(found.relative)} of the outputs, {spread}"
-            other = "" if math.isnan(found.decisions) else f", largest output another in {_percent(found.decisions)}"
-            lines.append(f"{line}, largest {_percent(found.worst)}{other}")
+        for output in self.outputs:
+            what = f"change of {output.name}" if output.name else "change"
+            lines.append(f"{what} on x {_described(output.on_x)}")
+            lines.append(f"{what} held out {_described(output.held_out)}")
         for label, of in (("on x", self.accuracy), ("held out", self.held_out_accuracy)):
             if of is not None:
                 lines.append(f"accuracy {label}: {100 * of.before:.2f} % before, {100 * of.after:.2f} % after")
@@ -305,6 +322,13 @@ class Certificate(Printed):
         return lines if self.bound is None else [*lines, str(self.bound)]
 
 
+def _described(change: Change) -> str:
+    spread = "their spread is 0" if math.isinf(change.centered) else f"{_percent(change.centered)} of their spread"
+    text = f"({change.samples} samples): {_percent(change.relative)} of the outputs, {spread}"
+    text += f", largest {_percent(change.worst)}"
+    return text if math.isnan(change.decisions) else f"{text}, largest output another in {_percent(change.decisions)}"
+
+
 def _percent(value: float) -> str:
     return f"{100 * value:.3g} %"
 
@@ -313,9 +337,11 @@ def certified(
     nets: tuple[nn.Module, nn.Module],
     parted: Parted,
     tol: float,
-    reference: tuple[Tensor, Tensor],
+    judged: Judged,
+    reference: tuple[Outputs, Outputs],
     whole: tuple[Parts, Parts] | None,
     timing: Timing,
+    dtype: torch.dtype = torch.float64,
     random: bool = False,
 ) -> Certificate:
     """Return the certificate of a compression.
@@ -328,27 +354,41 @@ def certified(
         Samples.
     tol : float
         The given tolerance.
-    reference : tuple of Tensor
-        Outputs of the original network on all samples and on those held out, (N, outputs) in float64.
+    judged : Judged
+        The outputs that are bounded.
+    reference : tuple of lists of Tensor
+        These outputs of the original network on all samples and on those held out, (N, entries) in float64.
     whole : tuple of parts, optional
         The parts of both networks, where the module is one segment.
     timing : Timing
         How latency is measured.
+    dtype : torch.dtype
+        Precision in which the networks run.
     random : bool
         Whether two runs of the original network differ, so that it has no Jacobian.
     """
     (before, after), x = nets, parted.x
     same = unwrap(after) is before
-    found = reference if same else tuple(outputs(Functional(after), part, "x") for part in (x, parted.kept))
-    on_x, on_kept = zip(reference, found, strict=True)
+    function = Functional(after, dtype)
+    found = reference if same else tuple(outputs(function, judged, part, "x") for part in (x, parted.kept))
+    on_x, on_kept = (list(zip(*both, strict=True)) for both in zip(reference, found, strict=True))
+    eps = rounding(before)
+    changes = [
+        OutputChange(name, change(*own, eps), change(*kept, eps))
+        for name, own, kept in zip(judged.names, on_x, on_kept, strict=True)
+    ]
     sample = like(before, x[:1])
-    ranks = [_ranks(some, net, sample, x, random) for some, net in zip(whole or (None, None), nets, strict=True)]
+    given = sample.to(dtype) if sample.is_floating_point() else sample
+    random = random or not x.is_floating_point()
+    ranks = [
+        _ranks(parts, net, given, x[:0] if random else x, dtype)
+        for parts, net in zip(whole or (None, None), nets, strict=True)
+    ]
     timed = latency([before] if same else nets, x, batch_size=timing.batch_size, repeats=timing.repeats)
     return Certificate(
         tol=tol,
-        on_x=change(*on_x, rounding(before)),
-        held_out=change(*on_kept, rounding(before)),
-        bound=None if whole is None else _bound(whole, sample.double(), on_x),
+        outputs=tuple(changes),
+        bound=None if whole is None else _bound(whole, given, on_x[0]),
         rank=ranks[1][0],
         parameters_before=parameters(before),
         parameters=parameters(after),
@@ -359,10 +399,8 @@ def certified(
         rank_before=ranks[0][0],
         jacobian_rank=ranks[1][1],
         jacobian_rank_before=ranks[0][1],
-        accuracy=_accuracy(on_x, parted.y),
-        held_out_accuracy=_accuracy(on_kept, parted.y_kept),
-        nonzero_before=nonzero(before),
-        nonzero=nonzero(after),
+        accuracy=_accuracy(on_x[0], parted.y),
+        held_out_accuracy=_accuracy(on_kept[0], parted.y_kept),
         subnormals=subnormals(before, x, batch_size=timing.batch_size, repeats=timing.repeats),
     )
 
@@ -376,25 +414,25 @@ def _bound(whole: tuple[Parts, Parts], sample: Tensor, found: tuple[Tensor, Tens
 
 
 def _ranks(
-    parts: Parts | None, net: nn.Module, sample: Tensor, x: Tensor, random: bool
+    parts: Parts | None, net: nn.Module, sample: Tensor, x: Tensor, dtype: torch.dtype
 ) -> tuple[int | None, int | None]:
-    """Return the smallest dimension of the input or of the output of a part, and the largest rank of a Jacobian."""
+    """Return the smallest dimension of an input or output of a part, and the largest rank of a Jacobian on x."""
     if parts is None:
         return None, None
     with torch.no_grad():
-        values = flow(parts, sample.double() if sample.is_floating_point() else sample)
+        values = flow(parts, sample)
     upper = min(value[0].numel() for value in values)
     entries = values[0][0].numel() * values[-1][0].numel()
     points = min(MAX_POINTS, len(x), int(MAX_ENTRIES / max(entries, 1)))
-    if not points or not x.is_floating_point() or random:
+    if not points:
         return upper, None
     with torch.enable_grad():
         some = x[:points]
-        some = some[~Jacobian(net, some).near_kinks().cpu()]
+        some = some[~Jacobian(net, some, dtype=dtype).near_kinks().cpu()]
         if not len(some):
             return upper, None
-        found = Jacobian(net, some, kink_rtol=None).singular_values
-    return upper, int(linalg.rank(found, RTOL).max())
+        found = Jacobian(net, some, dtype=dtype, kink_rtol=None).singular_values
+    return upper, int(linalg.rank(found, max(RTOL, ROUNDING * torch.finfo(dtype).eps)).max())
 
 
 def _accuracy(found: tuple[Tensor, Tensor], y: Tensor | None) -> Accuracy | None:

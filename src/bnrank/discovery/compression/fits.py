@@ -6,17 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import scipy.linalg
 import torch
 from torch import Tensor, nn
 
 from bnrank._core import linalg
 from bnrank.discovery.compression.parts import CONVOLUTIONS, Parts, pads_of, reach_of
-from bnrank.networks.completion import Completion
 from bnrank.networks.mlp import linear
+from bnrank.networks.replicas import copied
 
 RIDGES = 10.0 ** torch.arange(-12, 1, 2, dtype=torch.float64)  # relative to the squared largest singular value
-COMPLETED = 0.1  # least rank of which the second factor completes the first, relative to inputs plus outputs
 SMALL = 1e-10  # eigenvalues of a Gram matrix below, relative to the largest, are not regressed on
 ROUNDING = 1e-10  # singular values below, relative to the largest, are not regressed on
 
@@ -172,7 +170,7 @@ def linear_layer(weight: Tensor, bias: Tensor | None) -> nn.Linear:
     return layer
 
 
-def dense(part: nn.Module, rows: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+def dense(part: Any, rows: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """Return rows @ J and rows @ b of an affine part a -> J a + b, on flattened inputs of a given shape.
 
     Parameters
@@ -184,6 +182,7 @@ def dense(part: nn.Module, rows: Tensor, shape: tuple[int, ...]) -> tuple[Tensor
     shape : tuple of int
         Shape of one input.
     """
+    part = copied(part).double()
     if isinstance(part, nn.Linear) and len(shape) == 1:
         bias = part.bias if part.bias is not None else part.weight.new_zeros(len(part.weight))
         return (rows @ part.weight).detach(), (rows @ bias).detach()
@@ -194,7 +193,7 @@ def dense(part: nn.Module, rows: Tensor, shape: tuple[int, ...]) -> tuple[Tensor
     return pulled.flatten(1), (rows * out.detach().flatten(1)).sum(1)
 
 
-def pair(first: nn.Module, shape: tuple[int, ...], shape_out: tuple[int, ...], fitted: AffineFit, k: int) -> Parts:
+def pair(first: Any, shape: tuple[int, ...], shape_out: tuple[int, ...], fitted: AffineFit, k: int) -> Parts:
     """Return parts that compute c + B A first(x), for inputs and outputs of the given shapes.
 
     ``first`` is absorbed into A. The result is two Linear, or one where that is smaller, enclosed by Flatten and
@@ -204,62 +203,32 @@ def pair(first: nn.Module, shape: tuple[int, ...], shape_out: tuple[int, ...], f
     a, shift = dense(first, a, shape)
     c = c + b @ shift
     two = 0 < len(a) * (a.shape[1] + len(b)) < a.shape[1] * len(b)
-    layers = [linear_layer(a, None), linear_layer(b, c)] if two else [linear_layer(b @ a, c)]
+    own = first.weight.dtype
+    factors = [(a, None), (b, c)] if two else [(b @ a, c)]
+    layers = [linear_layer(weight.to(own), None if bias is None else bias.to(own)) for weight, bias in factors]
     before = [nn.Flatten()] if len(shape) > 1 else []
     after = [nn.Unflatten(1, shape_out)] if len(shape_out) > 1 else []
     return (*before, *layers, *after)
 
 
-def factor_weights(ranks: Tensor, inputs: int, units: int, completing: bool) -> Tensor:
-    """Return how many weights the two layers of :func:`pointwise_pair` have, for each rank.
-
-    Examples
-    --------
-    >>> factor_weights(torch.tensor([1, 20, 40]), 100, 50, True).tolist()
-    [150, 2600, 4400]
-    """
-    dense = ranks * (inputs + units)
-    return torch.where(completes(ranks, inputs, units), dense - ranks.square(), dense) if completing else dense
-
-
-def completes(ranks: Tensor, inputs: int, units: int) -> Tensor:
-    """Return for each rank whether the second of two factors may be a completion: not if it is small or full."""
-    return (ranks >= COMPLETED * (inputs + units)) & (ranks < units)
-
-
-def pointwise_pair(first: Any, fitted: AffineFit, k: int, completing: bool = False) -> Parts:
-    """Return a Linear or convolution with k outputs, and a pointwise layer that computes all outputs from them.
-
-    If ``completing``, the second one is a :class:`~bnrank.networks.completion.Completion` for the ranks that
-    :func:`completes` accepts: the first layer then computes k of the outputs themselves. They are chosen by QR
-    decomposition with column pivoting of an orthonormal basis of the values (Q-DEIM: Drmac and Gugercin, 2016), so that
-    the others are combinations of them with small coefficients.
-    """
+def pointwise_pair(first: Any, fitted: AffineFit, k: int) -> Parts:
+    """Return a Linear or convolution with k outputs, and a pointwise layer that computes all outputs from them."""
     a, b, c = fitted.at(k)
-    weight, m = first.weight.detach().flatten(1), len(b)
-    c = c if first.bias is None else c + b @ (a @ first.bias.detach())
-    if not (completing and completes(torch.tensor(k), weight.shape[1], m)):
-        with torch.device("meta"):  # draws nothing
-            pointwise = first if isinstance(first, nn.Linear) else type(first)(1, 1, 1)
-        return with_weight(first, a @ weight, None), with_weight(pointwise, b, c)
-    basis = torch.linalg.qr(b).Q.cpu()
-    places = torch.from_numpy(scipy.linalg.qr(basis.T.numpy(), mode="r", pivoting=True)[1]).long()
-    known, others = basis[places[:k]], basis[places[k:]]
-    combining = torch.linalg.solve(known.T, others.T).T.to(b)
-    places = places.to(b.device)
-    biases = c[places]
+    weight = first.weight.detach().double().flatten(1)
+    c = c if first.bias is None else c + b @ (a @ first.bias.detach().double())
     with torch.device("meta"):  # draws nothing
-        second = Completion(k, m, dimensions=0 if isinstance(first, nn.Linear) else len(first.kernel_size))
-    second.others = with_weight(second.others, combining, biases[k:] - combining @ biases[:k])
-    second.order = places.argsort()
-    return with_weight(first, b[places[:k]] @ a @ weight, biases[:k]), second
+        pointwise = first if isinstance(first, nn.Linear) else type(first)(1, 1, 1)
+    return with_weight(first, a @ weight, None), with_weight(pointwise, b, c, first.weight.dtype)
 
 
-def with_weight(layer: Any, weight: Tensor, bias: Tensor | None) -> Any:
+def with_weight(layer: Any, weight: Tensor, bias: Tensor | None, dtype: torch.dtype | None = None) -> Any:
     """Return a copy of a Linear or convolution with other parameters, possibly with other numbers of units.
 
     The weight has one row per output, in the layer's order; its other dimensions are reshaped to those of the kernel.
+    The precision is that of the layer, if no other is given.
     """
+    dtype = layer.weight.dtype if dtype is None else dtype
+    weight, bias = weight.to(dtype), None if bias is None else bias.to(dtype)
     if isinstance(layer, nn.Linear):
         return linear_layer(weight.flatten(1), bias)
     found, weight = copy.deepcopy(layer), weight.reshape(len(weight), -1, *layer.kernel_size)

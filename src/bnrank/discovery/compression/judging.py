@@ -2,7 +2,7 @@
 
 import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,17 +11,19 @@ from torch import Tensor, nn
 
 from bnrank._core import validation
 from bnrank.discovery.compression import budget, returned
-from bnrank.discovery.compression.long_kernels import LongKernels
 from bnrank.discovery.compression.parts import LINEAR, Parts, channel_rows, first_input, flow, is_linear, run
+from bnrank.discovery.compression.returned import Judged
 from bnrank.discovery.storage import plain_array
 from bnrank.measures.products import differentiating
-from bnrank.networks import Segment
-from bnrank.networks.functional import ExplainedError, Functional, example
+from bnrank.networks import Segment, Skipped
+from bnrank.networks.functional import ExplainedError, Functional, PrecisionError, example
 from bnrank.networks.replicas import copied
 
-Samples = tuple[Tensor, Callable[[Tensor], Tensor], Tensor]
+Outputs = list[Tensor]  # (N, entries) each, in float64
+Samples = tuple[Tensor, Callable[[Any], Outputs], Outputs]
 
 MIN_SAMPLES = 8  # the minimum for a split into three groups
+MAX_SAMPLES = 2000  # of a search
 MAX_ENTRIES = 2e7  # of all values of a segment over the deciding samples: 160 MB
 ENRICH = 1000  # samples of a fit; fewer are supplemented by points on lines through neighbors
 REACH = 1.0  # how far these points extend beyond either neighbor, in units of the neighbors' distance
@@ -47,22 +49,65 @@ def read_classes(y: Any, count: int, name: str) -> Tensor:
     return labels
 
 
-def outputs(function: Functional, x: Tensor, name: str, chunk_size: int = 1024) -> Tensor:
-    """Return the outputs of a module on x, (N, outputs), in float64.
+def outputs(function: Functional, judged: Judged, x: Tensor, name: str, chunk_size: int = 1024) -> Outputs:
+    """Return the judged outputs of a module on x.
 
     Raises
     ------
     TypeError, ValueError
-        If the module fails on x, or returns no real numbers. The message names the argument, the shape or type
-        received, and the layer that failed.
+        As in :func:`explaining`.
     """
-    with torch.no_grad(), LongKernels():
-        try:
-            return torch.cat([function(some).flatten(1).cpu() for some in x.split(chunk_size)])
-        except ValueError as error:
-            if error.__cause__ is None or isinstance(error, ExplainedError):
-                raise  # it runs and its output is invalid, or the reason is not in x
-            raise _explained(function.module, x, name, error.__cause__) from error
+    with torch.no_grad(), explaining(function, x, name):
+        blocks = [judged(returned.run(function, some)) for some in x.split(chunk_size)]
+    return [torch.cat(values).cpu() for values in zip(*blocks, strict=True)]
+
+
+@contextlib.contextmanager
+def explaining(function: Functional, x: Tensor, name: str) -> Iterator[None]:
+    """Run a module on x; where it fails, the error names the argument, what came, and the layer that failed."""
+    try:
+        yield
+    except ValueError as error:
+        if error.__cause__ is None or isinstance(error, ExplainedError):
+            raise  # it runs and its output is invalid, or the reason is not in x
+        raise _explained(function, x, name, error.__cause__) from error
+
+
+def measured(
+    function: Functional, parted: "Parted", names: Sequence[str] | None, given: bool
+) -> tuple[Judged, list[Skipped], tuple[Outputs, Outputs]]:
+    """Return the outputs whose change is bounded, the others, and their values on all samples and on those held out.
+
+    Parameters
+    ----------
+    function : Functional
+        The module.
+    parted : Parted
+        Samples.
+    names : sequence of str, optional
+        Of outputs, as the caller gave them.
+    given : bool
+        Whether the held-out samples were given, and not drawn from x.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If the module fails on the samples or on one of them, an output does not exist or does not vary, or classes do
+        not fit.
+    """
+    x, kept = parted.x, parted.kept
+    with explaining(function, x, "x"):
+        judged, others = returned.judged(function, x, names)
+    reference = outputs(function, judged, x, "x"), outputs(function, judged, kept, "held_out" if given else "x")
+    for labels, values, name in ((parted.y, reference[0][0], "y"), (parted.y_kept, reference[1][0], "held_out[1]")):
+        if labels is not None:
+            shape = judged.shapes[0]
+            got = f"one class per sample for outputs of shape {(len(x), *shape)}"
+            validation.expect(max(shape, default=1) == shape.numel(), "y", got, "outputs of shape (N, classes)")
+            validation.classes(labels, name, values.shape[1])
+    check_spread(function.module, x, kept, reference)
+    check_alone(function, x)
+    return judged, others, reference
 
 
 def check_alone(function: Functional, x: Tensor) -> None:
@@ -83,20 +128,41 @@ def check_alone(function: Functional, x: Tensor) -> None:
         ) from error
 
 
-def check_backward(net: nn.Module, x: Tensor) -> None:
-    """Raise ValueError, with the reason, for a module in float64 whose backward pass fails."""
-    parameters: dict[str, Tensor] = dict(net.named_parameters())
-    with torch.enable_grad():
-        total = Functional(net).with_parameters(parameters, x).sum()
+def check_working(work: nn.Module, judged: Judged, x: Tensor, dtype: torch.dtype) -> None:
+    """Raise ValueError, with the reason, for a copy whose forward or backward pass fails in its precision."""
+    kind, parameters = type(work).__name__, list(work.parameters())
+    try:
+        with torch.enable_grad():
+            total = torch.stack([out.sum() for out in judged(work(x.clone()))]).sum()
+    except Exception as error:
+        plain = _held_back(work, dtype)
+        if not plain:
+            raise ValueError(f"net: a copy of {kind} fails on x: {error}") from error
+        names, own = ", ".join(plain), next(iter(plain.values()))
+        raise PrecisionError(
+            f"net: {kind} runs on x in {own}, but not in {dtype}: {error}; register as buffers the "
+            f"tensors that are plain attributes ({names}), or pass dtype={own}",
+            own,
+        ) from error
     if total.requires_grad:
-        with differentiating(net):
-            torch.autograd.grad(total, [p for p in parameters.values() if p.requires_grad], allow_unused=True)
+        with differentiating(work):
+            torch.autograd.grad(total, [p for p in parameters if p.requires_grad], allow_unused=True)
 
 
-def _explained(net: nn.Module, x: Tensor, name: str, cause: BaseException) -> Exception:
+def _held_back(work: nn.Module, dtype: torch.dtype) -> dict[str, torch.dtype]:
+    """Return the tensors that are plain attributes and of another precision, by name."""
+    return {
+        ".".join(filter(None, (name, key))): held.dtype
+        for name, part in work.named_modules()
+        for key, held in vars(part).items()
+        if isinstance(held, Tensor) and held.is_floating_point() and held.dtype != dtype
+    }
+
+
+def _explained(given: Functional, x: Tensor, name: str, cause: BaseException) -> Exception:
     """Return the error that explains why a module fails on samples."""
-    own = next((p.dtype for p in net.parameters() if p.is_floating_point()), torch.float32)
-    function = Functional(net, own)
+    own = next((p.dtype for p in given.module.parameters() if p.is_floating_point()), torch.float32)
+    function = Functional(given.module, own)
     kind = f"dtype {x.dtype}, on which the module fails"
     if not x.is_floating_point() and _runs(function, x.to(own)):
         return TypeError(f"{name}: got {kind}, expected floating point; convert it with .float()")
@@ -137,7 +203,7 @@ def _refusing(function: Functional, x: Tensor) -> str:
     return f", but {where} ({type(refusing).__name__}) expects {wanted} and is given {shape}"
 
 
-def check_spread(net: nn.Module, x: Tensor, kept: Tensor, found: tuple[Tensor, Tensor]) -> None:
+def check_spread(net: nn.Module, x: Tensor, kept: Tensor, found: tuple[Outputs, Outputs]) -> None:
     """Raise ValueError for samples on which the outputs do not vary, so that relative changes are undefined.
 
     A module that is constant on distinct samples is allowed: it is replaced by the constant.
@@ -148,15 +214,16 @@ def check_spread(net: nn.Module, x: Tensor, kept: Tensor, found: tuple[Tensor, T
         Its precision determines round-off.
     x, kept : Tensor
         All samples, and those held out.
-    found : tuple of Tensor
-        The outputs on both, (N, outputs).
+    found : tuple of lists of Tensor
+        The outputs on both, (N, entries) each.
     """
     eps = rounding(net)
-    varies, kept_varies = (float((out - out.mean(0)).norm()) > eps * float(out.norm()) for out in found)
     validation.expect(not _equal(x), "x", f"{len(x)} equal samples", "different ones: the spread of the outputs is 0")
-    if not kept_varies and (varies or _equal(kept)):
-        where = f"on the {len(kept)} samples held out"
-        raise ValueError(f"held_out: the spread of the outputs {where} is 0, expected samples on which they vary")
+    for both in zip(*found, strict=True):
+        varies, kept_varies = (float((out - out.mean(0)).norm()) > eps * float(out.norm()) for out in both)
+        if not kept_varies and (varies or _equal(kept)):
+            where = f"on the {len(kept)} samples held out"
+            raise ValueError(f"held_out: the spread of the outputs {where} is 0, expected samples on which they vary")
 
 
 def rounding(net: nn.Module) -> float:
@@ -230,14 +297,14 @@ def enriched(x: Tensor, fitted: int, minimum: int, seed: int) -> Tensor:
     return torch.cat([between.reshape(count, *x.shape[1:]), x])
 
 
-def affordable(net: nn.Module, found: list[Segment], x: Tensor, max_samples: int) -> int:
-    """Return the number of samples for the search: at most ``max_samples``, fewer where memory would not suffice."""
+def affordable(net: nn.Module, found: list[Segment], x: Tensor) -> int:
+    """Return the number of samples for the search, fewer than usual where memory would not suffice."""
     entries = 1
     with torch.no_grad():
         for segment in found:
             values = flow(segment.parts, entering(net, segment.name, x[:2]))
             entries = max(entries, sum(value[0].numel() for value in values))
-    return min(max_samples, max(64, int(MAX_ENTRIES / entries)))
+    return min(MAX_SAMPLES, max(64, int(MAX_ENTRIES / entries)))
 
 
 def affordable_whole(net: nn.Module, x: Tensor, max_samples: int) -> tuple[int, int]:
@@ -274,32 +341,28 @@ def entering(net: nn.Module, name: str, x: Tensor) -> Tensor:
 
 
 class Judge:
-    """The change of the module's output when a segment is replaced, on the samples of the search.
+    """The change of the module's outputs when a segment is replaced, on the samples of the search.
 
     Parameters
     ----------
-    fitted, selected : tuple of (Tensor, callable, Tensor)
+    fitted, selected : tuple of (Tensor, callable, list of Tensor)
         For the samples of the fits and for those that judge them: the input of the segment, the map from its output to
-        the module's, and the module's original output.
-    given : Tensor
-        The module's output on the given samples of both, (N, outputs), without interpolated points.
-    completing : bool
-        Whether the second of two factors may be a :class:`~bnrank.networks.completion.Completion`, see
-        :func:`~bnrank.discovery.compression.fits.pointwise_pair`.
+        the module's outputs, (N, entries) each, and the module's original outputs.
+    given : list of Tensor
+        The module's outputs on the given samples of both, without interpolated points.
     """
 
-    def __init__(self, fitted: Samples, selected: Samples, given: Tensor, completing: bool = False) -> None:
-        self.completing = completing
+    def __init__(self, fitted: Samples, selected: Samples, given: Outputs) -> None:
         self.x, self.rest, self.f = fitted
         self._selected = selected
         self._metrics: tuple[Sequence[nn.Module], dict[int, Tensor]] | None = None  # of the latest parts
         self._trace: tuple[Sequence[nn.Module], list[Tensor]] | None = None
-        self.scale = _spread(self.f)
-        """Root mean square distance of the fitted outputs from their mean; their size where they are constant."""
-        self._scale_given = _spread(given)
+        self._spreads, self._given_spreads = list(map(_spread, self.f)), list(map(_spread, given))
+        self.scale = self._spreads[0]
+        """Root mean square distance of the first fitted output from its mean; its size where it is constant."""
 
     def __call__(self, parts: Sequence[nn.Module], known: Tensor | None = None) -> float:
-        """Return the change of the output relative to its spread: the larger of the values on both groups of samples.
+        """Return the largest change of an output relative to its spread, on either group of samples.
 
         On the selection samples, a standard error is added to the mean square, and the spread is computed on the given
         samples only: interpolated points may spread much more. ``known`` is the output of the parts on the samples of
@@ -307,13 +370,19 @@ class Judge:
         """
         with torch.no_grad():
             out = run(parts, self.x) if known is None else known
-            on_fitted = (self.rest(out) - self.f).flatten(1).square().sum(1)
+            fitted = map(_squares, self.rest(out), self.f)
             x, rest, f = self._selected
-            on_selected = (rest(run(parts, x)) - f).flatten(1).square().sum(1)
-        error = float(on_selected.std()) / math.sqrt(len(on_selected)) if len(on_selected) > 1 else 0.0
-        fitted = math.sqrt(float(on_fitted.mean())) / self.scale
-        selected = math.sqrt(float(on_selected.mean()) + error) / self._scale_given
-        return max(fitted, selected) if math.isfinite(fitted) and math.isfinite(selected) else math.inf
+            selected = map(_squares, rest(run(parts, x)), f)
+            changes = [math.sqrt(float(each.mean())) / s for each, s in zip(fitted, self._spreads, strict=True)]
+            for each, spread in zip(selected, self._given_spreads, strict=True):
+                error = float(each.std()) / math.sqrt(len(each)) if len(each) > 1 else 0.0
+                changes.append(math.sqrt(float(each.mean()) + error) / spread)
+        return max(changes) if all(map(math.isfinite, changes)) else math.inf
+
+    def joined(self, outputs: Outputs) -> Tensor:
+        """Return all outputs side by side, (N, entries), each with the spread of the first."""
+        weighted = [out * (self.scale / spread) for out, spread in zip(outputs, self._spreads, strict=True)]
+        return torch.cat(weighted, 1)
 
     def metrics(self, parts: Sequence[nn.Module]) -> dict[int, Tensor]:
         """Return the metric of the output at every linear part, by index.
@@ -336,7 +405,7 @@ class Judge:
                 if i in places:
                     leaves.append(value.requires_grad_(True))
                     value = leaves[-1].clone()  # the next part may modify it in place
-            out = self.rest(value).flatten(1)
+            out = self.joined(self.rest(value))
         check_gradient(out)
         n = out.shape[1]
         if n <= PROBES:
@@ -375,14 +444,18 @@ def check_gradient(out: Tensor) -> None:
         )
 
 
-def relative(before: Tensor, after: Tensor) -> float:
-    """Return the change of outputs relative to their spread, or to their size where they are constant."""
-    return math.sqrt(float((after - before).flatten(1).square().sum(1).mean())) / _spread(before)
+def relative(before: Outputs, after: Outputs) -> float:
+    """Return the largest change of an output relative to its spread, or to its size where it is constant."""
+    changes = (math.sqrt(float(_squares(b, a).mean())) / _spread(b) for b, a in zip(before, after, strict=True))
+    return max(changes)
+
+
+def _squares(before: Tensor, after: Tensor) -> Tensor:
+    return (after - before).square().sum(1)
 
 
 def _spread(outputs: Tensor) -> float:
     """Return the root mean square distance of outputs from their mean; their size where they are constant."""
-    outputs = outputs.flatten(1)
     spread = (outputs - outputs.mean(0)).square().sum(1).mean()
     size = outputs.square().sum(1).mean()
     return math.sqrt(float(spread if spread > 1e-24 * size else size)) or 1.0
@@ -419,7 +492,8 @@ def tuned(judge: Judge, parts: Parts, steps: int, only: Sequence[str] | None = N
 
     def closure() -> torch.Tensor:
         optimizer.zero_grad()
-        loss = (judge.rest(run(work, judge.x)) - judge.f).flatten(1).square().sum(1).mean() / judge.scale**2
+        changes = map(torch.sub, judge.rest(run(work, judge.x)), judge.f)
+        loss = judge.joined(list(changes)).square().sum(1).mean() / judge.scale**2
         loss.backward()
         return loss
 

@@ -9,18 +9,15 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from bnrank.discovery.compression.fits import AffineFit, completes, factor_weights, gram_fit, pointwise_pair
+from bnrank.discovery.compression.fits import AffineFit, gram_fit, pointwise_pair
 from bnrank.discovery.compression.judging import Judge, check_gradient
 from bnrank.discovery.compression.parts import Counts, Parts, channel_rows, cheapest, is_linear, share
-from bnrank.discovery.compression.returned import apart
 from bnrank.networks import Skipped
 from bnrank.networks.chain import registered
-from bnrank.networks.completion import Completion
 
 MAX_ROWS = 8192  # (samples and positions) of one fit
 MAX_VALUES = 2**20  # of the stored outputs of one layer
 ROWS = 2  # rows per unit of a layer, from which on its rank on the samples tells about others
-WORTH = 0.03  # share of a layer's weights that a completion has to save
 RULES = ("cost", "parameters", "plain")
 DRAWS = 8  # random directions of the output per sample, where there are more outputs
 IDLE = "no sample reaches it"
@@ -33,28 +30,27 @@ Choice = dict[str, Parts]
 """From the names of layers to the parts that replace them."""
 
 
-def places(net: nn.Module, x: Tensor) -> tuple[list[str], list[Skipped]]:
+def places(net: nn.Module, x: Tensor, aside: Sequence[Skipped] = ()) -> tuple[list[str], list[Skipped]]:
     """Return the names of the linear layers that can be replaced, in order of execution, and the others.
 
     A layer can be replaced if it runs, once only where it has several names, shares no parameter, nothing else reads
-    its weight, and not only values beside the main output depend on it.
+    its weight, and it is not among those ``aside``.
     """
     names = {name: part for name, part in net.named_modules() if is_linear(part)}
     known_as = Counter(id(part) for _, part in net.named_modules(remove_duplicate=False))
-    holders = Counter(id(p) for part in _distinct(net) for p in part._parameters.values() if p is not None)
+    holders = Counter(id(p) for part in net.modules() for p in part._parameters.values() if p is not None)
     calls: list[str] = []
     with ExitStack() as stack, torch.no_grad():
         for name, part in names.items():
             note = part.register_forward_hook(lambda *_, name=name: calls.append(name))
             stack.callback(note.remove)
         net(x[:2].clone())
-    times, found, skipped = Counter(calls), [], []
+    times, found, skipped = Counter(calls), [], [part for part in aside if part.name in names]
     for name, part in names.items():
         if (known_as[id(part)] > 1 and times[name] > 1) or any(holders[id(p)] > 1 for p in part.parameters()):
             skipped.append(Skipped.part(name, part, "its parameters are used in more than one place"))
         elif not times[name]:
             skipped.append(Skipped.part(name, part, "not called"))
-    skipped += apart(net, [name for name in names if times[name]], x[:2])
     left = {part.name for part in skipped}
     found = [name for name in dict.fromkeys(calls) if name not in left]
     for name in list(found):
@@ -68,10 +64,6 @@ def places(net: nn.Module, x: Tensor) -> tuple[list[str], list[Skipped]]:
             skipped.append(Skipped(name, "segment", why))
             found.remove(name)
     return found, skipped
-
-
-def _distinct(net: nn.Module) -> Iterator[nn.Module]:
-    return iter(net.modules())
 
 
 @contextmanager
@@ -128,9 +120,9 @@ class Factoring:
     judge : Judge
         Measures changes; its ``x`` is the input of ``net`` and its ``rest`` follows the output of ``net``.
     net : torch.nn.Module
-        In float64 and eval mode, with parameters that require gradients.
+        In eval mode, with parameters that require gradients.
     names : sequence of str
-        Its layers that may be factored, see :func:`places`. Those of a completion are left out.
+        Its layers that may be factored, see :func:`places`.
     whole : tuple of int
         The reference of relative costs.
     chunk_size : int, optional
@@ -141,7 +133,7 @@ class Factoring:
         self, judge: Judge, net: nn.Module, names: Sequence[str], whole: Counts, chunk_size: int | None = None
     ) -> None:
         self.judge, self.net, self.whole = judge, net, whole
-        self.names = [name for name in names if not isinstance(_owner(net, name), Completion)]
+        self.names = list(names)
         self.rows: dict[str, Tensor] = {}
         """Original outputs of each layer, (rows, units)."""
         self.sizes: dict[str, int] = {}
@@ -175,7 +167,7 @@ class Factoring:
                 k = min(int((fitted.tails > scale * fitted.tails[0]).sum()) or 1, len(fitted.reading))
                 out, taps = layer.weight.flatten(1).shape
                 if len(fitted.reading) and k * (out + taps) < out * taps:
-                    choice[name] = pointwise_pair(layer, fitted, k, self.judge.completing)
+                    choice[name] = pointwise_pair(layer, fitted, k)
                     ranks.append((name, k))
             return choice, ranks
         stubs = {name: (_Refit(name, self.net.get_submodule(name), self, scale, rule),) for name in self.names}
@@ -217,8 +209,8 @@ class Factoring:
             present = self.rows[name]
         fitted = gram_fit(present, self.rows[name], metric)
         entries = 0 if rule == "parameters" else self.sizes[name]
-        k = _rank(layer, fitted, entries, scale * self.judge.scale, self.whole, self.judge.completing)
-        return None if k is None else (pointwise_pair(layer, fitted, k, self.judge.completing), k)
+        k = _rank(layer, fitted, entries, scale * self.judge.scale, self.whole)
+        return None if k is None else (pointwise_pair(layer, fitted, k), k)
 
     def _measured(self, chunk_size: int | None) -> dict[str, Tensor]:
         """Collect outputs and their metrics, in blocks of samples where ``rest`` needs not follow all of them."""
@@ -259,7 +251,7 @@ class Factoring:
                 part = self.net.get_submodule(name)
                 hook = part.register_forward_hook(lambda _, __, out, name=name: keep(name, out))
                 stack.callback(hook.remove)
-            out = self.judge.rest(self.net(x.clone())).flatten(1)
+            out = self.judge.joined(self.judge.rest(self.net(x.clone())))
         check_gradient(out)
         return out, leaves
 
@@ -285,10 +277,6 @@ def _gradients(
         yield from ((name, gradient) for name, gradient in zip(names, found, strict=True) if gradient is not None)
 
 
-def _owner(net: nn.Module, name: str) -> nn.Module:
-    return net.get_submodule(name.rpartition(".")[0])
-
-
 def _determined(rows: Tensor) -> bool:
     return len(rows) >= ROWS * rows.shape[1]
 
@@ -298,7 +286,7 @@ def step_of(rows: int, columns: int) -> int:
     return max(1, rows // max(4 * columns, min(MAX_ROWS, MAX_VALUES // max(columns, 1))))
 
 
-def _rank(part: Any, fitted: AffineFit, entries: int, scale: float, whole: Counts, completing: bool) -> int | None:
+def _rank(part: Any, fitted: AffineFit, entries: int, scale: float, whole: Counts) -> int | None:
     """Return the best rank of a layer; None to leave it unchanged.
 
     ``entries`` is the number of entries of its output, 0 where parameters are the only price.
@@ -307,12 +295,8 @@ def _rank(part: Any, fitted: AffineFit, entries: int, scale: float, whole: Count
     positions = entries / n
     bias = 0 if part.bias is None else n
     now = share((n * taps + bias, n * taps * positions, 1), whole)
-    ranks = torch.arange(1, len(fitted.tails), dtype=torch.float64)
-    weights = factor_weights(ranks, taps, n, completing)
-    completed = completes(ranks, taps, n) & completing
-    layers = torch.where(completed | (entries == 0), 1, 2)
-    each = [share((w + n, w * positions, own), whole) for w, own in zip(weights.tolist(), layers.tolist(), strict=True)]
+    weights = (k * (n + taps) for k in range(1, len(fitted.tails)))
+    each = [share((w + n, w * positions, 1 if entries == 0 else 2), whole) for w in weights]
     prices = torch.tensor([now, *each], dtype=torch.float64)
-    prices[1:][completed & (weights > (1 - WORTH) * n * taps)] = math.inf
     tails = torch.cat([fitted.tails.new_zeros(1), fitted.tails[1:]])
     return cheapest(prices.to(tails), tails, scale) or None

@@ -145,10 +145,11 @@ def unit_rows(parts: Sequence[nn.Module], i: int, j: int, given: Tensor, read: T
         return None
     if isinstance(parts[i], nn.Linear):
         pools = any(type(part) in POOLING for part in between)
-        return read.reshape(-1, read.shape[-1]) if linear and not pools and not (flat and given.ndim > 2) else None
+        ordered = linear and not pools and not (flat and given.ndim > 2)
+        return read.reshape(-1, read.shape[-1]).double() if ordered else None
     if given.ndim != parts[i].weight.ndim or bool(flat) != linear or (linear and read.ndim != 2):
         return None
-    return read.reshape(len(read), given.shape[1], -1).movedim(1, -1).reshape(-1, given.shape[1])
+    return read.reshape(len(read), given.shape[1], -1).movedim(1, -1).reshape(-1, given.shape[1]).double()
 
 
 def takes_constants(reader: nn.Module) -> bool:
@@ -157,8 +158,8 @@ def takes_constants(reader: nn.Module) -> bool:
 
 
 def by_unit(reader: Any, units: int) -> Tensor:
-    """Return the reader's weight as (out, units, weights of a unit)."""
-    return reader.weight.detach().reshape(len(reader.weight), units, -1)
+    """Return the reader's weight as (out, units, weights of a unit), in float64."""
+    return reader.weight.detach().double().reshape(len(reader.weight), units, -1)
 
 
 def forward_selection(rows: Tensor, needed: Tensor) -> tuple[Tensor, Tensor]:
@@ -256,8 +257,8 @@ def _pruned_runs(parts: list[nn.Module], rtol: float) -> tuple[list[nn.Module], 
 
 
 def _merged_channels(layer: Any, reader: Any, between: list[nn.Module], rtol: float) -> tuple[Any, Any, int, int]:
-    flat = layer.weight.detach().flatten(1)
-    bias = flat.new_zeros(len(flat)) if layer.bias is None else layer.bias.detach()
+    flat = layer.weight.detach().double().flatten(1)
+    bias = flat.new_zeros(len(flat)) if layer.bias is None else layer.bias.detach().double()
     weight, constants = by_unit(reader, len(flat)).clone(), run(between, bias)
     unread = weight.abs().amax((0, 2)) == 0
     dead = ~flat.any(1) & ((constants == 0) | takes_constants(reader)) | unread
@@ -325,7 +326,8 @@ def balanced(parts: Parts, x: Tensor) -> Parts:
 
 
 def _evened(layer: Any, reader: Any) -> tuple[nn.Module, nn.Module]:
-    weight, bias = layer.weight.detach(), None if layer.bias is None else layer.bias.detach()
+    weight, bias = (None if p is None else p.detach().double() for p in (layer.weight, layer.bias))
+    assert weight is not None
     columns = by_unit(reader, len(weight))
     squares = weight.flatten(1).square().sum(1) + (0.0 if bias is None else bias.square())
     out = columns.square().sum((0, 2))

@@ -1,4 +1,4 @@
-"""Parts of a module that run in sequence, in float64: reading, running, cost, and Lipschitz constants."""
+"""Parts of a module that run in sequence: reading, running, cost, and Lipschitz constants."""
 
 import itertools
 import math
@@ -11,12 +11,11 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
 from bnrank.measures.convolution import conv_singular_values
 from bnrank.networks import Segment, Skipped, reasons
-from bnrank.networks.completion import Completion
 from bnrank.networks.functional import hooked
 from bnrank.networks.gated import FactoredRecurrent
 from bnrank.networks.reading import read
 from bnrank.networks.reading.stored import derived
-from bnrank.networks.replicas import copied, restored
+from bnrank.networks.replicas import copied, sandbox
 
 Parts = tuple[nn.Module, ...]
 Counts = tuple[int, int, int]
@@ -71,10 +70,9 @@ def flow(parts: Sequence[nn.Module], x: Tensor) -> list[Tensor]:
 
 
 def channel_rows(part: nn.Module, value: Tensor) -> Tensor:
-    """Return the output of a linear part as rows, one per sample and position: (rows, neurons or channels)."""
-    if isinstance(part, nn.Linear):
-        return value.reshape(-1, value.shape[-1])
-    return value.movedim(1, -1).reshape(-1, value.shape[1])
+    """Return the output of a linear part in float64, a row per sample and position: (rows, neurons or channels)."""
+    value = value if isinstance(part, nn.Linear) else value.movedim(1, -1)
+    return value.reshape(-1, value.shape[-1]).double()
 
 
 def segments(net: nn.Module, x: Tensor) -> tuple[list[Segment], list[Skipped]]:
@@ -86,7 +84,7 @@ def segments(net: nn.Module, x: Tensor) -> tuple[list[Segment], list[Skipped]]:
     Parameters
     ----------
     net : torch.nn.Module
-        In float64 and eval mode.
+        In eval mode.
     x : Tensor
         At least two samples; the module is run on them.
 
@@ -124,7 +122,7 @@ def _folded(segment: Segment) -> Segment:
     names: list[str] = []
     parts: list[nn.Module] = []
     for name, original in zip(segment.names, segment.parts, strict=True):
-        part = copied(original).eval()
+        part = copied(original)
         if plain(part, _NORMS) and parts and is_linear(parts[-1]) and part.track_running_stats:
             fuse: Any = fuse_conv_bn_eval if isinstance(parts[-1], CONVOLUTIONS) else fuse_linear_bn_eval
             if part.weight is None:  # affine=False; the fusion of linear layers needs both
@@ -168,11 +166,6 @@ def parameters(net: nn.Module) -> int:
     return sum(p.numel() for p in net.parameters())
 
 
-def nonzero(net: nn.Module) -> int:
-    """Return the number of entries of all parameters that are not 0, shared ones counted once."""
-    return sum(int((p != 0).sum()) for p in net.parameters())
-
-
 def first_input(given: tuple[Any, ...], by_name: dict[str, Any]) -> Tensor:
     """Return the first input of a call, also where it was given by name."""
     return cast(Tensor, given[0] if given else next(iter(by_name.values())))
@@ -184,8 +177,8 @@ def multiply_adds(net: nn.Module, x: Tensor) -> int:
     Parameters
     ----------
     net : torch.nn.Module
-        Any module; a layer counts as often as it runs. Biases, and operations of other modules and of functions, do
-        not count.
+        Any module, which is not changed; a layer counts as often as it runs. Biases, and operations of other modules
+        and of functions, do not count.
     x : Tensor
         Samples, (N, ...), of which the first is used.
 
@@ -195,6 +188,12 @@ def multiply_adds(net: nn.Module, x: Tensor) -> int:
     >>> multiply_adds(net, torch.ones(1, 1, 4, 4))
     448
     """
+    with sandbox():
+        return _counted(copied(net).eval(), x)
+
+
+def _counted(net: nn.Module, x: Tensor) -> int:
+    """Return :func:`multiply_adds` of a module in eval mode, which runs."""
     count = 0
 
     def note(layer: Any, given: Any, out: Tensor) -> None:
@@ -222,7 +221,7 @@ def multiply_adds(net: nn.Module, x: Tensor) -> int:
     recurrent = [sub for sub in net.modules() if isinstance(sub, kinds) and not getattr(sub, "unrolled", False)]
     handles += [layer.register_forward_hook(note_recurrent) for layer in recurrent]
     try:
-        with torch.no_grad(), restored(net):
+        with torch.no_grad():
             net(x[:1].clone())
     finally:
         for handle in handles:
@@ -231,13 +230,9 @@ def multiply_adds(net: nn.Module, x: Tensor) -> int:
 
 
 def counts(parts: Sequence[nn.Module], x: Tensor) -> Counts:
-    """Return the numbers of parameters, multiply-adds per sample, and linear parts.
-
-    Completions do not count as parts, although they take time: they are an option for those who want few parameters.
-    """
+    """Return the numbers of parameters, multiply-adds per sample, and linear parts."""
     layers = sum(isinstance(part, LINEAR) for part in parts)
-    net = nn.Sequential(*parts)
-    return sum(map(parameters, parts)), multiply_adds(net, x), layers
+    return sum(map(parameters, parts)), _counted(nn.Sequential(*parts), x), layers
 
 
 WEIGHTS = (0.8, 0.15, 0.05)  # of parameters, multiply-adds, linear parts
@@ -309,7 +304,7 @@ def lipschitz(parts: Sequence[nn.Module], x: Tensor) -> float | None:
     value = x[:1]
     with torch.no_grad():
         for part in parts:
-            if (type(part) is nn.Linear or _completes_vectors(part)) and not any(map(hooked, part.modules())):
+            if plain(part, (nn.Linear,)):
                 weight = cast(Tensor, part.weight).detach().double()
                 product = weight if product is None else weight @ product
             else:
@@ -322,10 +317,6 @@ def lipschitz(parts: Sequence[nn.Module], x: Tensor) -> float | None:
     return total * _operator_norm(product)
 
 
-def _completes_vectors(part: nn.Module) -> bool:
-    return type(part) is Completion and not part.dimensions
-
-
 def _operator_norm(matrix: Tensor | None) -> float:
     return 1.0 if matrix is None else float(torch.linalg.matrix_norm(matrix, 2))
 
@@ -335,8 +326,6 @@ def _norm(part: Any, value: Tensor) -> float | None:
         return None
     if type(part) in _SLOPES:
         return _SLOPES[type(part)]
-    if type(part) is Completion:
-        return _operator_norm(part.weight.detach().double())
     if isinstance(part, nn.LeakyReLU):
         return max(1.0, abs(part.negative_slope))
     if isinstance(part, CONVOLUTIONS):

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bnrank.discovery.compression import judging, returned
-from bnrank.discovery.compression.judging import Judge, tuned
+from bnrank.discovery.compression import judging
+from bnrank.discovery.compression.judging import Judge, Outputs, tuned
 from bnrank.discovery.compression.parts import Parts, counts, parameters
-from bnrank.discovery.compression.result import finished, replaced
+from bnrank.discovery.compression.result import replaced
+from bnrank.discovery.compression.returned import Judged
 from bnrank.discovery.compression.stages import Cut, Step, cut_down, fewest
-from bnrank.discovery.compression.timing import without_subnormals
 from bnrank.discovery.compression.wholes import TUNED, put
 from bnrank.networks import Segment, Skipped
 from bnrank.networks.replicas import copied
@@ -24,38 +24,37 @@ class Search:
 
     Attributes
     ----------
-    x, reference : Tensor
-        The samples of the search, and the module's output on them.
+    x : Tensor
+        The samples of the search.
+    judged : Judged
+        The outputs whose change is bounded.
+    reference : list of Tensor
+        These outputs of the module on x.
     fitted : int
         Number of samples for fits, which come first.
     real : int
         Number of given (not interpolated) samples, which come last.
     tune : int
         Iterations.
-    completing : bool
-        As in :class:`~bnrank.discovery.compression.judging.Judge`.
     new : dict
         From names of segments to their replacements.
     steps, reasons, skipped : list
         What was done, why no more, and what cannot be replaced.
     tried : set of str
         Layers that were measured one by one, to be factored.
-    values : dict
-        Parameters and buffers of the module with replacements, where entries were set to zero.
     """
 
     x: Tensor
-    reference: Tensor
+    judged: Judged
+    reference: Outputs
     fitted: int
     real: int
     tune: int
-    completing: bool = False
     new: dict[str, Parts] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
     tried: set[str] = field(default_factory=set)
-    values: dict[str, Tensor] = field(default_factory=dict)
 
     def cut(self, work: nn.Module, found: list[Segment], tol: float) -> None:
         """Reduce the segments of a module, in place.
@@ -88,43 +87,40 @@ class Search:
                 self.new[segment.name] = cut.parts
                 work = replaced(work, segment.name, nn.Sequential(*cut.parts))
 
-    def built(self, original: nn.Module) -> nn.Module:
-        """Return the module with all replacements."""
-        network = finished(original, self.new)
-        if self.values:
-            network.load_state_dict(network.state_dict() | self.values)  # what modules store beside tensors stays
-        return without_subnormals(network)
+    @property
+    def given(self) -> Outputs:
+        """The outputs on the samples that are not interpolated."""
+        return [values[-self.real :] for values in self.reference]
 
     def judge(self) -> Judge:
         """Return the judge of whole modules."""
         first, second = (
-            (self.x[rows], returned.main, self.reference[rows].flatten(1))
+            (self.x[rows], self.judged, [values[rows] for values in self.reference])
             for rows in (slice(0, self.fitted), slice(self.fitted, None))
         )
-        return Judge(first, second, self.reference[-self.real :], self.completing)
+        return Judge(first, second, self.given)
 
     def _judge(self, work: nn.Module, segment: Segment) -> Judge:
         with torch.no_grad():
             given = judging.entering(work, segment.name, self.x).detach()
         first, second = (
-            (given[rows], _rest(work, segment.name, self.x[rows]), self.reference[rows].flatten(1))
+            (given[rows], self._rest(work, segment.name, self.x[rows]), [values[rows] for values in self.reference])
             for rows in (slice(0, self.fitted), slice(self.fitted, None))
         )
-        return Judge(first, second, self.reference[-self.real :], self.completing)
+        return Judge(first, second, self.given)
 
+    def _rest(self, work: nn.Module, name: str, x: Tensor) -> Callable[[Any], Outputs]:
+        """Return the map from a segment's output to the module's outputs, for given samples."""
+        if not name:
+            return self.judged
+        stub: Any = nn.Module()
+        around = put(copied(work), name, stub)
 
-def _rest(work: nn.Module, name: str, x: Tensor) -> Callable[[Tensor], Tensor]:
-    """Return the map from a segment's output to the module's output, for given samples."""
-    if not name:
-        return returned.main
-    stub: Any = nn.Module()
-    around = put(copied(work), name, stub)
+        def rest(value: Tensor) -> Outputs:
+            stub.forward = lambda input: value  # the name that nn.Sequential has
+            return self.judged(around(x.clone()))
 
-    def rest(value: Tensor) -> Tensor:
-        stub.forward = lambda input: value  # the name that nn.Sequential has
-        return returned.main(around(x.clone()))
-
-    return rest
+        return rest
 
 
 def _cut(judge: Judge, segment: Segment, limit: float, tune: int) -> Cut:

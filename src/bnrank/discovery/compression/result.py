@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 from bnrank._core import files, identity, store, validation
 from bnrank._core.content import Part, remarks
@@ -24,6 +25,7 @@ from bnrank.networks.functional import hooked, unwrap
 from bnrank.networks.replicas import copied, in_precision
 
 KIND = "compressed network"
+MODE = "_given_mode"  # attribute of a part of the working copy: its mode in the given network
 
 
 @dataclass(frozen=True)
@@ -33,9 +35,9 @@ class Compressed(Printed):
     Attributes
     ----------
     network : torch.nn.Module
-        A ``nn.Sequential`` of torch layers and :class:`~bnrank.networks.completion.Completion` where the module was one
-        segment; else a copy of the module with each segment replaced by one. The module itself where nothing was
-        changed.
+        A ``nn.Sequential`` of torch layers where the module was one segment; else a copy of the module with each
+        segment replaced by one. Submodules have the modes that they had, replacements those of what they replace. The
+        module itself where nothing was changed.
     certificate : Certificate
         Changes, bound, parameters, multiply-adds and latency, before and after.
     steps : tuple of Step
@@ -57,7 +59,7 @@ class Compressed(Printed):
     >>> import torch, bnrank
     >>> net = bnrank.networks.from_layers([torch.ones(6, 4), torch.ones(3, 6)])         # equal neurons
     >>> timing = bnrank.discovery.Timing(repeats=3)
-    >>> found = bnrank.discovery.compress(net, torch.rand(40, 4), tol=0.01, timing=timing)      # a Compressed
+    >>> found = bnrank.compress(net, torch.rand(40, 4), tol=0.01, timing=timing)                # a Compressed
     >>> found.changed, [units for name, units in found.widths_before], [units for name, units in found.widths]
     (True, [6, 3], [1, 3])
     """
@@ -148,7 +150,7 @@ def expect_storable(net: nn.Module, tag: str | None, remedy: str) -> None:
         If a part of the module cannot be identified and there is no tag, or it keeps a state that is no tensor.
     """
     _expect_text(tag)
-    net = unwrap(net)
+    net = prepared(unwrap(net), torch.float64)
     if any(storage.obstacle(part) for _, part in parts_of(net)):  # else the file holds the layers of the whole
         _identified(identity.describe(net, "net", values=False), tag, remedy)
         _expect_tensors(net)
@@ -179,15 +181,29 @@ def _named(segment: str, parts: Iterable[nn.Module]) -> Iterator[tuple[str, nn.M
         yield ".".join(filter(None, (segment, str(i)))), part
 
 
+def prepared(original: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """Return a copy in a precision and in eval mode, with pruning masks carried out; its parts remember their mode."""
+    work = copied(original)
+    for part in work.modules():
+        vars(part)[MODE] = part.training
+        for hook in list(part._forward_pre_hooks.values()):
+            if isinstance(hook, prune.BasePruningMethod):
+                prune.remove(part, hook._tensor_name)
+    return in_precision(work, dtype).eval().requires_grad_(True)
+
+
 def finished(original: nn.Module, new: dict[str, Parts]) -> nn.Module:
-    """Return the module with new segments and no subnormal weights, in its own precision, device and mode."""
+    """Return the module with new segments and no subnormal weights, in its own precision, device and modes."""
     network = copied(original)
-    first = next(p for p in original.parameters() if p.is_floating_point())
     for name, parts in new.items():
+        before = original.get_submodule(name)
+        first = next(p for p in before.parameters() if p.is_floating_point())
         segment = nn.Sequential(*(in_precision(copied(part), first.dtype, first.device) for part in parts))
+        for part in segment.modules():
+            part.training = vars(part).pop(MODE, before.training)
         segment.requires_grad_(True).zero_grad(set_to_none=True)
         network = replaced(network, name, segment)
-    return without_subnormals(network).train(original.training)
+    return without_subnormals(network)
 
 
 def replaced(net: nn.Module, name: str, segment: nn.Sequential) -> nn.Module:

@@ -180,7 +180,7 @@ class Collapsing:
 
     def _fit(self, i: int, j: int) -> tuple[str, AffineFit, float] | None:
         """Return the kind of fit of part j's output from part i's, the fit, and the scale of its tails."""
-        a, z1, z2 = self.values[i], self.values[i + 1], self.values[j + 1]
+        a, z1, z2 = (self.values[at].double() for at in (i, i + 1, j + 1))
         smallest = min(len(a), z1[0].numel())
         if a.ndim < 2 or len(a) * smallest * max(z1[0].numel(), z2[0].numel()) > MAX_SVD:
             self.skipped += 1

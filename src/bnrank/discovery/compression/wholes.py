@@ -1,6 +1,6 @@
 """Compression of modules of several segments: attention with separate projections, and all layers factored together."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
@@ -18,7 +18,6 @@ from bnrank.discovery.compression.widths import Narrowing, pairs
 from bnrank.networks import Skipped
 from bnrank.networks.attention import FactoredAttention
 from bnrank.networks.chain import registered
-from bnrank.networks.completion import Completion
 from bnrank.networks.gated import FactoredRecurrent
 from bnrank.networks.replicas import copied
 
@@ -46,7 +45,7 @@ def split_up(net: nn.Module, x: Tensor) -> list[str]:
             made.unrolled = True
         put(net, name, made)
         after = _output(net, x)
-        if before is not None and after is not None and alike(before, after, rtol=1e-5, atol=1e-6):
+        if before is not None and after is not None and alike(before, after):
             found.append(name)
         else:
             put(net, name, part)
@@ -86,7 +85,7 @@ def layer_widths(net: nn.Module, known: set[nn.Module] | None = None) -> tuple[t
     like: Any = next((kind for kind in SPLIT if kind.accepts(net)), None)
     if like is not None:
         return layer_widths(like.like(net))
-    if isinstance(net, (*LINEAR, Completion)):
+    if isinstance(net, LINEAR):
         return (("", len(net.weight)),)
     return tuple(
         (".".join(filter(None, (own, name))), units)
@@ -236,13 +235,13 @@ def merged(work: nn.Module, new: dict[str, Parts], choice: Choice, composites: S
     Parameters
     ----------
     work : torch.nn.Module
-        The module with segments replaced, attentions split and kernels trimmed, before factoring.
+        The module with segments replaced and attentions split, before factoring.
     new : dict
         Replaced segments.
     choice : dict
         Factored layers of ``work``.
     composites : sequence of str
-        Names of the modules that were split, and of the convolutions that were trimmed.
+        Names of the modules that were split.
     """
     found = dict(new)
     touched = set()
@@ -268,18 +267,11 @@ def merged(work: nn.Module, new: dict[str, Parts], choice: Choice, composites: S
         parent, composite = name.rpartition(".")[0], work.get_submodule(name)
         fused = isinstance(work.get_submodule(parent), nn.TransformerEncoderLayer)
         also = fused and any(f.startswith(f"{parent}.") for f in found)
-        if isinstance(composite, SPLIT) and name not in touched and not also:
+        if name not in touched and not also:
             continue
         made: Any = copied(composite)
         for part in [part for part in choice if part.startswith(f"{name}.")]:
             parts = choice[part]
             put(made, part.removeprefix(f"{name}."), parts[0] if len(parts) == 1 else nn.Sequential(*parts))
-        if isinstance(made, SPLIT):
-            found[name] = (made.refreshed(),)
-        else:  # a trimmed convolution
-            found[name] = _flattened(choice.get(name, (made,)))
+        found[name] = (made.refreshed(),)
     return found
-
-
-def _flattened(parts: Iterable[nn.Module]) -> Parts:
-    return tuple(one for part in parts for one in (_flattened(part) if isinstance(part, nn.Sequential) else [part]))

@@ -87,7 +87,7 @@ def _reads_alone(net: nn.Module, pair: Pair, units: Tensor, x: Tensor) -> bool:
             raise
         except Exception:  # whatever a forward raises where it relies on a width
             return False
-    return alike(got, expected, rtol=1e-8, atol=1e-9)
+    return alike(got, expected)
 
 
 def slimmed(net: nn.Module, pair: Pair, units: Tensor, layer: Any = None) -> Choice:
@@ -219,5 +219,5 @@ def _rows(layer: nn.Module, value: Tensor, n: int) -> Tensor:
     if isinstance(layer, _Reread):
         layer = layer.layer
     if isinstance(layer, nn.Linear):
-        return value.unflatten(-1, (n, -1)).transpose(-2, -1).reshape(-1, n)
-    return value.movedim(1, -1).reshape(-1, n)
+        return value.unflatten(-1, (n, -1)).transpose(-2, -1).reshape(-1, n).double()
+    return value.movedim(1, -1).reshape(-1, n).double()

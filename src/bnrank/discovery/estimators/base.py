@@ -70,6 +70,7 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
     robust: bool = True
     n_jobs: int | None = None
     executor: Any = None
+    _warns = True  # of a fit that finds nothing
 
     def transform(self, X: Any) -> np.ndarray:
         """Return the bottleneck coordinates, (N, n_components_), of mean 0 and covariance 1 on the rows of the fit."""
@@ -334,7 +335,7 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         self.input_held_out_, self.input_held_out_error_ = found.held_out, found.held_out_error
         self.stability_ = found.trials
         self.notes_ = tuple(remarks(self, x, data))
-        if nothing_found(evidence):
+        if nothing_found(evidence) and self._warns:
             warnings.warn(f"{type(self).__name__}: {count.reason}", NothingFoundWarning, stacklevel=3)
 
     def _inputs(self, X: Any) -> np.ndarray:

@@ -1,6 +1,5 @@
 """Formulas of a fitted regressor: held-out rows, a copy that has not seen them, and what is searched."""
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -108,10 +107,8 @@ def _copy(found: Any, x: np.ndarray, y: np.ndarray, units: np.ndarray | None, te
     network = found.model_ == "network"
     depth, ridge = (len(found.network_.weights), found.ridge_) if network else (SHALLOW, RIDGE)
     copy.set_params(ridges=[ridge], depth=depth)
-    copy._sklearn_output_config = {}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return copy.fit(x, y, units)
+    copy._sklearn_output_config, copy._warns = {}, False
+    return copy.fit(x, y, units)
 
 
 def _constants(problem: Problem) -> tuple[Formula, ...]:

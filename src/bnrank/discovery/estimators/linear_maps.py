@@ -1,17 +1,13 @@
 """Linear maps of every rank: the baselines for networks."""
 
-import contextlib
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from scipy.optimize import minimize
 from scipy.special import logsumexp
-from sklearn.exceptions import ConvergenceWarning
-from sklearn.linear_model import LogisticRegression
 
-from bnrank._core.shared import Shared
 from bnrank.discovery.estimators.counts import NEGLIGIBLE, sample_losses, smallest_within_error
 from bnrank.discovery.estimators.splits import Splits
 from bnrank.networks.mlp import MLP, from_layers
@@ -168,16 +164,6 @@ def _frequencies(y: np.ndarray, classes: int, weights: np.ndarray | None) -> np.
     return np.where(sums > 0, sums, 1.0)
 
 
-@contextlib.contextmanager
-def _unwarned() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        yield
-
-
-_UNWARNED = Shared(_unwarned)
-
-
 def _least_squares(
     x: np.ndarray, y: np.ndarray, ridges: np.ndarray, weights: np.ndarray | None
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -193,15 +179,27 @@ def _least_squares(
 def _logistic(
     x: np.ndarray, y: np.ndarray, ridges: np.ndarray, classes: int, weights: np.ndarray | None
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    seen = np.unique(y)
+    """Yield slopes and offsets of logistic regression, with the penalty ridge / 2 ||slopes||^2 per sample."""
+    seen, place = np.unique(y, return_inverse=True)
+    rows, one_hot = np.arange(len(x)), np.eye(len(seen))[place]
+    share = (np.ones(len(x)) if weights is None else weights)[:, None] / len(x)
+    start = np.zeros((len(seen), x.shape[1] + 1))
+    options = {"maxiter": 300, "gtol": 1e-5}
+
+    def objective(flat: np.ndarray, penalty: float) -> tuple[float, np.ndarray]:
+        slopes, offsets = flat.reshape(start.shape)[:, :-1], flat.reshape(start.shape)[:, -1]
+        values = x @ slopes.T + offsets
+        values -= values.max(axis=1, keepdims=True)
+        chances = np.exp(values)
+        total = chances.sum(axis=1, keepdims=True)
+        errors = share * (chances / total - one_hot)
+        loss = penalty / 2 * np.square(slopes).sum() + (share[:, 0] * (np.log(total[:, 0]) - values[rows, place])).sum()
+        return loss, np.hstack([errors.T @ x + penalty * slopes, errors.sum(axis=0)[:, None]]).ravel()
+
     for ridge in ridges:
         b, level = np.zeros((classes, x.shape[1])), np.zeros(classes)
-        if len(seen) > 1:
-            with _UNWARNED:
-                fit = LogisticRegression(C=1 / (ridge * len(x)), max_iter=300).fit(x, y, weights)
-            slopes, offsets = fit.coef_, fit.intercept_
-            if len(seen) == 2:
-                slopes, offsets = np.vstack([-slopes, slopes]) / 2, np.append(-offsets, offsets) / 2
-            b[seen], level[seen] = slopes - slopes.mean(axis=0), offsets
+        penalty = 2 * ridge if len(seen) == 2 else ridge  # of two classes the difference of the slopes is penalized
+        fit = minimize(objective, start.ravel(), (penalty,), "L-BFGS-B", jac=True, options=options)
+        b[seen], level[seen] = fit.x.reshape(start.shape)[:, :-1], fit.x.reshape(start.shape)[:, -1]
         level[np.setdiff1d(np.arange(classes), seen)] = logsumexp(level[seen]) - np.log(len(y))
         yield b, level

@@ -1,6 +1,5 @@
 """Tables with gross outliers: which values no other columns explain, and what is fitted in their place."""
 
-import warnings
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -252,12 +251,14 @@ def _forest(inputs: Array, outputs: Array, needed: Array) -> Array:
     used = np.zeros(len(ranks), dtype=bool)
     for rows in (np.flatnonzero(needed), np.flatnonzero(~needed)):
         used[generator.permutation(rows)[:FOREST_ROWS]] = True
-    forest = RandomForestRegressor(TREES, min_samples_leaf=2, max_features=1 / 3, oob_score=True, random_state=0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of rows that all trees were trained on
-        forest.fit(ranks[used], outputs[used].squeeze(axis=1) if outputs.shape[1] == 1 else outputs[used])
-    made = np.zeros(outputs.shape)
-    made[used] = forest.oob_prediction_.reshape(-1, outputs.shape[1])
+    forest = RandomForestRegressor(TREES, min_samples_leaf=2, max_features=1 / 3, random_state=0)
+    forest.fit(ranks[used], outputs[used].squeeze(axis=1) if outputs.shape[1] == 1 else outputs[used])
+    made, counts = np.zeros(outputs.shape), np.zeros((len(outputs), 1))
+    for tree, trained in zip(forest.estimators_, forest.estimators_samples_, strict=True):
+        other = np.delete(np.flatnonzero(used), trained)
+        made[other] += tree.predict(ranks[other]).reshape(-1, outputs.shape[1])
+        counts[other] += 1
+    made /= np.maximum(counts, 1)
     if (rest := needed & ~used).any():
         made[rest] = forest.predict(ranks[rest]).reshape(-1, outputs.shape[1])
     return made

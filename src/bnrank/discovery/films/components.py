@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 Array = NDArray[np.float32]
 
@@ -59,11 +60,23 @@ def components_of(films: Sequence[Array], seed: int) -> Components:
     table = table - mean
     total = float(table.square().sum(1).double().mean())
     rank = min(MOST, *table.shape)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        _, s, basis = torch.svd_lowrank(table, q=min(rank + 16, *table.shape), niter=4)
+    s, basis = _leading(table, min(rank + 16, *table.shape), seed)
     shares = np.cumsum(s.double().numpy() ** 2)[:rank] / max(total * len(rows), 1e-300)
     number = min(rank, int(np.searchsorted(shares, SHARE)) + 1)
     constant = total <= pixels * (1e-6 * float(mean.abs().max())) ** 2
     scale = 0.0 if constant else float(np.sqrt(total))
     return Components(mean.numpy(), basis[:, :number].contiguous().numpy(), scale, float(min(1.0, shares[number - 1])))
+
+
+def _leading(table: Tensor, number: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Return singular values and right singular vectors by subspace iteration, as `torch.svd_lowrank` does.
+
+    The random start has an own generator.
+    """
+    tall = table.T if len(table) < table.shape[1] else table
+    draw = torch.randn(tall.shape[1], number, generator=torch.Generator().manual_seed(seed), dtype=table.dtype)
+    q = torch.linalg.qr(tall @ draw).Q
+    for _ in range(4):
+        q = torch.linalg.qr(tall @ torch.linalg.qr(tall.T @ q).Q).Q
+    u, s, vh = torch.linalg.svd(q.T @ tall, full_matrices=False)
+    return s, q @ u if len(table) < table.shape[1] else vh.T

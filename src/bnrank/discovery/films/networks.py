@@ -1,5 +1,6 @@
 """Networks that carry two frames through a bottleneck z to the next two, and how well they predict."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,16 +32,20 @@ class Shape:
 
 
 def network(shape: Shape, seed: int) -> nn.Sequential:
-    """Return encoder and decoder as a sequence of two."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    """Return encoder and decoder as a sequence of two, initialized as PyTorch does, from an own generator."""
+    with torch.device("meta"):  # nothing is drawn
         front = _patches(shape) if shape.encoder == "conv" else [nn.Linear(shape.inputs, shape.hidden)]
         encoder = [*front, nn.GELU(), nn.Linear(shape.hidden, shape.hidden), nn.GELU()]
         decoder = [nn.Linear(shape.latent, shape.hidden), nn.GELU(), nn.Linear(shape.hidden, shape.hidden), nn.GELU()]
-        return nn.Sequential(
-            nn.Sequential(*encoder, nn.Linear(shape.hidden, shape.latent)),
-            nn.Sequential(*decoder, nn.Linear(shape.hidden, shape.outputs)),
-        )
+        ends = nn.Linear(shape.hidden, shape.latent), nn.Linear(shape.hidden, shape.outputs)
+    net = nn.Sequential(nn.Sequential(*encoder, ends[0]), nn.Sequential(*decoder, ends[1])).to_empty(device="cpu")
+    generator = torch.Generator().manual_seed(seed)
+    for layer in (*encoder, *decoder, *ends):
+        if isinstance(layer, nn.Linear | nn.Conv2d) and layer.bias is not None:
+            nn.init.kaiming_uniform_(layer.weight, a=math.sqrt(5), generator=generator)
+            bound = 1 / math.sqrt(layer.weight[0].numel())
+            nn.init.uniform_(layer.bias, -bound, bound, generator=generator)
+    return net
 
 
 def _patches(shape: Shape) -> list[nn.Module]:

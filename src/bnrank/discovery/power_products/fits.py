@@ -1,6 +1,5 @@
 """Fits of the estimators to logarithms, and the exponents of the combinations that they find."""
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,7 +7,7 @@ import numpy as np
 import pandas as pd
 from sklearn.base import clone
 
-from bnrank.discovery.estimators import BottleneckRegressor, NothingFoundWarning
+from bnrank.discovery.estimators import BottleneckRegressor
 from bnrank.discovery.estimators.tables import groups_of_rows
 from bnrank.discovery.power_products.exponents import Exponents, Table, exponents, power_law
 from bnrank.discovery.power_products.result import Factor
@@ -31,9 +30,9 @@ def log_is_closer_to_normal(y: np.ndarray) -> bool:
 
 def fitted(model: BottleneckRegressor, x: pd.DataFrame, y: np.ndarray, groups: Any) -> BottleneckRegressor:
     """Return a copy of an estimator, fitted; that nothing was found is no warning here."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", NothingFoundWarning)
-        return clone(model).fit(x, y, groups)
+    copy = clone(model)
+    copy._warns = False
+    return copy.fit(x, y, groups)
 
 
 def drawn_together(x: np.ndarray, y: np.ndarray, groups: Any) -> np.ndarray:

@@ -1,7 +1,6 @@
 """Engines of symbolic regression: what they propose for a table, as expressions in X0, X1, ..."""
 
 import importlib
-import warnings
 from typing import Any
 
 import numpy as np
@@ -58,14 +57,12 @@ def proposals(engine: Any, x: np.ndarray, y: np.ndarray, seed: int, *, ranks: bo
     """
     scale = np.array([_power_of_ten(column) for column in x.T])
     y = (y - y.mean()) / (y.std() or 1.0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        if engine == "gplearn":
-            found = _gplearn(x / scale, y, seed, ranks)
-        elif engine == "operon":
-            found = _operon(x / scale, y, seed)
-        else:
-            found = _object(engine, x / scale, y, seed)
+    if engine == "gplearn":
+        found = _gplearn(x / scale, y, seed, ranks)
+    elif engine == "operon":
+        found = _operon(x / scale, y, seed)
+    else:
+        found = _object(engine, x / scale, y, seed)
     rescaled = {symbol: symbol / value for symbol, value in zip(variables(len(scale)), _exact(scale), strict=True)}
     readable = [expr for expr in found if expr is not None and expr.free_symbols and not _nested(expr)]
     unique = dict.fromkeys(expr.xreplace(rescaled) for expr in readable)

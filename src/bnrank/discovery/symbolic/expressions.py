@@ -1,6 +1,5 @@
 """Expressions of SymPy: read from the text of an engine, evaluated on rows, fitted, rounded and printed."""
 
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -165,8 +164,7 @@ def refined(expr: Expr, table: np.ndarray, y: np.ndarray) -> Expr:
         return np.nan_to_num(np.real(made), nan=1e6, posinf=1e6, neginf=-1e6)
 
     start = np.array([float(value) for value in found])
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)
+    with np.errstate(all="ignore"):
         fit = least_squares(residual, start, x_scale=np.maximum(np.abs(start), 1e-3), max_nfev=60)
     if not np.square(fit.fun).sum() < np.square(residual(start)).sum():
         return expr

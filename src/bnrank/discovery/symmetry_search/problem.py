@@ -20,6 +20,7 @@ from bnrank.discovery.symmetry_search.fields import Coordinates, whitened
 from bnrank.measures.jacobian import Jacobian
 from bnrank.networks.functional import Functional, unwrap
 from bnrank.networks.inputs import MainOutput
+from bnrank.networks.mlp import linear
 
 SHARE = 0.02  # largest fraction of the sum of squares of all Jacobians for a single sample
 FAIR = 5.0  # the same limit for few samples, in multiples of 1 / n
@@ -333,7 +334,7 @@ def _pipeline(model: Pipeline, x: Tensor) -> nn.Module:
                 f"net: got a Pipeline whose steps before the last ({steps}) are no affine map of x, expected scalings "
                 "and the like; pass the last step with x as it receives it"
             )
-    layer = nn.Linear(*matrix.T.shape).double()
+    layer = linear(matrix.shape[1], matrix.shape[0], True, torch.float64)
     layer.weight.data, layer.bias.data = torch.from_numpy(matrix), torch.from_numpy(center - matrix @ mean)
     return nn.Sequential(layer, copy.deepcopy(module_of(model.steps[-1][1])).double())
 

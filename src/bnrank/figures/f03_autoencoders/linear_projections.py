@@ -21,7 +21,7 @@ def linear_projections(images: Tensor, x: Tensor, noise: float) -> list[dict[str
     images, x = images.double(), x.double()
     values, vectors = torch.linalg.eigh(images.T @ images)
     most = min(int((values > 1e-9 * values[-1]).sum()), MOST_COMPONENTS)
-    layer = nn.Linear(x.shape[1], x.shape[1], bias=False, dtype=torch.float64)
+    layer = nn.utils.skip_init(nn.Linear, x.shape[1], x.shape[1], bias=False, dtype=torch.float64)
     rows = []
     for k in np.unique(np.linspace(1, most, 40).astype(int)).tolist():
         basis = vectors[:, -k:]

@@ -14,12 +14,12 @@ import torch
 import xarray as xr
 from torch import Tensor, nn
 
+from bnrank.figures.f06_falling_ball.fourier import in_fourier_space
 from bnrank.figures.f06_falling_ball.readouts import Readout, read_out
 from bnrank.figures.harness.training import held_out, relative_error, train_recorded
 from bnrank.measures import profile
 from bnrank.measures.frequencies import Kept, grid, kept
 from bnrank.networks import CircularConvolutional
-from bnrank.networks.convolutional import in_fourier_space
 from bnrank.tasks import Task, falling_ball
 from bnrank.training import Adam, Run
 

@@ -49,11 +49,11 @@ def _layers(architecture: str, shape: Sequence[int], width: int) -> list[nn.Modu
         blocks = [FreeBlock(width, width), *(FreeBlock(width, width, slope=1) for _ in range(2))]
         return [nn.Flatten(), dense(math.prod(shape), width), nn.ReLU(), *blocks, dense(width, width), dense(width, 1)]
     first = [Convolutional(shape, [4], window=Window(stride=2))[0], nn.ReLU()]
-    halving = nn.Conv2d(4, 4, 3, stride=2, padding=1, bias=False)
+    convolution = functools.partial(nn.utils.skip_init, nn.Conv2d, 4, 4, 3, padding=1, bias=False)
+    halving = convolution(stride=2)
     left = 4 * math.ceil(shape[-1] / 4) ** 2
     if architecture == "convolutions":  # one with ReLU, two linear ones, two linear layers
-        same = nn.Conv2d(4, 4, 3, padding=1, bias=False)
-        return [*first, same, halving, nn.Flatten(), dense(left, width), dense(width, 1)]
+        return [*first, convolution(), halving, nn.Flatten(), dense(left, width), dense(width, 1)]
     block = FreeBlock(left, width, slope=1, out=width)  # after two convolutions, before two linear layers
     return [*first, halving, nn.Flatten(), block, dense(width, width), dense(width, 1)]
 

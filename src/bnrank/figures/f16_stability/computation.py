@@ -2,7 +2,6 @@
 
 import copy
 import math
-import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -112,12 +111,10 @@ def descend(net: MLP, x: Tensor, settings: Settings, seed: int) -> dict[str, flo
     ``rise`` is the largest loss over the first one, ``end`` the last loss; both are infinite where the loss overflows.
     """
     step = settings.c / net.depth
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*their status is 'diverged'")
-        run = train(
-            perturbed(net, settings.perturbation, seed), (x, x), ridge=0.0, steps=settings.steps, record=RECORD,
-            optimizer=GradientDescent(step), dtype=torch.float64, progress=False,
-        )  # fmt: skip
+    run = train(
+        perturbed(net, settings.perturbation, seed), (x, x), ridge=0.0, steps=settings.steps, record=RECORD,
+        optimizer=GradientDescent(step), dtype=torch.float64, progress=False,
+    )  # fmt: skip
     losses = run.history["cost"].values[0]
     if str(run.summary["status"].values[0]) == "diverged":
         return {"rise": math.inf, "end": math.inf}

@@ -1,11 +1,9 @@
 """Explicit networks with the function and the norm predicted by the theory (T29 to T33)."""
 
-from bnrank.networks.constructions.blocks import add, bottleneck, compose, identity
-from bnrank.networks.constructions.curves import wavering
-from bnrank.networks.constructions.deepening import deepen, deepen_escape
+from bnrank.networks.constructions.composition import add, bottleneck, compose, deepen, identity
 from bnrank.networks.constructions.interpolant import line_interpolant
 from bnrank.networks.constructions.linear_maps import completely_positive, diagonal, linear
-from bnrank.networks.constructions.piecewise import cross, diverging_geodesic, max_of_affine, with_slope
+from bnrank.networks.constructions.piecewise import cross, diverging_geodesic, max_of_affine, wavering, with_slope
 
 __all__ = [
     "add",
@@ -14,7 +12,6 @@ __all__ = [
     "compose",
     "cross",
     "deepen",
-    "deepen_escape",
     "diagonal",
     "diverging_geodesic",
     "identity",

@@ -1,6 +1,5 @@
 """Networks of piecewise linear functions: the cross, a diverging geodesic, maxima of affine maps, other slopes."""
 
-import functools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -95,9 +94,7 @@ def diverging_geodesic(depth: int, gamma: float = 0.75, a: float = 1.0) -> MLP:
     >>> round(sum(float((p * p).sum().detach()) for p in net.parameters()) - 3000, 2)         # 12 / sqrt(1000) = 0.38
     0.39
     """
-    depth, a = validation.integer(depth, "depth", 2), validation.number(a, "a", 0.0)
-    validation.allocation(256 * depth, "depth", depth)
-    gamma = validation.number(gamma, "gamma")
+    depth, a, gamma = validation.depth(depth, 2), validation.number(a, "a", 0.0), validation.number(gamma, "gamma")
     validation.expect(0.5 < gamma < 1, "gamma", f"{gamma:g}", "a number in the open interval (1/2, 1)")
     before, after = (depth - 2) // 2, depth - 2 - (depth - 2) // 2
     eps = depth**-gamma
@@ -114,6 +111,49 @@ def diverging_geodesic(depth: int, gamma: float = 0.75, a: float = 1.0) -> MLP:
         *[torch.diag(torch.exp(-back * direction))] * after,
     ]
     return Chain(weights, [], 0.0).network()
+
+
+def wavering(t: float) -> MLP:
+    """Return the network at time t of a curve whose direction converges while a neuron turns on and off forever.
+
+    W_1 = [[t + sin t, t], [2t, t]] and W_2 = [t, t], ReLU, without biases. The direction theta / ||theta|| converges to
+    (1, 1, 2, 1, 1, 1) / 3, at the rate 1/t. No entry of the limit is 0, and all weights are positive for t > 0: the
+    signs are stable (T43). At x = (1, -1), however, the preactivations are sin t and t, so that the first neuron is
+    active for t in (0, pi), inactive in (pi, 2 pi), and so on. The limit is on the boundary of an activation pattern.
+    Hence convergence in direction does not imply stable activations, and pairs of neurons need not be conserved from
+    some time on (T44), as the rate of T47 does not vanish where the patterns differ.
+
+    Parameters
+    ----------
+    t : float
+        Time, positive, at most 1e12, beyond which rounding hides sin t.
+
+    Returns
+    -------
+    MLP
+        The network, in float64.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If t is not a number in this range.
+
+    Notes
+    -----
+    Source: T43, T44; LeJegelka2022, claim 2, on a network instead of a set of points. The curve is a function of time,
+    as in the source; it is not claimed to be the gradient flow of a loss.
+
+    Examples
+    --------
+    >>> import torch
+    >>> x = torch.tensor([1.0, -1.0], dtype=torch.float64)
+    >>> [bool(wavering(t).weights[0][0] @ x > 0) for t in (1.0, 4.0, 7.0, 10.0)]
+    [True, False, True, False]
+    """
+    t = validation.number(t, "t", 0.0, strict=True)
+    validation.expect(t <= 1e12, "t", f"{t:g}", "at most 1e12")
+    first = torch.tensor([[t + math.sin(t), t], [2 * t, t]], dtype=torch.float64)
+    return Chain([first, torch.tensor([[t, t]], dtype=torch.float64)], [], 0.0).network()
 
 
 def max_of_affine(a: Arrays, b: Arrays | None = None, signs: Tensor | np.ndarray | None = None) -> MLP:
@@ -166,42 +206,40 @@ def max_of_affine(a: Arrays, b: Arrays | None = None, signs: Tensor | np.ndarray
     [-2.0, 2.0]
     """
     slopes = _groups(a, "a", "(m, d), (G, m, d) or a sequence of (m_g, d)", 2)
-    offsets = None if b is None else _groups(b, "b", "(m,), (G, m) or a sequence of (m_g,)", 1)
-    shapes = [tuple(s.shape) for s in slopes]
-    same = len({columns for _, columns in shapes}) == 1
+    shapes, dtype, device, d = [tuple(s.shape) for s in slopes], slopes[0].dtype, slopes[0].device, slopes[0].shape[1]
+    same = all(columns == d for _, columns in shapes)
     validation.expect(same, "a", f"groups of shapes {shapes}", "the same number of columns")
-    if offsets is not None:
-        found = [tuple(o.shape) for o in offsets]
-        fits = [len(o) for o in offsets] == [rows for rows, _ in shapes]
-        validation.expect(fits, "b", f"shapes {found}", f"one number per row of a, {shapes}")
+    offsets = [] if b is None else _groups(b, "b", "(m,), (G, m) or a sequence of (m_g,)", 1)
+    fits = b is None or [len(o) for o in offsets] == [rows for rows, _ in shapes]
+    validation.expect(fits, "b", f"shapes {[tuple(o.shape) for o in offsets]}", f"one number per row of a, {shapes}")
     count = len(slopes)
-    coefficients = torch.ones(1, count, dtype=slopes[0].dtype)
+    coefficients = torch.ones(1, count, dtype=dtype)
     if signs is not None:
         expected = f"({count},) or (d_out, {count})"
         coefficients = torch.atleast_2d(validation.real(signs, "signs", f"numbers of shape {expected}"))
         fits = coefficients.ndim == 2 and coefficients.shape[1] == count and len(coefficients) > 0
         validation.expect(fits, "signs", f"shape {tuple(coefficients.shape)}", expected)
-    dtypes = [tensor.dtype for tensor in [coefficients, *slopes, *(offsets or [])]]
-    dtype = functools.reduce(torch.promote_types, dtypes)
-    most, device = max(rows for rows, _ in shapes), slopes[0].device
-    maps = [_padded(s, most).to(torch.float64) for s in slopes]
-    shifts = [_padded(o, most).to(device, torch.float64) for o in offsets or []]
+    for tensor in [coefficients, *slopes, *offsets]:
+        dtype = torch.promote_types(dtype, tensor.dtype)
     coefficients = coefficients.to(device, torch.float64)
+    maps = [s.to(device, torch.float64) for s in slopes]
+    if offsets:  # biases as a last column
+        maps = [torch.cat([s, o.to(s)[:, None]], 1) for s, o in zip(maps, offsets, strict=True)]
+    most = max(rows for rows, _ in shapes)
+    maps = [torch.cat([s, s[-1:].expand(most - len(s), -1)]) for s in maps]  # repeated maps do not change the maximum
+    rest: list[Tensor] = []
     if most == 1:
-        biases = [coefficients @ torch.cat(shifts)] if shifts else []
-        return Chain([coefficients @ torch.cat(maps)], biases, 0.0, dtype, device).network()
-    match, winners = _round(most)
-    weights = [torch.cat([match.to(device) @ m for m in maps])]
-    while len(winners) > 1:
-        before = winners
-        match, winners = _round(len(before))
-        weights.append(torch.block_diag(*[(match @ before).to(device)] * count))
-    weights.append(torch.kron(coefficients, winners.to(device)))
-    biases = []
-    if shifts:
-        first = torch.cat([_round(most)[0].to(device) @ s for s in shifts])
-        biases = [first, *[w.new_zeros(len(w)) for w in weights[1:]]]
-    return Chain(weights, biases, 0.0, dtype, device).network()
+        first = coefficients @ torch.cat(maps)
+    else:
+        match, winners = (m.to(device) for m in _round(most))
+        first = torch.cat([match @ group for group in maps])
+        while len(winners) > 1:
+            match, following = (m.to(device) for m in _round(len(winners)))
+            rest.append(torch.block_diag(*[match @ winners] * count))
+            winners = following
+        rest.append(torch.kron(coefficients, winners))
+    biases = [first[:, d], *[w.new_zeros(len(w)) for w in rest]] if offsets else []
+    return Chain([first[:, :d], *rest], biases, 0.0, dtype, device).network()
 
 
 def _round(m: int) -> tuple[Tensor, Tensor]:
@@ -220,11 +258,6 @@ def _groups(value: Arrays, name: str, shape: str, ndim: int) -> list[Tensor]:
         return [validation.array(v, f"{name}[{i}]", shape, ndim) for i, v in enumerate(value)]
     tensor = validation.array(value, name, shape, ndim, ndim + 1)
     return [tensor] if tensor.ndim == ndim else list(tensor)
-
-
-def _padded(group: Tensor, m: int) -> Tensor:
-    """Return the group padded to m maps by repeating the last, which does not change the maximum."""
-    return torch.cat([group, group[-1:].expand(m - len(group), *group.shape[1:])])
 
 
 def with_slope(net: nn.Module, slope: float) -> MLP:

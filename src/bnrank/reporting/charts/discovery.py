@@ -323,8 +323,6 @@ def _compressed(found: Compressed) -> View:
         "multiply-adds": (certificate.multiply_adds, certificate.multiply_adds_before),
         "latency": (certificate.latency.minimum, certificate.latency_before.minimum),
     }
-    if 0 < certificate.nonzero < certificate.parameters:
-        kept["not zero"] = certificate.nonzero, certificate.nonzero_before
     left = {name: parts.numbers(100 * after / before) for name, (after, before) in kept.items() if before}
     bars = go.Bar(x=list(left.values()), y=list(left), orientation="h", marker={"color": parts.member_color(0)})
     places = ["inside" if value >= 50 else "outside" for value in left.values()]  # off the dotted line

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from bnrank._core import validation
 from bnrank.networks.chain import read_chain
-from bnrank.networks.constructions.deepening import deepen
+from bnrank.networks.constructions import deepen
 from bnrank.networks.mlp import MLP, from_layers
 from bnrank.theory.cost.solving import Solution, shorten, solve
 

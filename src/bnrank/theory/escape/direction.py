@@ -4,13 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
+from bnrank._core import validation
 from bnrank._core.content import Part, Table
 from bnrank._core.results import Printed
-from bnrank.networks.chain import as_mlp
-from bnrank.networks.constructions import deepen_escape
-from bnrank.networks.mlp import MLP
+from bnrank.networks.chain import read_chain
+from bnrank.networks.mlp import MLP, from_layers
 from bnrank.theory.escape import reading
 
 Array = np.ndarray
@@ -168,12 +169,13 @@ def deepen(
 ) -> MLP:
     """Return a deeper ReLU network with the speed of an escape direction, rank one from layer L - 1 on (T39).
 
-    One neuron of the last hidden layer is kept, with W_L and W_{L-1} of norm sqrt(sum_i |W_L[:, i]| |W_{L-1}[i, :]|),
-    followed by layers of one neuron of weight 1, and ||theta||^2 = ``depth``. The neuron that is kept is
+    L0(theta) = Tr[G^T f_theta(X)] is the leading-order loss near the origin, where G is the gradient of the loss at
+    zero output, and the speed is s = -L0 on the sphere ||theta||^2 = L. One neuron of the last hidden layer is kept,
+    with W_L and W_{L-1} of norm sqrt(sum_i |W_L[:, i]| |W_{L-1}[i, :]|), followed by layers of one neuron of weight 1,
+    and ||theta||^2 = ``depth``. The neuron that is kept is
 
     - with data, from an :class:`EscapeDirection` or as ``x`` and ``g``: the one whose contribution to L0, with its
-      weights normalized, is lowest. Then the speed does not decrease, for any network
-      (:func:`bnrank.constructions.deepen_escape`);
+      weights normalized, is lowest. The speed does not decrease, for any network;
     - without data: the one with the largest |W_L[:, i]| |W_{L-1}[i, :]|. At an escape direction all normalized
       contributions are equal, so no data are needed; for other networks the speed may decrease.
 
@@ -214,4 +216,32 @@ def deepen(
     """
     if isinstance(net, EscapeDirection):
         x, g, net = net.x if x is None else x, net.g if g is None else g, net.network
-    return deepen_escape(as_mlp(net).cpu(), depth, x, g)
+    chain = read_chain(net)
+    got = f"biases: {bool(chain.biases)}, slope {chain.slope:g}, depth {chain.depth}"
+    fits = not chain.biases and chain.slope == 0 and chain.depth >= 2
+    validation.expect(fits, "net", got, "a ReLU network without biases of depth at least 2")
+    depth = validation.depth(depth, chain.depth)
+    validation.expect((x is None) == (g is None), "x, g", "one of the two", "both or neither")
+    to_sphere = (chain.depth / chain.norm) ** 0.5 if chain.norm else 1.0
+    *rest, before, last = [w.cpu() * to_sphere for w in chain.weights]
+    sizes = last.norm(dim=0) * before.norm(dim=1)
+    if x is None or g is None:
+        kept = int(sizes.argmax())
+        validation.expect(float(sizes[kept]) > 0, "net", "a network that is zero", "an escape direction")
+    else:
+        a = validation.samples(x, "x", features=chain.weights[0].shape[1]).detach().to("cpu", torch.float64)
+        at_outputs = validation.samples(g, "g", features=len(last)).detach().to("cpu", torch.float64)
+        validation.expect(len(at_outputs) == len(a), "g", f"{len(at_outputs)} samples", f"as many as x has, {len(a)}")
+        for weight in rest:
+            a = torch.relu(a @ weight.T)
+        contributions = ((at_outputs @ last) * torch.relu(a @ before.T)).sum(0)
+        loss = float(contributions.sum())
+        validation.expect(loss < 0, "net", f"L0 = {loss:.6g} on x and g", "it below 0")
+        normalized = torch.where(sizes > 0, contributions / sizes.clamp(min=torch.finfo(torch.float64).tiny), torch.inf)
+        kept = int(normalized.argmin())
+    root = sizes.sum().sqrt()
+    row, column = before[kept] / before[kept].norm(), last[:, kept] / last[:, kept].norm()
+    ones = [torch.ones(1, 1, dtype=torch.float64)] * (depth - chain.depth)
+    weights = [*rest, root * row[None], *ones, root * column[:, None]]
+    scale = (depth / sum(float((w * w).sum()) for w in weights)) ** 0.5
+    return from_layers([w * scale for w in weights])

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from bnrank._core import linalg
 from bnrank.measures import balance
-from bnrank.networks.constructions import deepen_escape
 from bnrank.networks.mlp import MLP
+from bnrank.theory.escape.direction import deepen
 from bnrank.theory.verdicts import assume
 
 CHUNK = 2**12  # samples at a time
@@ -254,7 +254,7 @@ def one_deeper(net: MLP, x: Tensor, g: Tensor) -> Localized:
     Raises
     ------
     ValueError
-        If X or G is 0, or `deepen_escape` refuses the network.
+        If X or G is 0, or `bnrank.escape.deepen` refuses the network.
 
     Notes
     -----
@@ -267,7 +267,7 @@ def one_deeper(net: MLP, x: Tensor, g: Tensor) -> Localized:
     >>> round(one_deeper(net, torch.eye(2), -torch.eye(2)).sphere_speed, 12)
     1.0
     """
-    deeper = deepen_escape(net, net.depth + 1, *(v.to(torch.float64) / _norm(v) for v in (x, g)))
+    deeper = deepen(net, net.depth + 1, *(v.to(torch.float64) / _norm(v) for v in (x, g)))
     return localized([w.detach().to(torch.float64) for w in deeper.weights], x, g)
 
 

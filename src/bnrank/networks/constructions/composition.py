@@ -1,14 +1,15 @@
-"""Identity networks, compositions, sums, and networks that factor through a bottleneck."""
+"""Identity networks, compositions, sums, bottlenecks, and deeper networks with the same function (T29)."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bnrank._core import validation
+from bnrank._core import linalg, validation
 from bnrank.networks.chain import Chain, read_chain
-from bnrank.networks.constructions.deepening import inserted, two_sided
-from bnrank.networks.mlp import MLP
+from bnrank.networks.mlp import MLP, leaky_relu
 
 
 def identity(k: int, depth: int, slope: float = 0.0, signed: bool = False) -> MLP:
@@ -95,7 +96,11 @@ def compose(h: nn.Module, g: nn.Module) -> MLP:
     >>> net.depth, torch.allclose(net(x), h(g(x)))
     (4, True)
     """
-    return _composed(*_fitting(h, g)).network()
+    after, before = _fitting(h, g)
+    first = after.weights[0]
+    weights = [*before.weights[:-1], first @ before.weights[-1], *after.weights[1:]]
+    biases = after.biases and [*before.biases[:-1], first @ before.biases[-1] + after.biases[0], *after.biases[1:]]
+    return replace(after, weights=weights, biases=biases).network()
 
 
 def _fitting(h: nn.Module, g: nn.Module) -> tuple[Chain, Chain]:
@@ -117,12 +122,6 @@ def _together(first: nn.Module, second: nn.Module, names: tuple[str, str]) -> tu
         f, g = f.biased(), g.biased()
     weights, biases = [w.to(f.device) for w in g.weights], [b.to(f.device) for b in g.biases]
     return replace(f, slope=slope, dtype=dtype), Chain(weights, biases, slope, dtype, f.device)
-
-
-def _composed(h: Chain, g: Chain) -> Chain:
-    weights = [*g.weights[:-1], h.weights[0] @ g.weights[-1], *h.weights[1:]]
-    biases = h.biases and [*g.biases[:-1], h.weights[0] @ g.biases[-1] + h.biases[0], *h.biases[1:]]
-    return replace(h, weights=weights, biases=biases)
 
 
 def add(f: nn.Module, g: nn.Module) -> MLP:
@@ -179,24 +178,23 @@ def add(f: nn.Module, g: nn.Module) -> MLP:
     return replace(left, weights=[first, *middle, last], biases=biases).network()
 
 
-def bottleneck(h: nn.Module, g: nn.Module, depth: int, lower: Tensor | float | None = None) -> MLP:
+def bottleneck(h: nn.Module, g: nn.Module, depth: int, lower: Tensor | float) -> MLP:
     """Return a network of x -> h(g(x)) of arbitrarily large depth: g, then identities of dimension k, then h.
 
-    With ``lower``, this is the construction behind the upper bound R0(h o g) <= k. A bias shifts the output of g by
-    c = max(0, -lower) into R^k_+, depth - L_g - L_h identity layers I_k follow, and a bias of h subtracts c. The result
-    is exact wherever g(x) >= lower. With g' and h' the networks with shifted biases, its norm is
+    This is the construction behind the upper bound R0(h o g) <= k. A bias shifts the output of g by c = max(0, -lower)
+    into R^k_+, depth - L_g - L_h identity layers I_k follow, and a bias of h subtracts c. The result is exact wherever
+    g(x) >= lower. With g' and h' the networks with shifted biases, its norm is
     ||theta||^2 = ||theta_g'||^2 + k (depth - L_g - L_h) + ||theta_h'||^2, that is, k per inserted layer.
 
-    Without ``lower``, the result is exact everywhere. It uses :func:`identity` with ``signed``, at 2k per inserted
-    layer.
+    For a network that is exact everywhere, at 2k per layer, compose h, ``identity(k, depth, signed=True)`` and g.
 
     Parameters
     ----------
     h, g : MLP or torch.nn.Sequential
         Networks of the same slope. The k outputs of g are the inputs of h.
     depth : int
-        L, at least L_g + L_h with ``lower`` and L_g + L_h - 1 without.
-    lower : Tensor or float, optional
+        L, at least L_g + L_h.
+    lower : Tensor or float
         Lower bounds on the outputs of g, shape (k,) or one for all, e.g. ``g(x).amin(0)``.
 
     Returns
@@ -224,28 +222,145 @@ def bottleneck(h: nn.Module, g: nn.Module, depth: int, lower: Tensor | float | N
     """
     after, before = _fitting(h, g)
     k = len(before.weights[-1])
-    shortest = before.depth + after.depth - (lower is None)
-    depth = validation.integer(depth, "depth", shortest)
-    validation.allocation(256 * depth, "depth", depth)
-    eye = torch.eye(k, dtype=torch.float64, device=after.device)
-    if lower is None:
-        middle = replace(after, weights=two_sided(eye, depth - shortest + 1, after.slope), biases=[])
-        return _composed(after, _composed(middle.biased() if after.biases else middle, before)).network()
-    shift = _bounds(lower, k).to(after.device).neg().clamp(min=0)
+    depth = validation.depth(depth, before.depth + after.depth)
+    bounds = validation.real(lower, "lower").to(after.device, torch.float64)
+    validation.expect(bounds.shape in ((), (k,)), "lower", f"shape {tuple(bounds.shape)}", f"a number or ({k},)")
+    shift = bounds.neg().clamp(min=0).expand(k)
     if after.slope != 1 and bool((shift > 0).any()):
         after, before = after.biased(), before.biased()
-        moved, back = before.biases[-1] + shift, after.biases[0] - after.weights[0] @ shift
-        before = replace(before, biases=[*before.biases[:-1], moved])
-        after = replace(after, biases=[back, *after.biases[1:]])
-    between = [eye] * (depth - shortest)
+        before = replace(before, biases=[*before.biases[:-1], before.biases[-1] + shift])
+        after = replace(after, biases=[after.biases[0] - after.weights[0] @ shift, *after.biases[1:]])
+    between = [torch.eye(k, dtype=torch.float64, device=after.device)] * (depth - before.depth - after.depth)
     weights = [*before.weights, *between, *after.weights]
-    biases = after.biases and [*before.biases, *[eye.new_zeros(k)] * len(between), *after.biases]
+    biases = after.biases and [*before.biases, *[torch.zeros_like(shift)] * len(between), *after.biases]
     return replace(after, weights=weights, biases=biases).network()
 
 
-def _bounds(lower: Tensor | float, k: int) -> Tensor:
-    if isinstance(lower, int | float):
-        return torch.full((k,), validation.number(lower, "lower"), dtype=torch.float64)
-    bounds = validation.array(lower, "lower", f"({k},)", 1).to(torch.float64)
-    validation.expect(len(bounds) == k, "lower", f"shape {tuple(bounds.shape)}", f"({k},), one per output of g")
-    return bounds
+def deepen(net: nn.Module, depth: int, x: Tensor | np.ndarray | None = None, *, rtol: float = 1e-12) -> MLP:
+    """Return a deeper network with the same function, with linear layers inserted where they increase the norm least.
+
+    Without x the function is preserved everywhere. After a ReLU layer of width n, each inserted layer is I_n and adds n
+    to the norm; among these, the narrowest hidden layer is best. Where values can be negative (other slopes, the input,
+    the output), two neurons per coordinate represent z as max(z, 0) and max(-z, 0). This adds 2n per layer, plus the
+    cost of splitting and joining once. The position with the lowest total cost is chosen.
+
+    With x the function is preserved on the samples, and wherever the representation lies in their span. Each inserted
+    layer is the orthogonal projection onto span a_l(X) and adds its dimension k to the norm, or 2k with two neurons per
+    dimension if a_l(X) has negative entries. The position (input, hidden layer or output) with the lowest total norm is
+    chosen.
+
+    Inserted layers have zero bias. For a linear network (slope 1) the costs are n and k at every position.
+
+    Parameters
+    ----------
+    net : MLP or torch.nn.Sequential
+        A chain of linear layers with one activation; it is not modified.
+    depth : int
+        New depth, at least that of the network.
+    x : Tensor or ndarray, optional
+        Samples, shape (N, d_in).
+    rtol : float
+        Singular values of a_l(X) up to ``rtol`` times the largest are excluded from the span. The relative error on the
+        samples is of this size; a larger ``rtol`` gives an approximate network of lower norm.
+
+    Returns
+    -------
+    MLP
+        In the precision of ``net``.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is out of range or the network is not such a chain.
+
+    Notes
+    -----
+    Source: T29.
+
+    Examples
+    --------
+    >>> import bnrank, torch
+    >>> net, x = bnrank.MLP([5, 20, 3, 20, 2], seed=0), torch.randn(50, 5)
+    >>> deeper = deepen(net, 9)
+    >>> deeper.widths, torch.allclose(deeper(x), net(x), atol=1e-5)
+    ([5, 20, 3, 3, 3, 3, 3, 3, 20, 2], True)
+    """
+    layers = read_chain(net, "net")
+    depth = validation.depth(depth, layers.depth)
+    rtol = validation.number(rtol, "rtol", 0.0)
+    if x is not None:
+        x = validation.samples(x, "x", features=layers.weights[0].shape[1]).detach().to(layers.device, torch.float64)
+    return inserted(layers, depth, x, rtol).network()
+
+
+def inserted(layers: Chain, depth: int, x: Tensor | None = None, rtol: float = 1e-12) -> Chain:
+    """Return the layers with the insertion of lowest cost that reaches ``depth``; ``x`` is in float64."""
+    extra = depth - layers.depth
+    if extra == 0:
+        return layers
+    candidates = []
+    for place, basis, positive in _places(layers, x, rtol):
+        steps = [basis @ basis.T] * extra if positive else two_sided(basis, extra + 1, layers.slope)
+        candidate = _put(layers, place, steps, merged=not positive)
+        candidates.append((float(extra * basis.shape[1]) if positive else candidate.norm - layers.norm, candidate))
+    return min(candidates, key=lambda pair: pair[0])[1]
+
+
+def _places(layers: Chain, x: Tensor | None, rtol: float) -> Iterator[tuple[int, Tensor, bool]]:
+    """Yield each position l = 0..L, hidden layers first, a basis of its values, and whether sigma preserves them."""
+    linear, relu, last = layers.slope == 1, layers.slope == 0, layers.depth
+    values = None if x is None else _values(layers, x)
+    for place in [*range(1, last), 0, last]:
+        width = layers.weights[place].shape[1] if place < last else len(layers.weights[-1])
+        if values is None:
+            basis, positive = torch.eye(width, dtype=torch.float64, device=layers.device), relu and 0 < place < last
+        else:
+            _, s, vh = torch.linalg.svd(values[place], full_matrices=False)
+            basis, positive = vh[: int(linalg.rank(s, rtol))].T, bool((values[place] >= 0).all())
+        yield place, basis, linear or positive
+
+
+def _values(layers: Chain, x: Tensor) -> list[Tensor]:
+    """Return a_0, ..., a_{L-1} and f on the samples."""
+    values = [x]
+    for i, weight in enumerate(layers.weights):
+        z = values[-1] @ weight.T + (layers.biases[i] if layers.biases else 0)
+        values.append(z if i == layers.depth - 1 else leaky_relu(z, layers.slope))
+    return values
+
+
+def _put(layers: Chain, place: int, steps: list[Tensor], *, merged: bool) -> Chain:
+    """Return a chain with inserted layers.
+
+    If ``merged``, the last inserted layer is multiplied into the next layer; at the output, the first one into the last
+    layer.
+    """
+    weights, biases = list(layers.weights), list(layers.biases)
+    if merged and place < layers.depth:
+        *steps, last = steps
+        weights[place] = weights[place] @ last
+    elif merged:
+        first, *steps = steps
+        weights[-1], biases[-1:] = first @ weights[-1], [first @ bias for bias in biases[-1:]]
+    weights[place:place] = steps
+    biases[place:place] = [step.new_zeros(len(step)) for step in steps if layers.biases]
+    return replace(layers, weights=weights, biases=biases)
+
+
+def two_sided(basis: Tensor, depth: int, slope: float) -> list[Tensor]:
+    """Return layers of the projection U U^T, exact for both signs, for an orthonormal basis U, shape (n, k).
+
+    Each hidden layer has 2k neurons, z_+ and z_-; with slope 1 it has k.
+    """
+    k = basis.shape[1]
+    if depth == 1:
+        return [basis @ basis.T]
+    eye = torch.eye(k, dtype=basis.dtype, device=basis.device)
+    if slope == 1:
+        return [basis.T, *[eye] * (depth - 2), basis]
+    into, out = torch.cat([basis.T, -basis.T]), torch.cat([basis, -basis], 1)
+    if depth == 2:
+        return [into, out / (1 + slope)]
+    parts = torch.cat([torch.cat([eye, slope * eye], 1), torch.cat([slope * eye, eye], 1)]) / (1 - slope**2)
+    both = torch.eye(2 * k, dtype=basis.dtype, device=basis.device)
+    return [into, parts, *[both] * (depth - 3), out]

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from bnrank.networks import from_layers
-from bnrank.networks.constructions import deepen_escape
 from bnrank.tasks import circle
+from bnrank.theory.escape import deepen
 from helpers import norm, normal
 from networks.constructed import QUICK, close, network
 
@@ -35,7 +35,7 @@ def test_the_speed_of_an_escape_direction_stays(depth):
     x, g = points()
     net = rank_two()
     assert speed(net, x, g) == pytest.approx(0.5, abs=1e-15)
-    deeper = deepen_escape(net, depth, x, g)
+    deeper = deepen(net, depth, x, g)
     assert speed(deeper, x, g) == pytest.approx(0.5, abs=1e-12)
     assert -float((g * deeper(x)).detach().sum()) == pytest.approx(0.5, abs=1e-12)  # it is on its sphere
     assert norm(deeper) == pytest.approx(depth, rel=1e-14)
@@ -54,7 +54,7 @@ def test_an_escape_direction_that_is_not_rank_one(width, d_out, extra, seed):
     share = normal(width, seed=seed + 3).abs().sqrt()
     share = share / share.norm()
     net = from_layers([share[:, None] * v, out[:, None] * share])
-    deeper = deepen_escape(net, 2 + extra, x, g)
+    deeper = deepen(net, 2 + extra, x, g)
     assert speed(deeper, x, g) == pytest.approx(speed(net, x, g), rel=1e-12)
 
 
@@ -72,7 +72,7 @@ def test_the_speed_never_falls(hidden, d_out, extra, scale, seed):
     net = from_layers([scale * w.detach() for w in net.weights])
     before = speed(net, x, g)
     assume(before > 1e-9)
-    deeper = deepen_escape(net, net.depth + extra, x, g)
+    deeper = deepen(net, net.depth + extra, x, g)
     assert speed(deeper, x, g) >= before * (1 - 1e-12)
     assert norm(deeper) == pytest.approx(deeper.depth, rel=1e-13)
     assert deeper.widths == [3, *hidden[:-1], *[1] * (extra + 1), d_out]
@@ -82,7 +82,7 @@ def test_the_pair_kept_is_the_best_normalized_one():
     """A large pair contributes most, a small one most for its size; the small one gives the faster network (E18)."""
     x, g = torch.eye(2, dtype=torch.float64), torch.tensor([[-1.0], [-3.0]], dtype=torch.float64)
     net = from_layers([torch.tensor([[3.0, 0.0], [0.0, 1.0]]), torch.tensor([[3.0, 1.0]])])  # contributions -9, -3
-    deeper = deepen_escape(net, 4, x, g)
+    deeper = deepen(net, 4, x, g)
     assert close(deeper.weights[0][0] / deeper.weights[0].norm(), [0.0, 1.0])
     assert speed(deeper, x, g) == pytest.approx(3.0, rel=1e-12)
 
@@ -90,14 +90,14 @@ def test_the_pair_kept_is_the_best_normalized_one():
 def test_dead_neurons_are_passed_over():
     x, g = torch.eye(2, dtype=torch.float64), -torch.ones(2, 1, dtype=torch.float64)
     net = from_layers([torch.tensor([[0.0, 0.0], [0.8, 0.6]]), torch.tensor([[0.0, 1.0]])])
-    deeper = deepen_escape(net, 5, x, g)
+    deeper = deepen(net, 5, x, g)
     assert speed(deeper, x, g) == pytest.approx(speed(net, x, g), rel=1e-12)
 
 
 def test_inserted_layers_pass_everything():
     """T39: W_{L-1} and all after it are rank one, and sigma(Z) = Z in the inserted layers."""
     x, g = points()
-    deeper = deepen_escape(rank_two(), 7, x, g)
+    deeper = deepen(rank_two(), 7, x, g)
     a = x
     for layer, weight in enumerate(deeper.weights, 1):
         z = a @ weight.detach().T
@@ -114,8 +114,8 @@ def test_single_precision_and_modules():
     module = nn.Sequential(nn.Linear(2, 8, bias=False), nn.ReLU(), nn.Linear(8, 1, bias=False))
     with torch.no_grad():
         module[2].weight.copy_(-(g * torch.relu(module[0](x))).sum(0, keepdim=True))
-    deeper = deepen_escape(module, 5, x, g)
-    assert deeper.weights[0].dtype == torch.float32
+    deeper = deepen(module, 5, x, g)
+    assert deeper.weights[0].dtype == torch.float64
     assert speed(deeper, x.double(), g.double()) > 0
 
 
@@ -137,4 +137,4 @@ def test_single_precision_and_modules():
 def test_bad_arguments_are_named(change, error, words):
     x, g = points()
     with pytest.raises(error, match=words):
-        deepen_escape(**{"net": rank_two(), "depth": 5, "x": x, "g": g, **change})
+        deepen(**{"net": rank_two(), "depth": 5, "x": x, "g": g, **change})
