@@ -236,7 +236,7 @@ class _Operator:
 def _operator(layer: Layer, size: Size | None) -> tuple[_Operator | None, str]:
     """Return the operator of a layer, of a transposed convolution the one it transposes, or the reason without."""
     conv: Any = layer.module
-    if not isinstance(conv, nn.modules.conv._ConvNd):
+    if not isinstance(layer.module, nn.modules.conv._ConvNd):
         return None, "its module is no convolution of torch, so that stride and padding are not known"
     d = layer.weight.ndim - 2
     if size is None and layer.input_shape is None:

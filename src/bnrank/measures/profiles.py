@@ -297,7 +297,8 @@ def _activations(
         return _Activations()
     widths = [math.prod(layer.output_shape) for layer in reading.layers if layer.output_shape]
     work = sum(len(x) * width * min(len(x), width) for width in widths)
-    which, reasons = spectra.WHICH, []
+    which: Sequence[str] = spectra.WHICH
+    reasons: list[str] = []
     if what is None and work > MAX_ACTIVATION_WORK:
         limit = f"{work:.1e} operations, by default the limit is {MAX_ACTIVATION_WORK:.0e}"
         which, reasons = (), [f'spectra of whole activations: {limit}; what=("activations", ...) computes them']

@@ -212,13 +212,13 @@ def weights(
         largest = sorted(skipped, key=lambda row: -sizes[row["name"]])[:3]
         why = "; ".join(f"{row['name']}: {row['reason']}" for row in largest)
         raise ValueError(f"net: found no matrix and no kernel of a convolution in {held.title} ({why}), expected some")
-    stored = {id(part.matrix.stored): part.matrix.stored for part in parts}
+    tensors = {id(part.matrix.stored): part.matrix.stored for part in parts}.values()
     about = {
         "title": f"weights of {held.title}",
         "tensors": held.tensors[1],
-        "tensors_measured": len(stored),
+        "tensors_measured": len(tensors),
         "entries": held.entries[1],
-        "entries_measured": sum(math.prod(tensor.shape) for tensor in stored.values()),
+        "entries_measured": sum(math.prod(tensor.shape) for tensor in tensors),
         "bottleneck_reason": "tensors alone do not say in which order they act; give the module and samples",
         "bnrank_version": __version__,
     }
