@@ -399,8 +399,8 @@ def describe(profile: xr.Dataset) -> list[str]:
     Returns
     -------
     list of str
-        One line per skipped module and per note. Of a profile without samples: what it covers, one line per reason for
-        which tensors were not measured, and one per note.
+        One line per skipped module, and per note. Of a profile without samples: what it covers, one line per reason
+        for which tensors were not measured, and one per note.
 
     Examples
     --------
@@ -417,26 +417,26 @@ def describe(profile: xr.Dataset) -> list[str]:
     attrs = getattr(profile, "attrs", {})
     expected = "the result of bnrank.profile"
     validation.expect("bottleneck_reason" in attrs, "profile", "a dataset without 'bottleneck_reason'", expected)
-    skipped, notes = remarks.rows(profile, "skipped"), remarks.rows(profile, "note")
+    skipped, lines = remarks.rows(profile, "skipped"), []
     if "tensors" not in attrs:
         lines = [f"skipped {Skipped(**row)}" for row in skipped]
-        return lines + [f"{row['name']}: {row['note']}" for row in notes]
-    counts = [attrs[key] for key in ("tensors_measured", "tensors", "entries_measured", "entries")]
-    lines = ["{:,} of {:,} tensors measured, with {:,} of {:,} entries".format(*counts)]
-    reasons: dict[str, list[str]] = {}
-    for row in skipped:
-        reason, name = row["reason"], row["name"]
-        if reason.startswith(TIED[0]):
-            name += f" = {reason.removeprefix(TIED[0]).removesuffix(TIED[1])}"
-            reason = "another".join(TIED)
-        reasons.setdefault(reason, []).append(name)
-    for reason, names in reasons.items():
-        times = f"{len(names)} x " if len(names) > 1 else ""
-        lines.append(f"not measured: {times}{reason} ({_some(names)})")
-    texts: dict[str, list[str]] = {}
-    for row in notes:
-        texts.setdefault(row["note"], []).append(row["name"])
-    return lines + [f"{_some(names)}: {note}" for note, names in texts.items()]
+    else:
+        counts = [attrs[key] for key in ("tensors_measured", "tensors", "entries_measured", "entries")]
+        lines = ["{:,} of {:,} tensors measured, with {:,} of {:,} entries".format(*counts)]
+        reasons: dict[str, list[str]] = {}
+        for row in skipped:
+            reason, name = row["reason"], row["name"]
+            if reason.startswith(TIED[0]):
+                name += f" = {reason.removeprefix(TIED[0]).removesuffix(TIED[1])}"
+                reason = "another".join(TIED)
+            reasons.setdefault(reason, []).append(name)
+        for reason, names in reasons.items():
+            times = f"{len(names)} x " if len(names) > 1 else ""
+            lines.append(f"not measured: {times}{reason} ({_some(names)})")
+    notes: dict[str, list[str]] = {}
+    for row in remarks.rows(profile, "note"):
+        notes.setdefault(row["note"], []).append(row["name"])
+    return lines + [f"{_some(names)}: {note}" for note, names in notes.items()]
 
 
 def _some(names: Sequence[str]) -> str:
