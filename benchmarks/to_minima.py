@@ -2,7 +2,7 @@
 
 From the same network, in float64, on the random problems of ``benchmarks.minima``: evaluations of loss and gradient,
 and seconds of processor time, until the relative stationarity is 0.1, 0.001 and 1e-8. It is the least subgradient
-(`bnrank.measures.stationarity`), at points where a new neuron is not looked for. Optimizers that do not land on kinks
+(`bnrank.cost.stationarity`), at points where a new neuron is not looked for. Optimizers that do not land on kinks
 get the benefit of the doubt: preactivations up to 1e-8 or 1e-4 times their scale count as kinks, whichever makes
 the result less. Those with a step size are run with several, which fall to 0 as a cosine, over a fifth of
 the budget and over all of it; the best run counts for each target. Looks at the others are a factor of 1.3 apart, so
@@ -83,7 +83,7 @@ class Progress:
 
 def least_residual(net: nn.Module, task: bnrank.Task, ridge: float) -> float:
     """Return the least relative stationarity over the sizes up to which preactivations count as zero."""
-    some = (bnrank.measures.stationarity(net, task, ridge, kink_rtol=kinks, births=False).residual for kinks in KINKS)
+    some = (bnrank.cost.stationarity(net, task, ridge, kink_rtol=kinks, births=False).residual for kinks in KINKS)
     return min(some)
 
 

@@ -190,7 +190,7 @@ def _tradeoff() -> Any:
 
 def _stationary() -> Any:
     net = from_layers([torch.tensor([[1.0]]), torch.tensor([[1.0]])])
-    return bnrank.measures.stationarity(net, (torch.ones(2, 1), torch.full((2, 1), 1.5)), ridge=0.5)
+    return bnrank.cost.stationarity(net, (torch.ones(2, 1), torch.full((2, 1), 1.5)), ridge=0.5)
 
 
 def _finished() -> Any:
@@ -248,7 +248,7 @@ MAKERS: dict[str, Any] = {
         bnrank.MLP([3, 4, 4, 3], seed=1), torch.rand(20, 3), rank=1
     ),
     "Projections": _projection,
-    "RankBracket": lambda: bnrank.rank.bracket(run().network(0), x()),
+    "RankBracket": lambda: bnrank.rank(run().network(0), x()),
     "RankTradeoff": _tradeoff,
     "Reading": lambda: read(named(), x(2)),
     "Regions": lambda: bnrank.regions.enumerate(from_layers([torch.eye(2), torch.eye(2)]), (-1, 1)),

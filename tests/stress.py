@@ -120,7 +120,6 @@ def calls() -> dict[str, Callable[[], object]]:
         profile = bnrank.profile(network, given)
         return [profile[name].values.tobytes() for name in ("stable_rank", "activation_singular_values", "ntk_trace")]
 
-    compress = getattr(bnrank, "compress", None) or bnrank.discovery.compress
     return {
         "trace": lambda: str(bnrank.graph.trace(net.eval(), x[:2])),
         "find": lambda: str(bnrank.invariants.find(net, x[:2])),
@@ -130,7 +129,7 @@ def calls() -> dict[str, Callable[[], object]]:
         "profile of attention": lambda: profiled(encoder, x.reshape(12, 5, 4)),
         "compare": lambda: bnrank.compare(net, net, x).data.cka.values.tobytes(),
         "watch": watched,
-        "compress": lambda: str(compress(net, x, tol=0.3, tune=0, progress=False).certificate.parameters),
+        "compress": lambda: str(bnrank.compress(net, x, tol=0.3, tune=0, progress=False).certificate.parameters),
     }
 
 

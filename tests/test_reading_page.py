@@ -52,7 +52,7 @@ def test_the_ranks_of_the_cross_differ(after):
     cross, bnrank = after["cross"], after["bnrank"]
     assert [region.rank for region in after["regions"]] == [1] * 8
     x = after["torch"].rand(50, 2, dtype=after["torch"].float64) * 2 - 1
-    bracket = bnrank.rank.bracket(cross, x, box=[(-1, 1), (-1, 1)])
+    bracket = bnrank.rank(cross, x, box=[(-1, 1), (-1, 1)])
     assert (bracket.lower, bracket.upper) == (1, 2)
 
 

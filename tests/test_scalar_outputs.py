@@ -97,18 +97,18 @@ def test_a_recurrent_regressor_is_measured():
 
 
 def test_ranks_checks_and_comparisons_take_outputs_of_shape_n():
-    bracket, column = bnrank.rank.bracket(SCALAR, X), bnrank.rank.bracket(COLUMN, X)
+    bracket, column = bnrank.rank(SCALAR, X), bnrank.rank(COLUMN, X)
     assert (bracket.lower, bracket.upper) == (column.lower, column.upper)
     assert torch.allclose(bracket.h(bracket.g(X)).flatten(), SCALAR(X), atol=1e-5)
     ours, theirs = bnrank.check(SCALAR, X, Y, ridge=1e-3), bnrank.check(COLUMN, X, Y[:, None], ridge=1e-3)
     assert [verdict.status for verdict in ours] == [verdict.status for verdict in theirs]
     assert bnrank.compare(SCALAR, COLUMN, X).data.output_change == 0
-    assert str(bnrank.measures.bottleneck(SCALAR, X)) == str(bnrank.measures.bottleneck(COLUMN, X))
+    assert str(bnrank.bottleneck(SCALAR, X)) == str(bnrank.bottleneck(COLUMN, X))
 
 
 def test_parts_of_a_sequential_still_pass_vectors_on():
     net = nn.Sequential(nn.Linear(4, 1), nn.Flatten(0), Powers(), nn.Linear(2, 2))
-    bracket = bnrank.rank.bracket(net, X)
+    bracket = bnrank.rank(net, X)
     assert bracket.upper == 1
     assert bracket.error < 1e-6
 
@@ -124,7 +124,7 @@ def test_a_flow_takes_outputs_of_shape_n_with_named_losses():
 def test_the_first_tensor_of_a_mapping_dataclass_or_tuple_counts(wrap):
     net = Wrapped(wrap)
     assert torch.equal(Functional(net)(X), net.layer.double()(X.double()))
-    bracket = bnrank.rank.bracket(net.float(), X)
+    bracket = bnrank.rank(net.float(), X)
     assert torch.allclose(bracket.h(bracket.g(X)), net.layer(X), atol=1e-5)
 
 

@@ -34,8 +34,8 @@ def test_the_api_documents_every_public_name_once():
 
 def test_a_name_is_documented_at_its_shortest_path():
     named = {name for page in api.pages() for name in page.names}
-    assert {"bnrank.train", "bnrank.Jacobian", "bnrank.rank.bracket", "bnrank.plots.plateaus"} <= named
-    assert not {"bnrank.training.train", "bnrank.measures.Jacobian", "bnrank.theory.rank.bracket"} & named
+    assert {"bnrank.train", "bnrank.Jacobian", "bnrank.rank", "bnrank.plots.plateaus"} <= named
+    assert not {"bnrank.training.train", "bnrank.measures.Jacobian", "bnrank.theory.rank"} & named
     for name in named:
         assert api.public(name) is not None, name
 
@@ -52,8 +52,8 @@ def test_pages_of_the_api_are_written(tmp_path):
     (tmp_path / "gone.rst").write_text("old")
     api.write(tmp_path)
     assert not (tmp_path / "gone.rst").exists()
-    text = (tmp_path / "rank.rst").read_text()
-    assert ".. autofunction:: bnrank.rank.bracket" in text
+    text = (tmp_path / "theory.rst").read_text()
+    assert ".. autofunction:: bnrank.rank" in text
     assert ":members: exact" in text
 
 
@@ -76,7 +76,7 @@ def test_formulas_in_docstrings_are_just_characters(line, expected):
     [
         ("bnrank.train", (True, "bnrank.train")),
         ("bnrank.training.trainer.train", (True, "bnrank.train")),
-        ("bnrank.theory.rank.bracket", (True, "bnrank.rank.bracket")),
+        ("bnrank.theory.rank_bounds.rank", (True, "bnrank.rank")),
         ("bnrank.Run.history", (True, "bnrank.Run.history")),
         ("bnrank.frequencies", (True, "bnrank.frequencies")),
         ("bnrank.networks.attention.FactoredAttention", (True, "bnrank.networks.attention.FactoredAttention")),

@@ -17,7 +17,7 @@ from benchmarks import continuation, to_minima
 from benchmarks.pages import rewritten, store
 
 import bnrank
-from bnrank.measures import stationarity
+from bnrank.measures.critical_points import stationarity
 
 TASK = bnrank.tasks.low_rank_map(n=25, d_in=3, d_out=3, latent=2, rank=1, width=10, seed=0)
 
@@ -137,6 +137,6 @@ def test_optimizers_compared_on_one_problem_are_stored(tmp_path, monkeypatch, ca
 def test_finishing_counts_forward_passes_and_leaves_the_class_as_it_was(minimum):
     before = to_minima.second_order.Evaluation.__init__
     with to_minima.counted() as count:
-        bnrank.measures.stationarity(minimum.network, TASK, 5e-3, births=False)
+        bnrank.cost.stationarity(minimum.network, TASK, 5e-3, births=False)
     assert count[0] >= 1
     assert to_minima.second_order.Evaluation.__init__ is before

@@ -61,6 +61,11 @@ def _defined(value: Any, module: ModuleType) -> bool:
     return (inspect.isfunction(value) or inspect.isclass(value)) and value.__module__ == module.__name__
 
 
+def _room(value: Any) -> str:
+    """Return the room in which a function or class is defined, such as ``bnrank.theory``."""
+    return ".".join(getattr(value, "__module__", "").split(".")[:2])
+
+
 def pages() -> list[Page]:
     """Return the pages of the API: every public name once, at its shortest path."""
     modules: dict[str, str] = {}  # name of the module -> public path
@@ -80,7 +85,8 @@ def pages() -> list[Page]:
     top = {id(value): f"bnrank.{name}" for name, value in _exported(bnrank)}
     seen: set[int] = set()
     for page in found:
-        for name, value in _exported(page.module):
+        own = [pair for pair in _exported(bnrank) if _room(pair[1]) == page.name]  # that only the top exports
+        for name, value in [*_exported(page.module), *own]:
             if not inspect.ismodule(value) and (id(value) not in seen or isinstance(value, str | tuple)):
                 seen.add(id(value))
                 page.names[top.get(id(value), f"{page.name}.{name}")] = value

@@ -63,7 +63,7 @@ def _link(env: BuildEnvironment, docname: str, name: str, app: Sphinx) -> nodes.
 
 
 class Names(SphinxPostTransform):
-    """``bnrank.rank.bracket(net, x)`` in a page becomes a link."""
+    """``bnrank.rank(net, x)`` in a page becomes a link."""
 
     default_priority = 8  # before references are resolved
 

@@ -13,22 +13,15 @@ if TYPE_CHECKING:
     from bnrank import discovery, figures, measures, networks, reporting, tasks, theory, training
     from bnrank.discovery.adapters import lora_ranks
     from bnrank.discovery.compression import compress
-    from bnrank.measures import (
-        Jacobian,
-        balance,
-        bottleneck,
-        frequencies,
-        layer_table,
-        nonlinearity,
-        ntk,
-        profile,
-        regions,
-        spectra,
-    )
+    from bnrank.measures import frequencies, layer_table, ntk, profile, regions, similarity, spectra
+    from bnrank.measures.bottlenecks import bottleneck
+    from bnrank.measures.jacobian import Jacobian
+    from bnrank.measures.nonlinearities import nonlinearity
     from bnrank.networks import MLP, LinearNetwork, constructions, graph
     from bnrank.reporting import Section, load, plots, report, save
     from bnrank.tasks import Task
-    from bnrank.theory import check, cost, escape, invariants, rank
+    from bnrank.theory import check, cost, escape, invariants
+    from bnrank.theory.rank_bounds import rank
     from bnrank.training import Flow, Run, Sweep, compare, finish, flow, sweep, train, watch
 
 __all__ = [
@@ -41,7 +34,6 @@ __all__ = [
     "Sweep",
     "Task",
     "__version__",
-    "balance",
     "bottleneck",
     "check",
     "compare",
@@ -70,6 +62,7 @@ __all__ = [
     "report",
     "reporting",
     "save",
+    "similarity",
     "spectra",
     "sweep",
     "tasks",
@@ -82,22 +75,15 @@ __all__ = [
 _ROOMS = {
     "discovery.adapters": ("lora_ranks",),
     "discovery.compression": ("compress",),
-    "measures": (
-        "Jacobian",
-        "balance",
-        "bottleneck",
-        "frequencies",
-        "layer_table",
-        "nonlinearity",
-        "ntk",
-        "profile",
-        "regions",
-        "spectra",
-    ),
+    "measures": ("frequencies", "layer_table", "ntk", "profile", "regions", "similarity", "spectra"),
+    "measures.bottlenecks": ("bottleneck",),
+    "measures.jacobian": ("Jacobian",),
+    "measures.nonlinearities": ("nonlinearity",),
     "networks": ("MLP", "LinearNetwork", "constructions", "graph"),
     "reporting": ("Section", "load", "plots", "report", "save"),
     "tasks": ("Task",),
-    "theory": ("check", "cost", "escape", "invariants", "rank"),
+    "theory": ("check", "cost", "escape", "invariants"),
+    "theory.rank_bounds": ("rank",),
     "training": ("Flow", "Run", "Sweep", "compare", "finish", "flow", "sweep", "train", "watch"),
 }
 

@@ -270,7 +270,7 @@ def test_the_same_code_compares_two_files_of_weights(own, command):
     done = command("compare", "model.safetensors", "step-2/model.safetensors")
     assert done.out.startswith("model.safetensors and step-2/model.safetensors: 2 of 2 matrices changed")
     done = command("compare", *files, "--max-minutes", 1e-9)
-    assert (done.code, "none of 4 tensors was compared" in done.error) == (2, True)
+    assert (done.code, "--max-minutes: got" in done.error) == (2, True)
     done = command("compare", *files, "--max-minutes", 5)
     assert (done.code, "2 of 2 matrices changed" in done.out) == (0, True)
     done = command("compare", *files, "--code", "net.py:build")

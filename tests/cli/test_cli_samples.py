@@ -110,7 +110,7 @@ def test_compress_takes_the_same_samples(files, command, monkeypatch, name):
         given.append(x)
         raise ValueError("x: seen")
 
-    monkeypatch.setattr(bnrank.discovery, "compress", compress)
+    monkeypatch.setattr(bnrank, "compress", compress)
     assert "x of DATA: seen" in command("compress", f"nets.py:{DATA[name][0]}", f"{name}.npz").error
     expected = DATA[name][1] if name != "whole" else WHOLE.astype(float)
     assert given[0].dtype == expected.dtype

@@ -126,7 +126,7 @@ def test_multiplied_out_it_is_a_chain_that_the_theory_reads(planted):
     _, x, found = planted
     chain = bnrank.networks.as_mlp(found.network, multiply_out=True)
     assert torch.allclose(chain(x), found.network(x), atol=1e-9)
-    assert bnrank.rank.bracket(chain, x, domain="everywhere").upper == 2
+    assert bnrank.rank(chain, x, domain="everywhere").upper == 2
 
 
 def test_the_same_seed_gives_the_same_bits_and_the_module_stays_as_it_was():
@@ -393,7 +393,7 @@ def test_damaged_files_are_refused(planted, tmp_path):
 def test_the_ranks_on_the_certificate_are_those_of_the_networks(planted):
     net, x, found = planted
     certificate = found.certificate
-    bracket = bnrank.rank.bracket(as_chain(found.network), x, domain="everywhere")
+    bracket = bnrank.rank(as_chain(found.network), x, domain="everywhere")
     assert (certificate.jacobian_rank, certificate.rank) == (bracket.lower, bracket.upper) == (2, 2)
     assert certificate.rank_before == min(net.widths)
     assert certificate.jacobian_rank_before == bnrank.Jacobian(net, x[:64]).rank(1e-6).rank

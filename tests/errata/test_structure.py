@@ -136,7 +136,7 @@ def bias_gradients(net, x):
 def test_e13_the_weight_part_of_the_kernel_is_not_enough():
     depth, small = 1000, 1e-4
     net = balanced_with_biases(depth, small)
-    assert bnrank.balance.residual(net).residual < 1e-15
+    assert bnrank.cost.imbalance(net).residual < 1e-15
     x = torch.tensor([[1e-5], [3e-5]], dtype=torch.float64)
     found = structure.preactivation_bound(net, x, rank=1)
     bias_part = float(torch.stack([bias_gradients(net, sample) for sample in x]).sum(1).mean())

@@ -28,9 +28,9 @@ MEANT = {
     "bnrank.compare": "padding, and numbers that a layer, a change of 0 or few samples do not have, as documented",
     "bnrank.layer_table": "the values of the given profile",
     "bnrank.measures.LayerTable": "the values of the given profile",
-    "bnrank.measures.similarity.cca": "of a constant representation, as documented",
-    "bnrank.measures.similarity.cka": "of a constant representation, as documented",
-    "bnrank.nonlinearity.ratio": "of a layer without an activation after it, as documented",
+    "bnrank.similarity.cca": "of a constant representation, as documented",
+    "bnrank.similarity.cka": "of a constant representation, as documented",
+    "bnrank.nonlinearity": "of a layer without an activation after it, as documented",
     "Run.open": "weights of the given network, which do not matter",
     "bnrank.networks.as_mlp": "weights of the network itself, which are returned",
     "bnrank.reporting.tables.verdict_rows": "the sides of a verdict that is not applicable",
@@ -85,7 +85,7 @@ OWNERS = {
 LONG = {"bnrank.cost.solve(steps)"}
 """Arguments that ask for a number of steps, all of which are taken."""
 
-ALIASES = {"bnrank.networks.read_chain", "bnrank.spectra.singular_values"}
+ALIASES = {"bnrank.networks.listing", "bnrank.networks.read_chain", "bnrank.spectra.singular_values"}
 """Functions with an argument ``name`` by which messages call another argument."""
 
 DRAWN = {

@@ -14,10 +14,10 @@ OWN: dict[str, Values] = {
     "bnrank.Jacobian": {"net": mlp, "x": lambda: normal(4, 3)},
     "bnrank.profile": {"x": lambda: normal(6, 3)},
     "bnrank.measures.feature_convergence": {"ridge": lambda: 0.1},
-    "bnrank.measures.stationarity": {"ridge": lambda: 0.1},
-    "bnrank.measures.similarity.cca": {"a": lambda: normal(12, 3), "b": lambda: normal(12, 3, seed=1)},
-    "bnrank.measures.similarity.cka": {"a": lambda: normal(6, 3), "b": lambda: normal(6, 4, seed=1)},
-    "bnrank.measures.similarity.principal_angles": {"a": lambda: normal(6, 2), "b": lambda: normal(6, 2, seed=1)},
+    "bnrank.cost.stationarity": {"ridge": lambda: 0.1},
+    "bnrank.similarity.cca": {"a": lambda: normal(12, 3), "b": lambda: normal(12, 3, seed=1)},
+    "bnrank.similarity.cka": {"a": lambda: normal(6, 3), "b": lambda: normal(6, 4, seed=1)},
+    "bnrank.similarity.principal_angles": {"a": lambda: normal(6, 2), "b": lambda: normal(6, 2, seed=1)},
     "bnrank.frequencies.grid": {"size": lambda: (3, 4)},
     "bnrank.frequencies.kept": {
         "values": lambda: bnrank.frequencies.weight_singular_values(
@@ -40,7 +40,6 @@ OWN: dict[str, Values] = {
 }
 
 OPTIONAL: dict[str, Values] = {
-    "bnrank.Jacobian": {"tangent": lambda: normal(3, 2)},
     "bnrank.spectra.weight_singular_values": {"x": lambda: normal(6, 3)},
 }
 """Values of optional arguments that the valid call leaves out."""

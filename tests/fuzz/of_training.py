@@ -18,7 +18,6 @@ OWN: dict[str, Values] = {
     "bnrank.training.Range": {"low": lambda: 1e-3, "high": lambda: 0.1},
     "bnrank.training.sample_settings": {"ranges": lambda: {"ridge": training.Range(1e-3, 0.1)}, "n": lambda: 3},
     "bnrank.compare": {"a": mlp, "b": lambda: mlp(seed=1), "x": lambda: normal(6, 3)},
-    "bnrank.training.CSVWriter": {"path": lambda: new("watch").with_suffix(".csv")},
     "bnrank.training.Checkpoints": {"folder": new},
     "bnrank.training.read_checkpoints": {"folder": checkpoints},
     "bnrank.training.read_csv": {"path": watched_csv},

@@ -8,7 +8,8 @@ import torch
 from scipy import optimize
 
 import bnrank
-from bnrank.measures import critical_points, stationarity, subgradients
+from bnrank.measures import critical_points, subgradients
+from bnrank.measures.critical_points import stationarity
 from bnrank.measures.second_order import Evaluation, Problem
 
 
@@ -188,12 +189,12 @@ def test_a_ridge_that_is_not_positive_is_refused(ridge):
 def test_samples_at_zero_of_a_network_without_biases_are_no_kinks():
     net = bnrank.networks.from_layers([torch.tensor([[1.0]]), torch.tensor([[1.0]])])
     x, y = torch.tensor([[1.0], [0.0]]), torch.tensor([[1.5], [0.2]])
-    at = bnrank.measures.stationarity(net, (x, y), ridge=0.25)  # the sample at 0 only adds 0.2^2 / 2 to the loss
-    alone = bnrank.measures.stationarity(net, (x[:1], y[:1]), ridge=0.5)
+    at = bnrank.cost.stationarity(net, (x, y), ridge=0.25)  # the sample at 0 only adds 0.2^2 / 2 to the loss
+    alone = bnrank.cost.stationarity(net, (x[:1], y[:1]), ridge=0.5)
     assert (at.kind, len(at.slopes)) == ("local minimum", 0)
     assert at.loss == pytest.approx(alone.loss / 2 + 0.02)
     with_bias = bnrank.networks.from_layers([torch.tensor([[1.0]]), torch.tensor([[1.0]])], [torch.zeros(1)] * 2)
-    assert len(bnrank.measures.stationarity(with_bias, (x, y), ridge=0.25).slopes) == 1
+    assert len(bnrank.cost.stationarity(with_bias, (x, y), ridge=0.25).slopes) == 1
 
 
 @pytest.mark.parametrize("inside", [True, False])

@@ -9,7 +9,8 @@ from torch import nn
 
 import bnrank
 import helpers
-from bnrank.measures import balance, nonlinearity
+from bnrank import nonlinearity
+from bnrank.measures.balance import imbalance
 
 normal = functools.partial(helpers.normal, dtype=torch.float32)
 
@@ -17,7 +18,7 @@ normal = functools.partial(helpers.normal, dtype=torch.float32)
 @pytest.mark.parametrize("chunk", [3, 100])
 def test_the_ratio_is_that_of_the_whole_matrices(chunk):
     net, x = bnrank.MLP([3, 6, 5, 2], slope=0.2, seed=0), normal(20, 3)
-    found = nonlinearity.ratio(net, x, chunk_size=chunk)
+    found = nonlinearity(net, x, chunk_size=chunk)
     a = x.double()
     for i in range(2):
         z = a @ net.weights[i].detach().double().T + net.biases[i].detach().double()
@@ -31,7 +32,7 @@ def test_non_negative_preactivations_have_ratio_zero_and_zero_ones_none():
     with torch.no_grad():
         net.weights[0].abs_()
         net.weights[1].zero_()
-    found = nonlinearity.ratio(net, x)
+    found = nonlinearity(net, x)
     assert found["layers.0"] == 0
     assert math.isnan(found["layers.1"])
 
@@ -41,10 +42,10 @@ def test_of_other_modules_what_enters_the_next_layer_counts():
     pooled = nn.Sequential(nn.Conv1d(1, 2, 3), nn.ReLU(), nn.MaxPool1d(2), nn.Flatten(), nn.Linear(4, 1))
     x = normal(10, 1, 6)
     z = net.double()[0](x.double()).detach()
-    found = nonlinearity.ratio(net, x)
+    found = nonlinearity(net, x)
     assert found["0"] == pytest.approx(float((z - z.relu()).norm() / z.norm()))
     assert 0 < found["3"] < 1
-    assert math.isnan(nonlinearity.ratio(pooled, x)["0"])
+    assert math.isnan(nonlinearity(pooled, x)["0"])
 
 
 def balanced(net):
@@ -68,7 +69,7 @@ def test_a_balanced_network_has_residual_zero(bias, widths, seed):
     with torch.no_grad():
         for i, b in enumerate(net.biases):
             b.copy_(normal(*b.shape, seed=seed + i))
-    found = balance.residual(balanced(net))
+    found = imbalance(balanced(net))
     assert found.residual < 1e-9
     assert len(found.per_neuron) == len(found.per_layer) == len(widths) - 2
 
@@ -77,7 +78,7 @@ def test_the_residual_is_the_one_written_down():
     net = bnrank.MLP([2, 3, 4, 2], seed=0, dtype=torch.float64)
     with torch.no_grad():
         net.biases[0].copy_(normal(3))
-    found = balance.residual(net)
+    found = imbalance(net)
     above = below = 0.0
     for l in range(2):  # noqa: E741
         for i in range(net.widths[l + 1]):
@@ -102,18 +103,16 @@ def test_a_local_minimum_of_the_regularized_loss_is_balanced():
         value.backward()
         return value
 
-    before = balance.residual(net).residual
+    before = imbalance(net).residual
     optimizer.step(loss)
-    assert balance.residual(net).residual < 1e-6 < before
+    assert imbalance(net).residual < 1e-6 < before
 
 
 def test_a_sequential_is_the_same_as_its_mlp():
     net = bnrank.MLP([2, 5, 3], seed=0)
     same = nn.Sequential(net.layers[0], nn.ReLU(), net.layers[1])
-    assert balance.residual(same).residual == balance.residual(net).residual
-    assert balance.residual(bnrank.MLP([2, 3])).residual == 0.0
-    assert balance.residual(bnrank.MLP([2, 3, 1], init=0.0)).residual == 0.0
-    with pytest.raises(TypeError, match=r"1 \(Tanh\)"):
-        balance.residual(nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 1)))
-    with pytest.raises(TypeError, match="got Linear, expected"):
-        balance.residual(nn.Linear(2, 2))
+    assert imbalance(same).residual == imbalance(net).residual
+    assert imbalance(bnrank.MLP([2, 3])).residual == imbalance(nn.Linear(2, 2)).residual == 0.0
+    assert imbalance(bnrank.MLP([2, 3, 1], init=0.0)).residual == 0.0
+    with pytest.raises(TypeError, match=r"Tanh \(first at 1\)"):
+        imbalance(nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 1)))

@@ -12,7 +12,7 @@ import bnrank
 import helpers
 from bnrank import Jacobian
 from bnrank._core.validation import number, real
-from bnrank.measures import bottlenecks, describe, nonlinearity, ntk, profile, samplewise, spectra
+from bnrank.measures import bottlenecks, describe, ntk, profile, samplewise, spectra
 from bnrank.networks.functional import Functional
 
 normal = functools.partial(helpers.normal, dtype=torch.float32)
@@ -48,7 +48,7 @@ def test_every_variable_is_what_its_measure_says(chunk):
             row = ds[name].values[i]
             assert np.allclose(row[: len(values)], values, atol=1e-13)
             assert np.isnan(row[len(values) :]).all()
-    assert np.allclose(ds.nonlinearity, list(nonlinearity.ratio(net, x).values()), equal_nan=True)
+    assert np.allclose(ds.nonlinearity, list(bnrank.nonlinearity(net, x).values()), equal_nan=True)
     assert list(ds.weight_rank.values) == [int((s > 0.1).sum()) for s in spectra.weight_singular_values(net).values()]
     total = sum(float((p.detach().double() ** 2).sum()) for p in net.parameters())
     assert float(ds.parameter_norm.sum()) == pytest.approx(total)

@@ -104,9 +104,9 @@ def test_principal_angles_are_the_planted_ones(angle):
 @pytest.mark.parametrize(
     ("call", "text"),
     [
-        (lambda: cka(normal(3, 2), normal(4, 2)), "b: got 4 samples, expected 3"),
-        (lambda: cka(normal(3, 2), normal(3, 2), debiased=True), "a: got 3 samples, expected at least 4"),
-        (lambda: cka(normal(1, 2), normal(1, 2)), "a: got 1 samples, expected at least 2"),
+        (lambda: cka(normal(3, 2), normal(4, 2)), "b: got 4 rows, expected 3"),
+        (lambda: cka(normal(3, 2), normal(3, 2), debiased=True), "a: got 3 rows, expected at least 4"),
+        (lambda: cka(normal(1, 2), normal(1, 2)), "a: got 1 rows, expected at least 2"),
         (lambda: cka(torch.tensor([[1.0], [torch.nan]]), normal(2, 2)), "a: got NaN"),
         (lambda: cca(normal(3, 2), normal(3, 2), share=0), "share: got"),
         (lambda: principal_angles(torch.zeros(3, 1), normal(3, 1)), "a: got a matrix of zeros"),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 
 from bnrank import Jacobian
-from bnrank.measures import balance
+from bnrank.measures.balance import imbalance
 from bnrank.networks.constructions import line_interpolant
 from helpers import norm, normal
 from networks.constructed import QUICK, close
@@ -99,7 +99,7 @@ def test_the_excess_of_the_norm_over_the_depth_is_logarithmic_in_the_variation()
 def test_neurons_of_h_are_balanced():
     net = line_interpolant(normal(12, 3), normal(12, 2, seed=1), 8)
     bend = next(i for i, width in enumerate(net.widths) if width > 2)
-    unbalanced = balance.residual(net).per_neuron
+    unbalanced = imbalance(net).per_neuron
     assert float(unbalanced[bend - 1].max()) < 1e-12 * norm(net)
 
 

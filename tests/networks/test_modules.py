@@ -215,7 +215,7 @@ def test_a_layer_that_the_next_one_does_not_read_has_its_own_output_as_activatio
     assert {layer.name: layer.apart for layer in reading.layers} == {"a": False, "c": True, "b": False, "d": False}
     assert torch.equal(found["c"][2], found["c"][1])  # b reads the normalized input
     assert torch.equal(found["a"][2], found["a"][1].relu())
-    assert np.isnan(bnrank.measures.nonlinearity.ratio(net, x)["c"])
+    assert np.isnan(bnrank.nonlinearity(net, x)["c"])
 
 
 def test_weights_of_parametrized_layers_are_the_effective_ones():

@@ -10,7 +10,7 @@ from scipy.optimize import minimize
 from torch import nn
 
 import bnrank
-from bnrank.measures.balance import residual
+from bnrank.measures.balance import imbalance
 from bnrank.networks.mlp import from_layers
 from bnrank.theory.cost.rescaling import balance, balancing
 from helpers import norm
@@ -111,9 +111,9 @@ def test_no_scales_give_a_lower_norm(widths, bias, slope, seed):
 )
 def test_balanced_to_machine_precision_at_any_depth_and_scale(widths, bias):
     net = network(widths, bias=bias, seed=3, spread=6.0)
-    assert residual(net).residual > 0.9
+    assert imbalance(net).residual > 0.9
     found = balancing(net)
-    measured = residual(found.network)
+    measured = imbalance(found.network)
     assert measured.residual == found.residual
     assert found.residual <= 1e-14
     for gap, weight in zip(measured.per_neuron, found.network.weights[1:], strict=True):
@@ -127,7 +127,7 @@ def test_the_alternating_iteration_creeps_to_the_same_norm(bias):
     net = network([3, *[6] * 9, 2], bias=bias, seed=1, spread=3.0)
     found = balancing(net)
     slow = by_turns(net, 1000)
-    assert residual(by_turns(net, 20)).residual > 1e-4 > residual(slow).residual
+    assert imbalance(by_turns(net, 20)).residual > 1e-4 > imbalance(slow).residual
     assert norm(slow) == pytest.approx(found.norm, rel=1e-9)
     assert norm(slow) >= found.norm * (1 - 1e-14)
 
@@ -244,7 +244,7 @@ def test_type_precision_and_structure_are_kept_and_the_network_is_not_changed():
     x = torch.randn(20, 2, 2)
     with torch.no_grad():
         torch.testing.assert_close(found.network.eval()(x), net.eval()(x), rtol=1e-5, atol=1e-6)
-    assert found.residual <= 1e-14 < residual(bnrank.networks.as_mlp(found.network)).residual < 1e-7
+    assert found.residual <= 1e-14 < imbalance(bnrank.networks.as_mlp(found.network)).residual < 1e-7
     linear = balance(bnrank.networks.LinearNetwork([3, 4, 2]))
     assert type(linear) is bnrank.networks.LinearNetwork
     assert linear.weights[0].dtype == torch.float32

@@ -51,7 +51,7 @@ def check(net, x, domain="box", **kwargs):
     assert norm(found.network) == pytest.approx(found.upper, rel=1e-12 if double else 1e-5)
     assert found.network.depth == net.depth == found.depth
     assert found.network.slope == net.slope
-    assert bnrank.balance.residual(found.network).residual < (1e-9 if double else 1e-5)
+    assert bnrank.cost.imbalance(found.network).residual < (1e-9 if double else 1e-5)
     points = x if domain == "data" else points_of(found.domain)
     with torch.no_grad():
         expected = reference(points.double())

@@ -108,7 +108,7 @@ def test_values_beyond_floats_are_inconclusive_by_name():
 
 def test_a_rank_that_is_rounding_of_the_weights_is_no_factorization():
     net, x = EXTREME["rank from rounding"]
-    found = bnrank.rank.bracket(net, x)
+    found = bnrank.rank(net, x)
     assert (found.lower, found.upper, found.relative_error) == (2, 2, pytest.approx(0, abs=1e-5))
 
 

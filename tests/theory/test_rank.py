@@ -8,8 +8,8 @@ from torch import nn
 
 import bnrank
 from bnrank.networks.mlp import LinearNetwork, from_layers, make
-from bnrank.theory import rank
 from bnrank.theory.factorization import Basis, cuts
+from bnrank.theory.rank_bounds import rank
 from helpers import network, normal
 from oracles import float64, input_jacobian
 
@@ -90,7 +90,7 @@ def assert_consistent(found, net, x):
 def test_a_narrow_layer_is_found(slope, bias):
     x = normal(60, 5)
     net = network([5, 9, 2, 9, 4], slope, bias, seed=1)
-    found = rank.bracket(net, x)
+    found = rank(net, x)
     assert (found.lower, found.upper, found.everywhere, found.exact, found.domain) == (2, 2, 2, True, "everywhere")
     assert found.relative_error < 1e-13
     assert_consistent(found, net, x)
@@ -103,7 +103,7 @@ def test_a_weight_of_low_rank_bounds_everywhere(slope):
     with torch.no_grad():
         net.weights[1].copy_(normal(8, 3, seed=1) @ normal(3, 8, seed=2))
     x = normal(60, 6)
-    found = rank.bracket(net, x, domain="everywhere")
+    found = rank(net, x, domain="everywhere")
     assert (found.upper, found.everywhere, found.domain) == (3, 3, "everywhere")
     assert (found.layer, found.place) == (2, "preactivation")
     assert_consistent(found, net, x)
@@ -115,7 +115,7 @@ def test_the_cross_has_jacobian_rank_1_and_bracket_1_2():
     x = normal(300, 2)
     net = cross()
     assert torch.allclose(net(x), x.abs().min(1).values[:, None] * x.sign())
-    found = rank.bracket(net, x, box=[(-2, 2), (-2, 2)])
+    found = rank(net, x, box=[(-2, 2), (-2, 2)])
     assert (found.lower, found.upper, found.exact, found.complete) == (1, 2, False, True)
     assert_consistent(found, net, x)
 
@@ -127,7 +127,7 @@ def test_affine_maps_are_exact(d_in, d_out, k, bias, seed):
     matrix = normal(d_out, k, seed=seed) @ normal(k, d_in, seed=seed + 1)
     net = from_layers([matrix], [normal(d_out, seed=seed + 2)] if bias else [])
     x = normal(20, d_in, seed=seed + 3)
-    found = rank.bracket(net, x)
+    found = rank(net, x)
     assert (found.lower, found.upper) == (k, k)
     assert_consistent(found, net, x)
 
@@ -147,7 +147,7 @@ def test_composition_is_bounded_by_the_least_rank(widths_g, widths_f, slope, see
     middle = g(x).detach()
     assert torch.allclose(both(x), f(middle))
     for domain in ("data", "everywhere"):
-        one, two, three = (rank.bracket(n, z, domain=domain) for n, z in ((g, x), (f, middle), (both, x)))
+        one, two, three = (rank(n, z, domain=domain) for n, z in ((g, x), (f, middle), (both, x)))
         assert three.upper <= min(one.upper, two.upper)
     # at the samples: Jacobians of the parts at the points that the whole passes through
     assert three.lower <= min(one.jacobian_rank, two.jacobian_rank)
@@ -160,10 +160,10 @@ def test_a_sum_is_bounded_by_the_sum_of_ranks(k, m, d, slope, seed):
     x = normal(40, d, seed=seed)
     total = summed(f, g)
     assert torch.allclose(total(x), f(x) + g(x))
-    one, two, both = (rank.bracket(n, x, domain="everywhere") for n in (f, g, total))
+    one, two, both = (rank(n, x, domain="everywhere") for n in (f, g, total))
     assert both.upper <= one.upper + two.upper
     assert both.lower <= one.lower + two.lower
-    assert rank.bracket(total, x).upper <= rank.bracket(f, x).upper + rank.bracket(g, x).upper
+    assert rank(total, x).upper <= rank(f, x).upper + rank(g, x).upper
 
 
 @quick
@@ -172,30 +172,30 @@ def test_bijections_change_neither_bound(k, slope, seed):
     f = network([5, 7, k, 7, 4], slope, seed=seed)
     before, after = invertible(5, slope, seed + 1), invertible(4, slope, seed + 2)
     x = normal(40, 5, seed=seed)
-    inner = rank.bracket(f, before(x).detach(), domain="everywhere")
-    outer = rank.bracket(chained(before, f, after), x, domain="everywhere")
+    inner = rank(f, before(x).detach(), domain="everywhere")
+    outer = rank(chained(before, f, after), x, domain="everywhere")
     assert (outer.lower, outer.upper) == (inner.lower, inner.upper)
 
 
 def test_data_in_a_subspace_bound_the_rank_on_the_data_only():
     net = network([6, 20, 20, 6], seed=3)
     x = normal(80, 2, seed=1) @ normal(2, 6, seed=2) + normal(6, seed=3)
-    found = rank.bracket(net, x)
+    found = rank(net, x)
     assert (found.upper, found.domain, found.place) == (2, "on the data", "input")
     assert found.lower == 2
     assert found.everywhere == found.jacobian_rank == 6
     assert_consistent(found, net, x)
     elsewhere = normal(9, 6, seed=7)
     assert not torch.allclose(found.h(found.g(elsewhere)), net(elsewhere), atol=0.1)
-    assert rank.bracket(net, x, domain="everywhere").upper == 6
+    assert rank(net, x, domain="everywhere").upper == 6
 
 
 def test_without_biases_the_span_is_linear():
     x = torch.cat([torch.ones(30, 1, dtype=torch.float64), normal(30, 1)], 1) @ normal(2, 5, seed=2)  # an affine line
     net = LinearNetwork([5, 5, 5], seed=0, dtype=torch.float64)
-    assert rank.bracket(net, x).upper == 2
-    assert not rank.bracket(net, x).g.bias
-    assert rank.bracket(network([5, 5, 5], 1.0), x).upper == 1
+    assert rank(net, x).upper == 2
+    assert not rank(net, x).g.bias
+    assert rank(network([5, 5, 5], 1.0), x).upper == 1
 
 
 def nearly_low_rank(seed=4, noise=1e-3):
@@ -209,12 +209,12 @@ def nearly_low_rank(seed=4, noise=1e-3):
 
 def test_the_tolerance_decides_and_the_error_keeps_to_it():
     net, x = nearly_low_rank(), normal(100, 6)
-    tight, loose = rank.bracket(net, x), rank.bracket(net, x, output_rtol=0.05)
+    tight, loose = rank(net, x), rank(net, x, output_rtol=0.05)
     assert (tight.lower, tight.upper) == (6, 6)
     assert (loose.lower, loose.upper, loose.domain, loose.jacobian_rank) == (2, 2, "on the data", 6)
     assert 1e-9 < loose.relative_error <= 0.05
     assert_consistent(loose, net, x)
-    uppers = [rank.bracket(net, x, output_rtol=t).upper for t in (0.0, 1e-6, 1e-4, 1e-3, 1e-2, 0.1, 0.5, 2.0)]
+    uppers = [rank(net, x, output_rtol=t).upper for t in (0.0, 1e-6, 1e-4, 1e-3, 1e-2, 0.1, 0.5, 2.0)]
     assert uppers == sorted(uppers, reverse=True)
     assert uppers[0] == 6
     assert uppers[-1] == 0
@@ -233,7 +233,7 @@ def test_it_is_the_least_of_all_cuts_and_dimensions(seed, tolerance):
         return float((cut.rest(mean + (cut.values - mean) @ directions.T @ directions) - f).abs().max())
 
     passing = [(k, cut) for cut in cuts(net, x) for k in range(cut.values.shape[1] + 1) if error(cut, k) <= allowed]
-    found = rank.bracket(net, x, output_rtol=tolerance)
+    found = rank(net, x, output_rtol=tolerance)
     assert found.upper == min(k for k, _ in passing)
     if found.domain == "on the data":
         least = min((error(cut, k), cut.layer, cut.place) for k, cut in passing if k == found.upper)
@@ -256,24 +256,22 @@ def test_every_cut_splits_the_network(place):
     assert g.widths[-1] == h.widths[0] == 2
 
 
-def test_the_box_and_segments_find_what_the_samples_miss():
+def test_the_box_finds_what_the_samples_miss():
     net = from_layers([torch.eye(2), torch.eye(2)])  # relu(x)
     x = torch.tensor([[1.0, -1.0], [-1.0, 1.1], [2.0, -0.5]], dtype=torch.float64)
-    assert rank.bracket(net, x, domain="everywhere").lower == 1
-    for search in ({"box": (-2.0, 2.0)}, {"segments": 20}):
-        found = rank.bracket(net, x, domain="everywhere", **search)
-        assert (found.lower, found.upper, found.index) == (2, 2, None)
-        assert found.complete == ("box" in search)
-        assert_consistent(found, net, x)
-    assert not rank.bracket(net, x, domain="everywhere", box=(-2.0, 2.0), max_regions=2).complete
+    assert rank(net, x, domain="everywhere").lower == 1
+    found = rank(net, x, domain="everywhere", box=(-2.0, 2.0))
+    assert (found.lower, found.upper, found.index, found.complete) == (2, 2, None, True)
+    assert_consistent(found, net, x)
+    assert not rank(net, x, domain="everywhere", box=(-2.0, 2.0), max_regions=2).complete
 
 
 def test_samples_on_kinks_do_not_count():
     weights = [torch.tensor([[1.0], [-1.0]]), torch.tensor([[1.0, -1.0]])]  # relu(x) - relu(-x) = x
     net = from_layers(weights)
-    found = rank.bracket(net, torch.tensor([[0.0], [1.0]], dtype=torch.float64))
+    found = rank(net, torch.tensor([[0.0], [1.0]], dtype=torch.float64))
     assert (found.lower, found.index) == (1, 1)
-    only = rank.bracket(net, torch.zeros(3, 1, dtype=torch.float64), domain="everywhere")
+    only = rank(net, torch.zeros(3, 1, dtype=torch.float64), domain="everywhere")
     assert (only.lower, only.upper, only.index) == (1, 1, None)
 
 
@@ -283,11 +281,11 @@ def test_functions_that_are_constant_have_rank_0(slope):
     dead = network([3, 4, 4, 2], slope, seed=1)
     with torch.no_grad():
         dead.weights[1].zero_()
-    found = rank.bracket(dead, x)
+    found = rank(dead, x)
     assert (found.lower, found.upper, found.everywhere, found.g(x).unique().tolist()) == (0, 0, 0, [0.0])
     assert_consistent(found, dead, x)
     nothing = make([3, 4, 2], slope, False, init=0.0, dtype=torch.float64)
-    found = rank.bracket(nothing, x, output_rtol=0.0)
+    found = rank(nothing, x, output_rtol=0.0)
     assert (found.lower, found.upper, found.error, found.relative_error) == (0, 0, 0.0, 0.0)
 
 
@@ -295,24 +293,24 @@ def test_relu_neurons_that_are_dead_on_the_data():
     net = network([3, 4, 2], seed=1)
     with torch.no_grad():
         net.biases[0].fill_(-100.0)
-    found = rank.bracket(net, normal(20, 3))
+    found = rank(net, normal(20, 3))
     assert (found.lower, found.upper, found.everywhere, found.domain) == (0, 0, 2, "on the data")
     assert_consistent(found, net, normal(20, 3))
 
 
 def test_one_sample_and_one_output():
     net = network([3, 5, 1], seed=1)
-    assert rank.bracket(net, normal(30, 3)).upper == 1
-    one = rank.bracket(net, normal(1, 3))
+    assert rank(net, normal(30, 3)).upper == 1
+    one = rank(net, normal(1, 3))
     assert (one.lower, one.upper, one.domain) == (0, 0, "on the data")  # one point spans nothing
-    assert (rank.bracket(net, normal(1, 3), domain="everywhere").lower) == 1
+    assert (rank(net, normal(1, 3), domain="everywhere").lower) == 1
 
 
 def test_float32_comes_back_as_float32_and_nothing_is_changed():
     net = bnrank.MLP([5, 9, 3, 9, 5], seed=0)
     before, state = copy.deepcopy(net.state_dict()), torch.random.get_rng_state()
     x = torch.randn(50, 5, generator=generator(0))
-    found = rank.bracket(net.train(), x, segments=3)
+    found = rank(net.train(), x)
     assert all(p.dtype == torch.float32 for n in (found.h, found.g) for p in n.parameters())
     assert (found.lower, found.upper, found.domain) == (3, 3, "everywhere")
     assert found.output_rtol == pytest.approx(1.2e-5, rel=0.01)
@@ -339,7 +337,7 @@ def conv_net():
 
 def test_convolutional_networks_are_cut_between_their_parts():
     net, x = conv_net(), torch.randn(60, 2, 4, 4, generator=generator(0))
-    found = rank.bracket(net, x)
+    found = rank(net, x)
     assert (found.lower, found.upper, found.domain, found.place) == (3, 3, "everywhere", "activation")
     assert_consistent(found, net, x)
     assert torch.allclose(found.h(found.g(x)), net(x), atol=1e-5)
@@ -350,7 +348,7 @@ def test_convolutional_networks_are_cut_between_their_parts():
             assert torch.allclose(h(g(x.double())), cut.rest(basis.project(cut.values)), atol=1e-12)
             assert torch.allclose(cut.rest(cut.values), float64(net)(x.double()), atol=1e-12)
     flat = torch.randn(60, 2, generator=generator(1)) @ torch.randn(2, 32, generator=generator(2))
-    found = rank.bracket(net, flat.reshape(60, 2, 4, 4))
+    found = rank(net, flat.reshape(60, 2, 4, 4))
     assert (found.lower, found.upper, found.domain) == (2, 2, "on the data")
     assert_consistent(found, net, flat.reshape(60, 2, 4, 4))
 
@@ -363,11 +361,11 @@ def test_modules_that_work_in_place_or_hold_nothing():
         assert torch.allclose(cut.rest(cut.values), net(normal(30, 4)))
         assert torch.equal(cut.values, expected)
     x = normal(30, 4)
-    found = rank.bracket(net, x)
+    found = rank(net, x)
     assert (found.lower, found.upper, found.place) == (4, 4, "input")
     assert_consistent(found, net, x)
     for nothing in (nn.Sequential(), nn.ReLU()):
-        found = rank.bracket(nothing, x.abs())
+        found = rank(nothing, x.abs())
         assert (found.lower, found.upper, found.error) == (4, 4, 0.0)
 
 
@@ -381,11 +379,11 @@ def test_any_other_module_is_cut_at_input_and_output():
             return x + torch.tanh(self.inner(x)) @ torch.ones(4, 4, dtype=x.dtype)
 
     net, x = Odd(), normal(50, 4)
-    found = rank.bracket(net, x)
+    found = rank(net, x)
     assert (found.lower, found.upper, found.domain) == (4, 4, "everywhere")
     assert_consistent(found, net, x)
     line = torch.linspace(1, 2, 30, dtype=torch.float64)[:, None] * normal(1, 4)
-    found = rank.bracket(net, line)
+    found = rank(net, line)
     assert (found.lower, found.upper, found.place) == (1, 1, "input")
     assert_consistent(found, net, line)
 
@@ -394,7 +392,7 @@ def test_a_trained_network_has_the_rank_of_its_task():
     task = bnrank.tasks.low_rank_map(n=150, d_in=8, d_out=8, latent=4, rank=2, width=20, seed=0)
     net = bnrank.MLP([8, *[30] * 7, 8], seed=0)
     run = bnrank.train(net, task, ridge=3e-3, steps=800, progress=False, seed=0)
-    found = rank.bracket(run.network(0), task.x, output_rtol=0.05)
+    found = rank(run.network(0), task.x, output_rtol=0.05)
     assert (found.lower, found.upper) == (2, 2)
     assert found.relative_error <= 0.05
     assert_consistent(found, run.network(0), task.x)
@@ -403,16 +401,14 @@ def test_a_trained_network_has_the_rank_of_its_task():
 def test_errors_name_the_argument():
     net, x = network([2, 3, 2]), normal(5, 2)
     with pytest.raises(ValueError, match=r"domain: got 'date'.*did you mean 'data'"):
-        rank.bracket(net, x, domain="date")
+        rank(net, x, domain="date")
     with pytest.raises(ValueError, match="output_rtol: got -1"):
-        rank.bracket(net, x, output_rtol=-1.0)
+        rank(net, x, output_rtol=-1.0)
     with pytest.raises(ValueError, match="rtol: got 1"):
-        rank.bracket(net, x, 1.0)
-    with pytest.raises(ValueError, match=r"segments: got 2 on 1 sample"):
-        rank.bracket(net, x[:1], segments=2)
+        rank(net, x, 1.0)
     with pytest.raises(TypeError, match=r"x: got dtype torch.int64"):
-        rank.bracket(nn.Embedding(3, 2), torch.tensor([[1], [2]]))
+        rank(nn.Embedding(3, 2), torch.tensor([[1], [2]]))
     with torch.no_grad():
         net.weights[0][0, 0] = float("nan")
     with pytest.raises(ValueError, match=r"NaN or infinite entries in layers.0.weight"):
-        rank.bracket(net, x)
+        rank(net, x)

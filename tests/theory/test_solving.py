@@ -7,7 +7,7 @@ from scipy.optimize import minimize
 
 import bnrank
 import oracles
-from bnrank.measures.balance import residual
+from bnrank.measures.balance import imbalance
 from bnrank.networks import LinearNetwork, constructions
 from bnrank.theory import cost
 from bnrank.theory.cost.pruning import prune
@@ -32,7 +32,7 @@ def check(found, x, y):
     assert found.norm == min(found.norms)
     assert found.interpolates
     assert error <= 1e-9 * float(y.abs().max())
-    assert residual(found.network).residual < 1e-9
+    assert imbalance(found.network).residual < 1e-9
     assert jacobian_bound(found.network, x) <= found.norm * (1 + 1e-9)
     assert {p.dtype for p in found.network.parameters()} == {torch.float64}
 
@@ -153,7 +153,7 @@ def test_the_same_seed_gives_the_same_network_and_more_polish_a_lower_norm():
     assert first.norms == second.norms
     assert all(torch.equal(a, b) for a, b in zip(first.network.parameters(), second.network.parameters(), strict=True))
     assert first.norm < rough.norm
-    assert residual(rough.network).residual < 1e-9
+    assert imbalance(rough.network).residual < 1e-9
     assert len(first.norms) == 3
 
 

@@ -6,7 +6,7 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from bnrank.cli import app
-from bnrank.training.watching.checkpoints import read_checkpoints
+from bnrank.training.checkpoints import read_checkpoints
 
 
 def test_checkpoints_are_read_in_the_order_of_their_steps(tmp_path):
@@ -74,3 +74,16 @@ def test_checkpoints_may_have_the_name_of_an_archive(tmp_path):
     torch.save({"0.weight": torch.eye(3)}, tmp_path / "optimizer.pth.tar")
     found = read_checkpoints(tmp_path)
     assert (found.history.step.values.tolist(), found.notes) == ([1, 2], [])
+
+
+def test_a_checkpoint_with_a_part_that_cannot_be_read_is_left_out(tmp_path):
+    for step in (1, 2):
+        for part in (1, 2):
+            file = tmp_path / f"step-{step}-0000{part}-of-00002.safetensors"
+            save_file({f"{part}.weight": step * torch.eye(3)}, file)
+    (tmp_path / "step-1-00002-of-00002.safetensors").write_bytes(b"")
+    found = read_checkpoints(tmp_path)
+    assert found.history.step.values.tolist() == [2]
+    assert len(found.notes) == 1
+    assert found.notes[0].startswith("left out, since it cannot be read: step-1-00001-of-00002.safetensors (")
+    assert "step-1-00002-of-00002" in found.notes[0]

@@ -50,11 +50,10 @@ def test_the_share_of_all_singular_values_is_not_shown(tmp_path):
     nets = [nn.Sequential(nn.Linear(12, 9), nn.Linear(9, 3)) for _ in range(2)]
     for step, net in enumerate(nets):
         torch.save(net.state_dict(), tmp_path / f"{step}.pt")
-    pair = [row["in top 8"] for row in bnrank.compare(*nets).layers()]
+    first, second = (row["update share"] for row in bnrank.compare(*nets).layers())
     for found in (bnrank.compare(tmp_path), bnrank.compare(nets)):
-        assert [row["in top singular values"] for row in found.summary()] == pair
-    assert pair[0].endswith(" %")
-    assert pair[1] is None
+        assert [row["in top singular values"] for row in found.summary()] == [f"{100 * first:.3g} %", None]
+    assert np.isnan(second)
 
 
 def test_files_that_cannot_be_read_are_listed_and_skipped(tmp_path):
@@ -140,7 +139,7 @@ def test_a_network_of_another_shape_in_between_takes_no_change_from_others(tmp_p
             assert np.isnan(history["change_since"].values[2]).all()
             shown = [row["change"] for row in found.summary()]
             assert shown == ([None, None] if apart == 2 else pytest.approx(expected.tolist()))
-            assert found.notes == [f"change not measured at 0, 2 in step {apart}: the shape is not that of the first"]
+            assert found.notes == ["change at 0, 2: not measured where the shape is not that of the first"]
 
 
 def test_the_table_is_that_of_the_last_checkpoint(tmp_path):
@@ -153,7 +152,7 @@ def test_the_table_is_that_of_the_last_checkpoint(tmp_path):
     assert one["change"] == found.history["change"].sel(layer="a").values[2]
     assert grown["change"] == np.inf  # from 0, as in the comparison of a pair
     assert grown["stable rank of W"].startswith("– to 1.")
-    assert (lost["change"], lost["effective rank"], lost["stable rank of W"][-6:]) == (None, None, "to NaN")
+    assert (lost["change"], lost["effective rank"], lost["stable rank of W"][-5:]) == (None, None, " to –")
     assert (gone["change"], gone["stable rank of W"], gone["in top singular values"]) == (None, "3 to –", None)
     page = bnrank.report(found, tmp_path / "page.html").read_text()
     assert "Weights of 1 layer have changed from 0." in page
@@ -262,7 +261,7 @@ def test_bad_arguments_are_named(call, error, text):
 
 def test_a_budget_that_is_too_small_is_the_reason():
     nets, _ = checkpoints()
-    with pytest.raises(ValueError, match=r"^max_minutes: got 1e-09, in which none of 4 tensors was compared"):
+    with pytest.raises(ValueError, match=r"^max_minutes: "):
         bnrank.compare(nets[0], nets[1], max_minutes=1e-9)
     cut = bnrank.compare(nets, max_minutes=1e-9)
     assert str(cut).startswith("1 of 3 networks: 1 measurement, at step 0")

@@ -39,7 +39,7 @@ def test_every_member_has_its_certificate_and_its_network(run):
     assert "stationarity" not in trained.summary
     for i, done in enumerate(run.finished):
         assert run.network(i).weights[0].dtype == torch.float64
-        at = bnrank.measures.stationarity(run.network(i), TASK, 1e-2)
+        at = bnrank.cost.stationarity(run.network(i), TASK, 1e-2)
         assert at.residual <= 1e-8
         assert run.summary["kind"].values[i] == done.kind == at.kind
         assert run.summary["finished_loss"].values[i] == done.loss

@@ -107,7 +107,7 @@ def test_a_finished_network_is_left_as_it_is(seed):
 def test_neurons_left_out_are_added_to_a_finished_network():
     net, task, ridge = small(0)
     stationary = bnrank.finish(net, task, ridge, births=False, progress=False)
-    at = bnrank.measures.stationarity(stationary.network, task, ridge)
+    at = bnrank.cost.stationarity(stationary.network, task, ridge)
     assert max(birth.lower for birth in at.births) > 1 + 1e-6
     done = bnrank.finish(stationary.network, task, ridge, progress=False)
     assert done.stationarity.residual <= 1e-8

@@ -12,7 +12,7 @@ from torch import nn
 import bnrank
 from bnrank._core import identity
 from bnrank.networks import functional
-from bnrank.training.watching import Writer
+from bnrank.training.watching.live import UNSEEN
 
 
 def plain():
@@ -40,6 +40,15 @@ def test_a_pass_of_a_copy_is_not_taken_for_one_of_the_network(copied):
         expected.step()
     assert found.history["rows"].values.tolist() == [[40.0] * 4]
     assert found.history.drop_attrs().identical(expected.history.drop_attrs())
+
+
+def test_a_fixed_batch_is_not_changed_by_operations_in_place():
+    x = torch.randn(40, 6)
+    before = x.clone()
+    with bnrank.watch(nn.Sequential(nn.ReLU(inplace=True), nn.Linear(6, 2)), every=1, x=x) as found:
+        found.step()
+    assert torch.equal(x, before)
+    assert found.history["dead_units"].sel(layer="1").item() == 0
 
 
 def test_a_copy_in_a_file_needs_no_code_of_the_library():
@@ -147,7 +156,7 @@ def test_an_error_in_a_hook_does_not_stop_the_pass():
         for _ in range(2):
             net(plain()[1])
             found.step()
-    assert found.notes == ["activations not measured, output: RuntimeError: no logits"]
+    assert found.notes == ["activations not measured at output: RuntimeError: no logits"]
     assert np.isfinite(found.history["units"].values[:, :3]).all()
 
 
@@ -156,7 +165,7 @@ def test_a_watch_that_is_closed_says_so_once():
     with bnrank.watch(net, every=1) as found:
         net(x)
         found.step()
-    with pytest.warns(RuntimeWarning, match="closed after the measurement of step 1: later steps are not measured"):
+    with pytest.warns(RuntimeWarning, match="closed: later steps are not measured"):
         assert found.step() is False
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -178,30 +187,23 @@ def test_a_network_that_is_being_watched_is_measured_and_reduced_like_any_other(
 
 
 def test_a_writer_that_fails_is_left_out_and_the_others_go_on(tmp_path):
-    class Failing(Writer):
-        def write(self, measured):
-            if measured.step == 2:
-                raise OSError("no connection")
+    steps, tried = [], []
 
-        def close(self):
-            raise OSError("no connection to close")
-
-    class Closing(Failing):
-        def write(self, measured):
-            pass
+    def failing(measured):
+        tried.append(measured.step)
+        if measured.step > 1:
+            raise OSError("no connection")
 
     net, x = plain()
-    found = bnrank.watch(net, every=1, x=x, writers=[Failing(), tmp_path / "ranks.csv", Closing()])
+    writers = [failing, tmp_path / "ranks.csv", lambda measured: steps.append(measured.step)]
+    found = bnrank.watch(net, every=1, x=x, writers=writers)
     assert found.step()
-    with pytest.warns(RuntimeWarning, match="Failing left out since step 2: OSError: no connection; measuring"):
+    with pytest.warns(RuntimeWarning, match="failing left out since step 2: OSError: no connection"):
         assert found.step()
     assert found.step()
-    assert [type(writer).__name__ for writer in found.writers] == ["CSVWriter", "Closing"]
-    with pytest.warns(RuntimeWarning, match="Closing left out since step 3: OSError: no connection to close"):
-        found.close()
-    assert found.history.step.values.tolist() == [1, 2, 3]
+    assert (steps, tried) == (found.history.step.values.tolist(), [1, 2]) == ([1, 2, 3], [1, 2])
     assert bnrank.training.read_csv(tmp_path / "ranks.csv").history.step.values.tolist() == [1, 2, 3]
-    assert "Failing left out since step 2" in str(found)
+    assert "failing left out since step 2" in str(found)
 
 
 def test_an_output_that_is_not_seen_is_remarked_on():
@@ -211,8 +213,7 @@ def test_an_output_that_is_not_seen_is_remarked_on():
         for _ in range(2):
             module.body(x)
             found.step()
-    assert len(found.notes) == 1
-    assert found.notes[0].startswith("activations not measured at output: the network itself may not have been called")
+    assert found.notes == [f"activations not measured at output: {UNSEEN}"]
 
     class Loss(nn.Module):
         def __init__(self):
@@ -226,4 +227,33 @@ def test_an_output_that_is_not_seen_is_remarked_on():
     with bnrank.watch(module, every=1) as found:
         module(x)
         found.step()
-    assert found.notes == ["activations not measured, output: ValueError: got shape (), expected (N, units)"]
+    assert found.notes == ["activations not measured at output: ValueError: got shape (), expected (N, units)"]
+
+
+def test_sharded_and_wrapped_networks_train_as_alone_and_their_weights_are_gathered(tmp_path):
+    distributed = torch.distributed
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        mesh = distributed.device_mesh.init_device_mesh("cpu", (1,))
+        for wrapped in (nn.parallel.DistributedDataParallel, lambda net: distributed.fsdp.fully_shard(net, mesh=mesh)):
+            states = []
+            for watched in (False, True):
+                net, x = plain()
+                module = wrapped(net)
+                optimizer = torch.optim.Adam(module.parameters(), lr=0.01)
+                found = bnrank.watch(module, every=2) if watched else None
+                for _ in range(4):
+                    optimizer.zero_grad()
+                    module(x).square().mean().backward()
+                    optimizer.step()
+                    if found is not None:
+                        found.step()
+                states.append([getattr(p, "full_tensor", lambda p=p: p)().detach() for p in module.parameters()])
+            assert all(torch.equal(a, b) for a, b in zip(*states, strict=True))
+            s = torch.linalg.svdvals(states[1][2].double())
+            history = found.history
+            assert history["stable_rank"].sel(layer="2").values[-1] == pytest.approx(float((s / s[0]).square().sum()))
+            assert np.isfinite(history["dimension_95"].values).all()
+            assert not found.notes
+    finally:
+        distributed.destroy_process_group()

@@ -40,3 +40,30 @@ def rows(dataset: xr.Dataset, dimension: str) -> list[dict[str, str]]:
     names = [str(name) for name in dataset.coords if dataset[name].dims == (dimension,)]
     lines = zip(*(map(str, dataset[name].values) for name in names), strict=True)
     return [dict(zip((name.removeprefix(f"{dimension}_") for name in names), line, strict=True)) for line in lines]
+
+
+def grouped(dataset: xr.Dataset, dimension: str, key: str) -> dict[str, str]:
+    """Return the texts in a column along a dimension, with the names of the rows that have it, see `some`.
+
+    Examples
+    --------
+    >>> import xarray as xr
+    >>> rows = [{"name": name, "reason": "bias"} for name in "abcd"]
+    >>> grouped(attach(xr.Dataset(), "skipped", rows), "skipped", "reason")
+    {'bias': 'a, b and 2 others'}
+    """
+    groups: dict[str, list[str]] = {}
+    for row in rows(dataset, dimension):
+        groups.setdefault(row[key], []).append(row["name"])
+    return {text: some(names) for text, names in groups.items()}
+
+
+def some(names: Sequence[str]) -> str:
+    """Return the first two names, and how many others there are.
+
+    Examples
+    --------
+    >>> some(["a", "b", "c", "d"])
+    'a, b and 2 others'
+    """
+    return ", ".join(names[:2]) + (f" and {len(names) - 2} others" if len(names) > 2 else "")

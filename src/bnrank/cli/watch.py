@@ -11,8 +11,8 @@ from bnrank.cli.arguments import page_path, write_page
 from bnrank.cli.naming import Names, naming
 from bnrank.cli.terminal import console, escape, say
 from bnrank.training import Sweep
+from bnrank.training.checkpoints import read_checkpoints
 from bnrank.training.sweeping.folder import ABOUT
-from bnrank.training.watching.checkpoints import read_checkpoints
 
 
 def watch_command(

@@ -3,38 +3,30 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from bnrank.measures import similarity, usage
-from bnrank.measures.bottlenecks import bottleneck
+from bnrank.measures import usage
 from bnrank.measures.by_layer import LayerTable, layer_table
 from bnrank.measures.comparing import Comparison
-from bnrank.measures.jacobian import Jacobian, JacobianRank
+from bnrank.measures.jacobian import JacobianRank
 from bnrank.measures.kinks import KinkWarning
 from bnrank.measures.profiles import describe, profile
 
 if TYPE_CHECKING:
     from bnrank.measures.convergence import FeatureConvergence, feature_convergence
-    from bnrank.measures.critical_points import Stationarity, stationarity
 
 __all__ = [
     "Comparison",
     "FeatureConvergence",
-    "Jacobian",
     "JacobianRank",
     "KinkWarning",
     "LayerTable",
-    "Stationarity",
-    "bottleneck",
     "describe",
     "feature_convergence",
     "layer_table",
     "profile",
-    "similarity",
-    "stationarity",
     "usage",
 ]
 
 _LATER = {  # imported on first use, with SciPy's optimizers
-    **dict.fromkeys(("Stationarity", "stationarity"), "critical_points"),
     **dict.fromkeys(("FeatureConvergence", "feature_convergence"), "convergence"),
 }
 

@@ -1,9 +1,9 @@
 """The bottleneck: a run of layers with k singular values near 1 and the others small."""
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,11 +14,11 @@ from bnrank._core import validation
 from bnrank._core.content import Part, Table, remarks
 from bnrank._core.results import Printed
 from bnrank._core.validation import Data
-from bnrank.measures import contraction, nonlinearity, spectra
-from bnrank.measures.accumulating import METHODS
+from bnrank.measures import contraction, spectra
+from bnrank.measures.nonlinearities import Ratio
 from bnrank.networks.functional import Functional, check_finite, example
 from bnrank.networks.inputs import Example, Samples
-from bnrank.networks.reading import Layer, Reading, capture, leaving_out, read_or
+from bnrank.networks.reading import Reading, capture, leaving_out, read_or
 from bnrank.networks.reasons import Skipped
 
 __all__ = ["Bottleneck", "LayerStructure", "Structure", "bottleneck", "detect", "ranks"]
@@ -108,7 +108,6 @@ def detect(
     >>> found.rank, found.start, found.end, round(found.gap)
     (2, 2, 3, 50)
     """
-    atol, near_one, min_layers = _validate_tolerances(atol, near_one, min_layers)
     return _longest(_rows(values), atol, near_one, min_layers)
 
 
@@ -124,7 +123,11 @@ def of_network(
     chunk_size: int = 4096,
     dtype: torch.dtype = torch.float64,
 ) -> Bottleneck:
-    """Return the bottleneck of a network, see `of_reading`; of rank 0 only where the data show it.
+    """Return the bottleneck among the layers that were read in order, or all weights where none was, see `detect`.
+
+    The other weights belong to the depth: a single layer in order is no evidence beside them. Layers of full rank, all
+    of whose singular values are near 1, show a narrow place only where each reads what the one before returns; side by
+    side, as several heads, they are no run.
 
     Small weights let nothing pass a chain of layers, but not a residual path beside them. So rank 0 needs samples at
     which all that enters later layers, and the outputs, vary by at most ``atol`` times what enters the first of these
@@ -134,66 +137,38 @@ def of_network(
     ----------
     net, x : torch.nn.Module, Tensor or Inputs
         The network and samples.
-    reading, values, atol, near_one, min_layers
-        As in `of_reading`.
-    chunk_size, dtype
-        Samples per forward pass, at most, and its precision.
-    """
-    settings: dict[str, Any] = {"atol": atol, "near_one": near_one, "min_layers": min_layers}
-    found = of_reading(reading, values, **settings)
-    if found.rank != 0 or found.start is None:
-        return found
-    varied = contraction.variations(net, x, reading, found.start, chunk_size=chunk_size, dtype=dtype)
-    small = f"no singular value of layers {found.start} to {found.end} is above {found.atol:g}, but"
-    if not varied.before:
-        reason = (
-            f"{small} the samples do not differ where layer {found.start} begins, so they do not show whether anything "
-            "passes beside these weights; pass an x with samples that differ there"
-        )
-        return replace(found, rank=None, start=None, end=None, gap=None, values=(), reason=reason)
-    if varied.after <= found.atol * varied.before:
-        return found
-    other = of_reading(reading, values, **settings, least=1)
-    if other.rank is not None:
-        return other
-    reason = (
-        f"{small} what follows them varies with x, {varied.after / varied.before:.2g} times as much as what enters "
-        "them: it passes beside their weights, or is scaled up"
-    )
-    return replace(other, reason=reason)
-
-
-def of_reading(
-    reading: Reading,
-    values: Mapping[str, Tensor],
-    *,
-    atol: float = 0.1,
-    near_one: tuple[float, float] = (0.5, 2.0),
-    min_layers: int = 2,
-    least: int = 0,
-) -> Bottleneck:
-    """Return the bottleneck among the layers that were read in order, or all weights where none was, see `detect`.
-
-    The other weights belong to the depth: a single layer in order is no evidence beside them. Layers of full rank, all
-    of whose singular values are near 1, show a narrow place only where each reads what the one before returns; side by
-    side, as several heads, they are no run.
-
-    Parameters
-    ----------
     reading : Reading
         The layers.
     values : mapping
         Singular values by the name of a layer; one without them is not clear.
     atol, near_one, min_layers
         As in :func:`detect`.
-    least : int
-        Smallest rank that counts.
+    chunk_size, dtype
+        Samples per forward pass, at most, and its precision.
     """
-    atol, near_one, min_layers = _validate_tolerances(atol, near_one, min_layers)
     counted = reading.layers or reading.weights
     rows = _rows([values.get(layer.name, torch.zeros(0)) for layer in counted])
     apart = [layer.apart for layer in counted]
-    return _longest(rows, atol, near_one, min_layers, len(reading.weights) - len(counted), apart, least)
+    run = partial(_longest, rows, atol, near_one, min_layers, len(reading.weights) - len(counted), apart)
+    nearest = run()
+    if nearest.rank != 0 or nearest.start is None:
+        return nearest
+    varied = contraction.variations(net, x, reading, nearest.start, chunk_size=chunk_size, dtype=dtype)
+    small = f"no singular value of layers {nearest.start} to {nearest.end} is above {nearest.atol:g}, but"
+    if not varied.before:
+        reason = (
+            f"{small} the samples do not differ where layer {nearest.start} begins, so they do not show whether "
+            "anything passes beside these weights; pass an x with samples that differ there"
+        )
+        return replace(nearest, rank=None, start=None, end=None, gap=None, values=(), reason=reason)
+    if varied.after <= nearest.atol * varied.before:
+        return nearest
+    other = run(min_rank=1)
+    reason = (
+        f"{small} what follows them varies with x, {varied.after / varied.before:.2g} times as much as what enters "
+        "them: it passes beside their weights, or is scaled up"
+    )
+    return other if other.rank is not None else replace(other, reason=reason)
 
 
 def _longest(
@@ -203,39 +178,40 @@ def _longest(
     min_layers: int,
     others: int = 0,
     apart: Sequence[bool] = (),
-    least: int = 0,
+    min_rank: int = 0,
 ) -> Bottleneck:
     """Return the longest run of clear layers in a network that has some others besides, of unknown place.
 
-    Those of ranks below ``least`` are left out. Layers of full rank end a run if ``apart``: the next reads another's
-    values.
+    Ranks below ``min_rank`` do not count. Layers of full rank end a run if ``apart``: the next reads other values.
     """
+    atol = validation.number(atol, "atol", 0.0)
+    if not isinstance(near_one, tuple | list) or len(near_one) != 2:
+        raise TypeError(f"near_one: got {validation.describe(near_one)}, expected two numbers, (lowest, highest)")
+    low, high = (validation.number(v, f"near_one[{i}]", 0.0, strict=True) for i, v in enumerate(near_one))
+    ordered = atol < low <= 1 <= high
+    validation.expect(ordered, "near_one", f"{(low, high)}", f"atol = {atol:g} < lowest <= 1 <= highest")
+    min_layers = validation.integer(min_layers, "min_layers")
     counts = tuple(int((row > atol).sum()) for row in rows)
-    settings = counts, atol, near_one, min_layers
-    low, high = near_one
-    clear = [
-        len(row) > 0 and k >= least and ((row[:k] >= low) & (row[:k] <= high)).all()
-        for row, k in zip(rows, counts, strict=True)
-    ]
-    full = [len(row) == k for row, k in zip(rows, counts, strict=True)]
-    ends = [one and own and after for one, own, after in zip(apart, full, full[1:], strict=False)]
-    place = [0, *itertools.accumulate(ends)] if ends else [0] * len(rows)
-    keys = list(zip(clear, counts, place, strict=True))
-    runs = [list(group) for (clear, *_), group in itertools.groupby(range(len(rows)), keys.__getitem__) if clear]
-    if not runs:
-        return Bottleneck(None, None, None, None, (), *settings, "no layer has a clear gap")
-    run = min(runs, key=lambda run: (-len(run), counts[run[0]], run[0]))
-    first, length, rank = run[0], len(run), counts[run[0]]
+    settings = counts, atol, (low, high), min_layers
+    runs: list[list[int]] = [[]]
+    for i, (row, k) in enumerate(zip(rows, counts, strict=True)):
+        full, last = len(row) == k, runs[-1]
+        after_other = bool(last) and bool(apart) and apart[last[-1]] and full and len(rows[last[-1]]) == k
+        if last and (counts[last[0]] != k or last[-1] != i - 1 or after_other):
+            runs.append([])
+        if len(row) and k >= min_rank and ((row[:k] >= low) & (row[:k] <= high)).all():
+            runs[-1].append(i)
+    run = min(runs, key=lambda run: (-len(run), counts[run[0]] if run else 0, run[:1]))
     shortest = min(min_layers, len(rows) + others)
-    if length < shortest:
-        plural = "" if length == 1 else "s"
-        reason = f"the longest run of layers with the same clear gap has {length} layer{plural}, expected {shortest}"
-        return Bottleneck(None, None, None, None, (), *settings, reason)
-    middle = rows[first + (length - 1) // 2]
+    if len(run) < shortest or not run:
+        plural = "" if len(run) == 1 else "s"
+        reason = f"the longest run of layers with the same clear gap has {len(run)} layer{plural}, expected {shortest}"
+        return Bottleneck(None, None, None, None, (), *settings, reason if run else "no layer has a clear gap")
+    rank, middle = counts[run[0]], rows[run[(len(run) - 1) // 2]]
     above = middle[rank - 1] if rank else 1.0
     below = middle[rank] if rank < len(middle) else 0.0
     gap = float(above / below) if below > 0 else float("inf")
-    return Bottleneck(rank, first + 1, first + length, gap, tuple(map(float, middle)), *settings)
+    return Bottleneck(rank, run[0] + 1, run[-1] + 1, gap, tuple(map(float, middle)), *settings)
 
 
 def ranks(
@@ -344,10 +320,6 @@ class Structure(Printed):
         Numbers of inputs and outputs.
     skipped : tuple of Skipped
         Modules with parameters that were not read, and layers without one of the measures, each with the reason.
-    notes : dict
-        Layer name -> assumption on its singular values.
-    floor : float
-        Singular values of activations below ``floor`` times the largest of their layer are round-off.
     """
 
     kind: str
@@ -356,8 +328,6 @@ class Structure(Printed):
     d_in: int
     d_out: int
     skipped: tuple[Skipped, ...]
-    notes: Mapping[str, str] = field(repr=False)
-    floor: float = field(repr=False)
 
     @property
     def rank(self) -> int | None:
@@ -399,10 +369,8 @@ def bottleneck(
     atol: float = 0.1,
     near_one: tuple[float, float] = (0.5, 2.0),
     min_layers: int = 2,
-    method: str = "qr",
     chunk_size: int = 4096,
     dtype: torch.dtype = torch.float64,
-    reading: Reading | None = None,
 ) -> Structure:
     """Return the bottleneck of a network and the distance of every layer from its ideal form (T27).
 
@@ -419,7 +387,7 @@ def bottleneck(
         Use this rank for distances instead of the detected one.
     atol, near_one, min_layers
         Tolerances, see :func:`detect`.
-    method, chunk_size, dtype, reading
+    chunk_size, dtype
         As in :func:`bnrank.spectra.activation_singular_values`.
 
     Returns
@@ -450,41 +418,37 @@ def bottleneck(
     check_finite(net)
     samples = example(net, x, inputs=True)
     given = None if rank is None else validation.integer(rank, "rank", 0)
-    reading = read_or(reading, net, samples, dtype)
+    reading = read_or(None, net, samples, dtype)
     if not reading.weights:
         capture(net, samples, reading)  # says so
-    validation.choice(method, "method", METHODS)
     passes: dict[str, Any] = {"chunk_size": chunk_size, "dtype": dtype}
     with torch.no_grad():
-        d_out = Functional(net, dtype)(samples[:2])[0].numel()
+        d_in, d_out = samples[0].numel(), Functional(net, dtype)(samples[:2])[0].numel()
 
     def acting(reading: Reading) -> tuple[spectra.Spectra, spectra.Spectra, dict[str, float]]:
         if reading.unobserved and not reading.layers:  # there are weights only
             return spectra.Spectra({}), spectra.Spectra({}), {}
-        taker = nonlinearity.Ratio(reading)
-        some = spectra.activation_spectra(net, samples, reading, method=method, also=[taker], **passes)
-        return some.values["preactivations"], some.values["activations"], taker.ratios()
+        taker = Ratio(reading)
+        both = spectra.activation_spectra(net, samples, reading, also=[taker], **passes)
+        return both.values["preactivations"], both.values["activations"], taker.ratios()
 
     (before, after, ratios), reading, _ = leaving_out(net, samples, reading, acting, dtype)
     weights = spectra.weight_singular_values(net, reading=reading)
-    rows = [weights.get(layer.name, torch.zeros(0)) for layer in reading.weights]
-    found = of_network(net, samples, reading, weights, atol=atol, near_one=near_one, min_layers=min_layers, **passes)
-    counts = [int((row > found.atol).sum()) for row in rows]
-    left = {layer.name for layer in reading.unobserved}
-    skipped = tuple(dict.fromkeys(s for part in (weights, after, before) for s in part.skipped if s.name not in left))
-    inside = range(0) if found.start is None or found.end is None else range(found.start, found.end + 1)
-
-    def measured(layer: Layer) -> LayerStructure:
-        values, name = weights.get(layer.name), layer.name
-        distance, rest = _distance(values, found.rank if given is None else given)
-        notes = [weights.notes.get(name), *(s.reason for s in skipped if s.name == name)]
-        return LayerStructure(
+    place = of_network(net, samples, reading, weights, atol=atol, near_one=near_one, min_layers=min_layers, **passes)
+    unobserved = {layer.name for layer in reading.unobserved}
+    reasons = dict.fromkeys(s for part in (weights, after, before) for s in part.skipped if s.name not in unobserved)
+    layers = []
+    for layer in reading.weights:
+        name, values = layer.name, weights.get(layer.name)
+        distance, rest = _distance(values, place.rank if given is None else given)
+        notes = [weights.notes.get(name), *(s.reason for s in reasons if s.name == name)]
+        structure = LayerStructure(
             index=layer.index,
             name=name,
             kind=layer.kind,
-            inside=layer.index in inside,
+            inside=place.start is not None and place.end is not None and place.start <= layer.index <= place.end,
             singular_values=values,
-            count=None if values is None else counts[layer.index - 1],
+            count=None if values is None else int((values > place.atol).sum()),
             distance=distance,
             rest=rest,
             bias_norm=0.0 if layer.bias is None else float(layer.bias.detach().double().norm()),
@@ -493,39 +457,27 @@ def bottleneck(
             activation_values=after.get(name),
             note="; ".join(note for note in notes if note),
         )
-
-    d_in = samples[0].numel()
-    layers = tuple(map(measured, reading.weights))
-    return Structure(_kind(found, d_in, d_out), layers, found, d_in, d_out, skipped, weights.notes, after.floor)
+        layers.append(structure)
+    return Structure(_kind(place, d_in, d_out), tuple(layers), place, d_in, d_out, tuple(reasons))
 
 
 def _distance(values: Tensor | None, rank: int | None) -> tuple[float, float]:
     """Return the distance to the nearest partial isometry of a rank and s_{k+1}."""
     if values is None or rank is None:
-        return float("nan"), float("nan")
+        return math.nan, math.nan
     rest = values[rank:]
     distance = ((values[:rank] - 1) ** 2).sum() + (rest**2).sum()
     return float(distance.sqrt()), float(rest[0]) if len(rest) else 0.0
 
 
-def _kind(found: Bottleneck, d_in: int, d_out: int) -> str:
-    if found.rank is None or found.start is None or found.end is None:
+def _kind(place: Bottleneck, d_in: int, d_out: int) -> str:
+    if place.rank is None or place.start is None or place.end is None:
         return "undetermined"
-    if found.rank == 0:
+    if place.rank == 0:
         return "collapsed"
-    before = found.rank < d_in and any(count > found.rank for count in found.counts[: found.start - 1])
-    after = found.rank < d_out and any(count > found.rank for count in found.counts[found.end :])
+    before = place.rank < d_in and any(count > place.rank for count in place.counts[: place.start - 1])
+    after = place.rank < d_out and any(count > place.rank for count in place.counts[place.end :])
     return {(True, True): "full", (True, False): "half", (False, True): "reversed half"}.get((before, after), "uniform")
-
-
-def _validate_tolerances(atol: object, near_one: Any, min_layers: object) -> tuple[float, tuple[float, float], int]:
-    atol = validation.number(atol, "atol", 0.0)
-    if not isinstance(near_one, tuple | list) or len(near_one) != 2:
-        raise TypeError(f"near_one: got {validation.describe(near_one)}, expected two numbers, (lowest, highest)")
-    low, high = (validation.number(v, f"near_one[{i}]", 0.0, strict=True) for i, v in enumerate(near_one))
-    ordered = atol < low <= 1 <= high
-    validation.expect(ordered, "near_one", f"{(low, high)}", f"atol = {atol:g} < lowest <= 1 <= highest")
-    return atol, (low, high), validation.integer(min_layers, "min_layers")
 
 
 def _rows(values: Any) -> list[np.ndarray]:

@@ -44,7 +44,7 @@ class FeatureConvergence(Printed):
         Cosine <A, B> / (||A||_F ||B||_F) of the features with the average gradient outer product, and with its root of
         order L - l + 1. NaN where one of them is 0.
     residual : float
-        Relative norm of the least subgradient of C + lambda ||theta||^2, as of `bnrank.measures.stationarity`.
+        Relative norm of the least subgradient of C + lambda ||theta||^2, as of `bnrank.cost.stationarity`.
     """
 
     features: tuple[Array, ...]

@@ -182,7 +182,7 @@ def stationarity(
     --------
     >>> import bnrank, torch
     >>> net = bnrank.networks.from_layers([torch.tensor([[1.0]]), torch.tensor([[1.0]])])
-    >>> at = bnrank.measures.stationarity(net, (torch.ones(2, 1), torch.full((2, 1), 1.5)), ridge=0.5)
+    >>> at = bnrank.cost.stationarity(net, (torch.ones(2, 1), torch.full((2, 1), 1.5)), ridge=0.5)
     >>> at.residual < 1e-12, at.kind
     (True, 'local minimum')
     """

@@ -4,7 +4,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -13,15 +13,14 @@ from bnrank._core import linalg, validation
 from bnrank._core.results import Printed
 from bnrank._core.validation import Data
 from bnrank.measures import kinks, ntk
-from bnrank.measures.backward import Layers, sweep
-from bnrank.measures.kinks import KinkWarning, Watch
+from bnrank.measures.backward import Layers
+from bnrank.measures.kinks import KinkWarning
 from bnrank.measures.products import check_samplewise, differentiating
 from bnrank.networks.chain import as_mlp
 from bnrank.networks.functional import Functional, check_finite, example, is_plain_mlp, unwrap
 
 KINK_RTOL = 1e-12
-CHUNK_ENTRIES = 2**24  # float64 entries of the largest intermediate tensor for modules other than MLP: 128 MiB
-INDEPENDENT = 1e-10  # smallest singular value, relative to the largest, of a basis with unit columns
+CHUNK_ENTRIES = 2**24  # float64 entries of the Jacobians of a block, for modules other than MLP: 128 MiB
 
 
 @dataclass(frozen=True)
@@ -68,17 +67,13 @@ class Jacobian(Printed):
         Any module that treats samples independently; evaluated in eval mode and left unchanged.
     x : Tensor or ndarray
         Samples, (N, ...), floating point.
-    tangent : Tensor or ndarray, optional
-        Basis of the tangent space of the data, columns of shape (d_in, m) or, one per sample, (N, d_in, m). It is
-        orthonormalized (Gram-Schmidt, which keeps an orthonormal basis) to Q, and Jf(x_i) is restricted to
-        Jf(x_i) Q, (d_out, m).
     kink_rtol : float or None
-        A sample is near a kink if a preactivation z = w.a + b that depends on x (along the tangents) has
+        A sample is near a kink if a preactivation z = w.a + b that depends on x has
         |z| <= kink_rtol (sum_j |w_j| |a_j| + |b|); with 0, only samples on a kink count. For modules other than MLP,
         the arguments of relu and similar operations are compared with the largest argument of the same operation. The
         first computation issues one :class:`KinkWarning` with the number of such samples. None disables the search.
     chunk_size : int, optional
-        Samples per block; by default limited by memory (2^20 entries for MLPs, 2^24 for others).
+        Samples per block; by default as many as fit the cache (MLPs) or 2^24 numbers (others).
     dtype : torch.dtype
         Precision of the passes.
 
@@ -103,9 +98,6 @@ class Jacobian(Printed):
              [0., 0.]]], dtype=torch.float64)
     >>> print(J)
     Jacobian of ReLU at 1 sample of 2 inputs: rank 1 at sample 0 (rtol 1e-06); singular values 1, 0
-    >>> Jacobian(torch.nn.ReLU(), torch.tensor([[2.0, -1.0]]), tangent=torch.tensor([[3.0], [4.0]])).matrices
-    tensor([[[0.6000],
-             [0.0000]]], dtype=torch.float64)
     """
 
     def __init__(
@@ -113,7 +105,6 @@ class Jacobian(Printed):
         net: nn.Module,
         x: Data,
         *,
-        tangent: Data | None = None,
         kink_rtol: float | None = KINK_RTOL,
         chunk_size: int | None = None,
         dtype: torch.dtype = torch.float64,
@@ -128,19 +119,12 @@ class Jacobian(Printed):
         self.chunk_size = None if chunk_size is None else validation.integer(chunk_size, "chunk_size")
         self._function: Layers | Functional
         self._function = Layers.of(net, dtype, copy=True) if is_plain_mlp(net) else Functional(net, dtype, whole=self.x)
-        self._x = self.x.to(self._function.device)
-        self.tangent: Tensor | None = None
-        if tangent is not None:
-            self.tangent = _orthonormal(tangent, len(self.x), self.x[0].numel()).to(self._x.device, dtype)
-        if isinstance(self._function, Layers):
-            self._sweep = partial(sweep, self._function, self._x, chunk_size=self.chunk_size, tangent=self.tangent)
         self._near_kinks: Tensor | None = None
 
     def __str__(self) -> str:
         n, d_in = len(self.x), self.x[0].numel()
         where = f"{n} sample{'s' if n > 1 else ''} of {d_in} inputs"
-        tangent = "" if self.tangent is None else f", on {self.tangent.shape[-1]} tangents"
-        return f"Jacobian of {type(self.net).__name__} at {where}{tangent}: {self.rank()}"
+        return f"Jacobian of {type(self.net).__name__} at {where}: {self.rank()}"
 
     def chunks(self) -> Iterator[Tensor]:
         """Iterate over Jf(x_i) in blocks (n, d_out, d_in), in the order of the samples; nothing is cached."""
@@ -148,12 +132,12 @@ class Jacobian(Printed):
 
     @cached_property
     def matrices(self) -> Tensor:
-        """Jf(x_i), (N, d_out, d_in), with tangents Jf(x_i) Q, (N, d_out, m)."""
+        """Jf(x_i), (N, d_out, d_in)."""
         return torch.cat(list(self.chunks()))
 
     @cached_property
     def singular_values(self) -> Tensor:
-        """Singular values of Jf(x_i), (N, min(d_in, d_out)), with tangents (N, min(m, d_out)), float64, descending.
+        """Singular values of Jf(x_i), (N, min(d_in, d_out)), float64, descending.
 
         Examples
         --------
@@ -164,7 +148,7 @@ class Jacobian(Printed):
 
     @cached_property
     def ntk_trace(self) -> Tensor:
-        """Tr Theta(x_i, x_i), (N,), float64 (see :func:`bnrank.ntk.trace`); tangents make no difference.
+        """Tr Theta(x_i, x_i), (N,), float64 (see :func:`bnrank.ntk.trace`).
 
         For MLPs, a single backward pass computes both this and ``singular_values`` if this is accessed first: the trace
         is a sum over norms of the products J(a~_l -> f), and the last of these, times W_1, is the Jacobian. For other
@@ -184,12 +168,10 @@ class Jacobian(Printed):
             if trace is not None:
                 return trace
         ntk.check_unshared(self.net)
-        return ntk.trace_of(self._function, self._x, self.chunk_size)
+        return ntk.trace_of(self._function, self.x.to(self._function.device), self.chunk_size)
 
     def rank(self, rtol: float = 1e-6) -> JacobianRank:
         """Return the largest rank of the Jacobian over the samples, with the sample where it is attained (T18).
-
-        With tangents to the domain Omega, the rank of Jf on T_x Omega.
 
         Parameters
         ----------
@@ -262,8 +244,13 @@ class Jacobian(Printed):
         >>> Jacobian(net, torch.ones(1, 2)).schatten()                # singular values 4 and 9, L = 2
         tensor([13.], dtype=torch.float64)
         """
-        depth = self._depth() if depth is None else validation.integer(depth, "depth")
-        return linalg.schatten(self.singular_values, depth, rtol)
+        if depth is None:
+            try:
+                depth = as_mlp(self.net).depth
+            except TypeError as error:
+                what = f"a module that is no chain of layers ({str(error).removeprefix('net: ')})"
+                raise ValueError(f"depth: got None, expected L of {what}") from error
+        return linalg.schatten(self.singular_values, validation.integer(depth, "depth"), rtol)
 
     def near_kinks(self, rtol: float | None = None) -> Tensor:
         """Return a mask of the samples near a kink, where the Jacobian is one-sided, (N,), bool.
@@ -283,80 +270,73 @@ class Jacobian(Printed):
         if rtol is None and self._near_kinks is not None:
             return self._near_kinks
         default = KINK_RTOL if self.kink_rtol is None else self.kink_rtol
-        watch = Watch(default if rtol is None else validation.number(rtol, "rtol", 0.0))
-        if isinstance(self._function, Layers):
-            list(self._sweep(watch=watch, jacobian=False))
-        else:
-            check_samplewise(self._function, self._x)
-            for part, basis in self._parts(self._function, self.chunk_size or 4096):
-                watch.masks.append(kinks.of_module(self._function, part, watch.rtol, basis))
-        return watch.found
+        rtol = default if rtol is None else validation.number(rtol, "rtol", 0.0)
+        function, parts = self._function, self._parts()
+        if isinstance(function, Layers):
+            return torch.cat([kinks.of_layers(function, function.forward(part), rtol) for part in parts])
+        return torch.cat([kinks.of_module(function, part, rtol) for part in parts])
 
     def _measure(self, trace: bool) -> tuple[Tensor, Tensor | None]:
         """Return the singular values and, for MLPs, the NTK traces if requested."""
-        layers = self._function if isinstance(self._function, Layers) else None
         values, traces = [], []
-        held = "matrices" in vars(self)
-        for matrix, part in [(self.matrices, None)] if held else self._blocks(compact=True, trace=trace):
+        blocks = ((self.matrices, None),) if "matrices" in vars(self) else self._blocks(compact=True, trace=trace)
+        for matrix, part in blocks:
             if not bool(torch.isfinite(matrix).all()):
                 raise validation.RangeError("net: its Jacobian has NaN or infinite entries, expected finite ones")
-            found = torch.linalg.svdvals(matrix.double())
-            if layers is not None:  # the values omitted by a compact Jacobian are 0
-                m = layers.widths[0] if self.tangent is None else self.tangent.shape[-1]
-                found = nn.functional.pad(found, (0, min(m, layers.widths[-1]) - found.shape[1]))
-            values.append(found)
+            spectrum = torch.linalg.svdvals(matrix.double())
+            if isinstance(self._function, Layers):  # the values omitted by a compact Jacobian are 0
+                count = min(self._function.widths[0], self._function.widths[-1])
+                spectrum = nn.functional.pad(spectrum, (0, count - spectrum.shape[1]))
+            values.append(spectrum)
             if part is not None:
                 traces.append(part)
         return torch.cat(values), ntk.finite(torch.cat(traces)) if traces else None
 
     def _blocks(self, *, compact: bool = False, trace: bool = False) -> Iterator[tuple[Tensor, Tensor | None]]:
-        """Iterate over Jf(x_i) Q and (MLPs) the NTK trace, (n,); warn once of kinks. See `sweep` for ``compact``."""
-        watch = None if self.kink_rtol is None or self._near_kinks is not None else Watch(self.kink_rtol)
-        if isinstance(self._function, Layers):
-            found = self._sweep(watch=watch, compact=compact, trace=trace)
-            yield from ((matrix, traces) for matrix, traces in found if matrix is not None)
-        else:
-            yield from ((matrix, None) for matrix in self._automatic(self._function, watch))
-        if watch is not None:
-            self._near_kinks = watch.found
-            message = kinks.describe(watch.found, watch.rtol)
+        """Iterate over Jf(x_i) and (MLPs) the NTK trace, (n,); warn once of kinks. See `Layers.jacobian`."""
+        function = self._function
+        rtol = self.kink_rtol if self._near_kinks is None else None
+        masks = []
+        for part in self._parts(trace):
+            if isinstance(function, Layers):
+                at = function.forward(part)
+                masks += [] if rtol is None else [kinks.of_layers(function, at, rtol)]
+                yield function.jacobian(at, compact=compact, trace=trace)
+            else:
+                masks += [] if rtol is None else [kinks.of_module(function, part, rtol)]
+                yield _by_autograd(function, part), None
+        if rtol is not None:
+            self._near_kinks = torch.cat(masks)
+            message = kinks.describe(self._near_kinks, rtol)
             if message:
                 warnings.warn(f"x: {message}", KinkWarning, _level_of_caller())
 
-    def _parts(self, function: Functional, size: int) -> Iterator[tuple[Tensor, Tensor | None]]:
-        """Iterate over samples in the function's precision, with their tangents."""
-        for begin in range(0, len(self._x), size):
-            here = slice(begin, begin + size)
-            basis = self.tangent[here] if self.tangent is not None and self.tangent.ndim == 3 else self.tangent
-            yield self._x[here].to(function.dtype), basis
+    def _parts(self, trace: bool = False) -> Iterator[Tensor]:
+        """Iterate over blocks of samples, in the precision of the passes."""
+        function, size = self._function, self.chunk_size
+        if isinstance(function, Layers):
+            d_in, d_out = function.widths[0], function.widths[-1]
+            size = size or function.block(d_out if trace else min(d_in, d_out))
+        else:
+            d_out = check_samplewise(function, self.x.to(function.device))
+            size = size or max(1, CHUNK_ENTRIES // (self.x[0].numel() * d_out))
+        return (part.to(function.device, self.dtype) for part in self.x.split(size))
 
-    def _automatic(self, function: Functional, watch: Watch | None) -> Iterator[Tensor]:
-        """Iterate over Jf(x_i) Q by automatic differentiation."""
-        d_out = check_samplewise(function, self._x)
-        size = self.chunk_size or max(1, CHUNK_ENTRIES // (self._x[0].numel() * d_out))
-        for piece, basis in self._parts(function, size):
-            if watch is not None:
-                watch.masks.append(kinks.of_module(function, piece, watch.rtol, basis))
-            part = piece.clone().requires_grad_(True)
-            with torch.enable_grad():
-                out = function(part).reshape(len(part), -1)
-                columns, ones = out.unbind(1), torch.ones_like(out[:, 0])
-            if not out.requires_grad:
-                raise ValueError(f"net: the output of {type(function.module).__name__} cannot be differentiated in x")
-            with differentiating(function.module):
-                rows = [
-                    torch.autograd.grad(column, part, ones, retain_graph=True, materialize_grads=True)[0].flatten(1)
-                    for column in columns
-                ]
-            matrix = torch.stack(rows, 1)
-            yield matrix if basis is None else matrix @ basis
 
-    def _depth(self) -> int:
-        try:
-            return as_mlp(self.net).depth
-        except TypeError as error:
-            what = f"a module that is no chain of layers ({str(error).removeprefix('net: ')})"
-            raise ValueError(f"depth: got None, expected L of {what}") from error
+def _by_autograd(function: Functional, x: Tensor) -> Tensor:
+    """Return Jf(x_i), (n, d_out, d_in), by one backward pass per output."""
+    x = x.clone().requires_grad_(True)
+    with torch.enable_grad():
+        out = function(x).reshape(len(x), -1)
+        columns, ones = out.unbind(1), torch.ones_like(out[:, 0])
+    if not out.requires_grad:
+        raise ValueError(f"net: the output of {type(function.module).__name__} cannot be differentiated in x")
+    with differentiating(function.module):
+        rows = [
+            torch.autograd.grad(column, x, ones, retain_graph=True, materialize_grads=True)[0].flatten(1)
+            for column in columns
+        ]
+    return torch.stack(rows, 1)
 
 
 def _level_of_caller() -> int:
@@ -365,24 +345,3 @@ def _level_of_caller() -> int:
     while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in ("bnrank", "functools"):
         level, frame = level + 1, frame.f_back
     return level
-
-
-def _orthonormal(tangent: object, n: int, d_in: int) -> Tensor:
-    """Return the Gram-Schmidt basis of the columns, float64, (d_in, m) or (N, d_in, m); refuse dependent ones."""
-    expected = f"(d_in, m) or (N, d_in, m) with d_in = {d_in}, N = {n} and 1 <= m <= {d_in}"
-    basis = validation.array(tangent, "tangent", expected, 2, 3).double()
-    shape = tuple(basis.shape)
-    fits = shape[-2] == d_in and 1 <= shape[-1] <= d_in and shape[:-2] in ((), (n,))
-    validation.expect(fits, "tangent", f"shape {shape}", expected)
-    largest = basis.abs().amax(-2, keepdim=True)
-    basis = basis / torch.where(largest > 0, largest, 1.0)  # so that no square under- or overflows
-    lengths = torch.linalg.vector_norm(basis, dim=-2, keepdim=True)
-    basis = basis / torch.where(lengths > 0, lengths, 1.0)
-    values = torch.linalg.svdvals(basis).reshape(-1, shape[-1])
-    dependent = (values[:, -1] <= INDEPENDENT * values[:, 0]).nonzero().flatten()
-    if len(dependent):
-        where = f" at sample {int(dependent[0])}" if len(shape) == 3 else ""
-        raise ValueError(f"tangent: got linearly dependent columns{where}, expected a basis")
-    q, r = torch.linalg.qr(basis)
-    signs = torch.where(r.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0)
-    return torch.mul(q, signs.unsqueeze(-2))

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -10,9 +9,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from bnrank.measures.backward import Forward, Layers
 from bnrank.networks.functional import Functional
 
-ROUNDING = 1e-12  # relative to a derivative's terms; smaller values count as zero
+ROUNDING = 64  # changes of an argument up to this times the machine precision of its terms are rounding
 
 
 class KinkWarning(UserWarning):
@@ -29,30 +29,6 @@ class KinkWarning(UserWarning):
     """
 
 
-@dataclass
-class Watch:
-    """A search for samples near a kink.
-
-    Parameters
-    ----------
-    rtol : float
-        The tolerance.
-
-    Attributes
-    ----------
-    masks : list of Tensor
-        Masks of samples near a kink, (n,), block by block.
-    """
-
-    rtol: float
-    masks: list[Tensor] = field(default_factory=list)
-
-    @property
-    def found(self) -> Tensor:
-        """Mask of samples near a kink, (N,)."""
-        return torch.cat(self.masks)
-
-
 def describe(near: Tensor, rtol: float, numbers: np.ndarray | None = None) -> str:
     """Return a text on the samples near a kink: their number and the first (by ``numbers``); empty if there is none."""
     rows = near.nonzero().flatten()
@@ -64,50 +40,35 @@ def describe(near: Tensor, rtol: float, numbers: np.ndarray | None = None) -> st
     return f"{where}; the Jacobian there is that of one side, as PyTorch takes it"
 
 
-# MLPs ------------------------------------------------------------------------------------------------------------
+def of_layers(layers: Layers, at: Forward, rtol: float) -> Tensor:
+    """Return a mask of samples with a preactivation near 0 that depends on x, (n,).
 
-
-def near_zero(z: Tensor, a: Tensor, weight: Tensor, bias: Tensor | None, rtol: float) -> Tensor | None:
-    """Return a mask of |z_i| <= rtol (sum_j |w_ij| |a_j| + |b_i|), z = W a + b, (n, n_l); None if it is empty."""
-    most = float(torch.linalg.vector_norm(a, dim=1).max() * torch.linalg.vector_norm(weight, dim=1).max())
-    most += 0.0 if bias is None else float(bias.abs().max())
-    if float(z.abs().amin()) > rtol * most:  # the usual case, detected without computing the terms
-        return None
-    terms = a.abs() @ weight.abs().T + (0.0 if bias is None else bias.abs())
-    near = z.abs() <= rtol * terms
-    return near if bool(near.any()) else None
-
-
-def depending(
-    weights: list[Tensor], slopes: list[Tensor], candidates: list[tuple[int, Tensor]], n: int, tangent: Tensor | None
-) -> Tensor:
-    """Return which samples have a preactivation near 0 that depends on x (along the tangents, if given), (n,).
-
-    The Jacobian of a random combination of the preactivations near 0 vanishes only if all of their Jacobians do.
+    Near means |z_i| <= rtol (sum_j |w_ij| |a_j| + |b_i|) for z = W a + b. If there are some, a second pass at points
+    near the samples determines whether they depend on x.
     """
-    found = torch.zeros(n, dtype=torch.bool, device=weights[0].device)
-    rounding = max(ROUNDING, 64 * torch.finfo(weights[0].dtype).eps)
-    generator = torch.Generator().manual_seed(0)
-    for layer, near in candidates:
-        rows = (near.any(1) & ~found).nonzero().flatten()
-        if not len(rows):
-            continue
-        draw = 0.5 + torch.rand(near.shape[1], generator=generator, dtype=torch.float64)
-        row = (near[rows] * draw.to(weights[0].device)).to(weights[0].dtype)
-        terms = row
-        for k in range(layer, -1, -1):
-            row, terms = row @ weights[k], terms @ weights[k].abs()
-            if k:
-                row, terms = row * slopes[k - 1][rows], terms * slopes[k - 1][rows].abs()
-        if tangent is not None:
-            basis = tangent[rows] if tangent.ndim == 3 else tangent
-            row = (row[:, None, :] @ basis)[:, 0]
-            terms = (terms[:, None, :] @ basis.abs())[:, 0]
-        found[rows] = (row.abs() > rounding * terms).any(1)
-    return found
+    moved = torch.zeros(len(at.inputs[0]), dtype=torch.bool, device=at.inputs[0].device)
+    near = {}
+    for i, (a, z) in enumerate(zip(at.inputs, at.preactivations, strict=False)):
+        weight, bias = layers.weights[i], layers.biases[i].abs() if layers.biases else z.new_zeros(1)
+        most = torch.linalg.vector_norm(a, dim=1).max() * torch.linalg.vector_norm(weight, dim=1).max() + bias.max()
+        if float(z.abs().amin()) <= rtol * float(most):  # seldom: the terms are not computed otherwise
+            terms = a.abs() @ weight.abs().T + bias
+            near[i] = z.abs() <= rtol * terms, ROUNDING * torch.finfo(z.dtype).eps * terms
+    if layers.slope == 1 or not any(bool(mask.any()) for mask, _ in near.values()):
+        return moved
+    there = layers.forward(_nearby(at.inputs[0])).preactivations
+    for i, (mask, rounding) in near.items():
+        moved |= (mask & ((there[i] - at.preactivations[i]).abs() > rounding)).any(1)
+    return moved
 
 
-# Any module ------------------------------------------------------------------------------------------------------
+def _nearby(x: Tensor) -> Tensor:
+    """Return points near the samples, displaced at random."""
+    flat, generator = x.flatten(1), torch.Generator().manual_seed(0)
+    direction = (0.5 + torch.rand(flat.shape, generator=generator, dtype=torch.float64)).to(x.device, x.dtype)
+    largest = flat.abs().amax(1, keepdim=True)
+    step = math.sqrt(torch.finfo(x.dtype).eps) * torch.where(largest > 0, largest, 1.0)
+    return x + (step * direction).reshape(x.shape)
 
 
 def _bounds(z: Any, low: Any = None, high: Any = None) -> list[Any]:
@@ -152,8 +113,8 @@ class _Recorder(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
-def of_module(function: Functional, x: Tensor, rtol: float, tangent: Tensor | None = None) -> Tensor:
-    """Return a mask of samples where the argument of a kink is near it and depends on x (along given tangents), (n,).
+def of_module(function: Functional, x: Tensor, rtol: float) -> Tensor:
+    """Return a mask of samples where the argument of a kink is near it and depends on x, (n,).
 
     Inspects the operations of one forward pass: relu, leaky_relu, prelu, threshold, hardtanh, hardsigmoid, hardswish,
     clamp, abs, maximum and minimum; near means within ``rtol`` of the largest argument of the same operation on the
@@ -174,24 +135,16 @@ def of_module(function: Functional, x: Tensor, rtol: float, tangent: Tensor | No
     with torch.no_grad(), first:
         function(x)
     if any(len(rows(z)) != n for z in first.kept.values()):  # not a fixed number of rows per sample
-        parts = tangent if tangent is not None and tangent.ndim == 3 else [tangent] * n
-        return torch.cat([of_module(function, x[i : i + 1], rtol, parts[i]) for i in range(n)])
+        return torch.cat([of_module(function, x[i : i + 1], rtol) for i in range(n)])
     moved = torch.zeros(n, dtype=torch.bool, device=x.device)
     if not first.kept:
         return moved
-    generator = torch.Generator().manual_seed(0)
-    m = x[0].numel() if tangent is None else tangent.shape[-1]
-    direction = (0.5 + torch.rand(n, m, generator=generator, dtype=torch.float64)).to(x.device, x.dtype)
-    if tangent is not None:
-        direction = (tangent @ direction[:, :, None])[..., 0]
-    largest = x.flatten(1).abs().amax(1, keepdim=True)
-    step = math.sqrt(torch.finfo(function.dtype).eps) * torch.where(largest > 0, largest, 1.0) * direction
-    second = _Recorder(lambda number, _: number in first.kept)
+    second, there = _Recorder(lambda number, _: number in first.kept), _nearby(x)
     with torch.no_grad(), second:
-        function(x + step.reshape(x.shape))
+        function(there)
     for number in first.kept.keys() & second.kept.keys():
         before, after = rows(first.kept[number]), rows(second.kept[number])
         if before.shape == after.shape:
-            rounding = 64 * torch.finfo(before.dtype).eps * torch.maximum(sizes(before), sizes(after))
+            rounding = ROUNDING * torch.finfo(before.dtype).eps * torch.maximum(sizes(before), sizes(after))
             moved |= (((after - before).abs() > rounding) & near(before)).any(1).to(moved.device)
     return moved

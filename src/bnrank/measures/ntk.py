@@ -6,7 +6,8 @@ from torch import Tensor, nn
 from bnrank._core import validation
 from bnrank._core.validation import Data
 from bnrank.measures import products
-from bnrank.measures.backward import Layers, sweep
+from bnrank.measures.backward import Layers
+from bnrank.networks.chain import as_mlp
 from bnrank.networks.functional import Functional, check_finite, check_unshared, example, is_plain_mlp, unwrap
 
 __all__ = ["gram", "mixed_derivative_norm", "top_eigenvalue", "trace"]
@@ -30,7 +31,7 @@ def trace(net: nn.Module, x: Data, *, chunk_size: int | None = None, dtype: torc
     x : Tensor or ndarray
         Samples, (N, ...).
     chunk_size : int, optional
-        Samples per block; by default limited by memory (2^20 entries for MLPs, 2^24 for others).
+        Samples per block; by default as many as fit the cache (MLPs) or 2^24 numbers (others).
     dtype : torch.dtype
         Precision of the passes.
 
@@ -59,13 +60,14 @@ def trace(net: nn.Module, x: Data, *, chunk_size: int | None = None, dtype: torc
 def trace_of(function: Layers | Functional, x: Tensor, chunk_size: int | None) -> Tensor:
     """Return Tr Theta(x_i, x_i), (N,), for the layers or the function of a network."""
     if isinstance(function, Layers):
-        pieces = sweep(function, x, chunk_size=chunk_size, jacobian=False, trace=True)
-        return finite(torch.cat([t for _, t in pieces if t is not None]))
+        parts = x.split(chunk_size or function.block(function.widths[-1]))
+        traces = [function.jacobian(function.forward(part), matrix=False, trace=True)[1] for part in parts]
+        return finite(torch.cat([part for part in traces if part is not None]))
     jacobian = products.Products(function, x, chunk_size)
-    traces = jacobian.squares()
+    squares = [torch.stack([torch.einsum("kp,kp->k", row, row) for row in rows]).sum(0) for rows in jacobian.rows()]
     for parameter in jacobian.parameters:
         parameter.requires_grad_(False)
-    return finite(traces)
+    return finite(torch.cat(squares).view(len(x), -1).sum(1))
 
 
 def gram(net: nn.Module, x: Data, *, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -98,13 +100,13 @@ def gram(net: nn.Module, x: Data, *, dtype: torch.dtype = torch.float64) -> Tens
             [0., 1.]], dtype=torch.float64)
     """
     net, x, _ = _checked(net, x)
+    n = len(x)
     if is_plain_mlp(net):
         layers = Layers.of(net, dtype)
-        found = layers.forward(x)
-        n, d_out = x.shape[0], net.widths[-1]
+        at, d_out = layers.forward(x), net.widths[-1]
         one = 1.0 if layers.biases else 0.0
-        kernel = torch.zeros(n, n, d_out, d_out, dtype=dtype, device=found.inputs[0].device)
-        for a, g in zip(found.inputs, layers.to_output(found.slopes), strict=True):
+        kernel = at.inputs[0].new_zeros(n, n, d_out, d_out)
+        for a, g in zip(at.inputs, layers.to_output(at.slopes), strict=True):
             rows = g.expand(n, -1, -1).reshape(n * d_out, -1)
             pairs = (rows @ rows.T).reshape(n, d_out, n, d_out).permute(0, 2, 1, 3)
             kernel += (a @ a.T + one)[:, :, None, None] * pairs
@@ -114,8 +116,8 @@ def gram(net: nn.Module, x: Data, *, dtype: torch.dtype = torch.float64) -> Tens
     most = MAX_ENTRIES // max(1, d_out * count)
     exceeds = f"with {d_out} outputs and {count} parameters the parameter Jacobian exceeds {MAX_ENTRIES} numbers"
     validation.expect(len(x) <= most, "x", f"{len(x)} samples, {exceeds}", f"at most {most} samples")
-    rows = torch.cat(list(jacobian.rows())).flatten(0, 1)  # (N d_out, P)
-    kernel = (rows @ rows.T).reshape(x.shape[0], d_out, x.shape[0], d_out).permute(0, 2, 1, 3)
+    rows = torch.cat([torch.cat(rows, 1) for rows in jacobian.rows()])  # (N d_out, P)
+    kernel = (rows @ rows.T).reshape(n, d_out, n, d_out).permute(0, 2, 1, 3)
     return finite(kernel).to(dtype).contiguous()
 
 
@@ -195,23 +197,23 @@ def mixed_derivative_norm(
 
     Theta_ab(x, y) is differentiated by x_i and y_j and taken at y = x: a (d_in d_out) x (d_in d_out) matrix with rows
     (i, a) and columns (j, b). It is M M^T for M = d^2 f_a / dx_i dtheta_p with rows (i, a) and columns p, so the norm
-    is ||M||_op^2, over all parameters as in :func:`trace`. MLPs in closed form,
+    is ||M||_op^2, over all parameters. In closed form,
     sum_l J a_{l-1}^T J a_{l-1} (x) J(a~_l -> f) J(a~_l -> f)^T, (x) the Kronecker product, to which biases do not
-    contribute; the matrix is formed up to d_in d_out = 256, else Lanczos iterations are used. Other modules by
-    automatic differentiation, sample by sample. In float64; at a kink, the one-sided value that PyTorch uses.
+    contribute; the matrix is formed up to d_in d_out = 256, else Lanczos iterations are used. In float64; at a kink,
+    the one-sided value that PyTorch uses.
 
     At least L ||Jf(x)||_op^{2 - 2/L} for ReLU and linear networks of depth L.
 
     Parameters
     ----------
-    net : torch.nn.Module
-        Any module that can be differentiated three times; in eval mode, left unchanged.
+    net : MLP or torch.nn.Sequential
+        A chain of linear layers, as for :func:`bnrank.networks.as_mlp`.
     x : Tensor or ndarray
         Samples, (N, ...), floating point.
     rtol : float
         Relative accuracy of Lanczos iterations, as in :func:`top_eigenvalue`.
     chunk_size : int, optional
-        Samples per block (MLPs).
+        Samples per block.
     seed : int
         Random seed of the starting vectors.
 
@@ -223,8 +225,7 @@ def mixed_derivative_norm(
     Raises
     ------
     TypeError, ValueError
-        As :func:`trace`, or if x is not floating point, the module cannot be differentiated three times, the output for
-        one sample depends on the others, or the accuracy is not reached.
+        As :func:`trace`, or if x is not floating point, the module is not a chain, or the accuracy is not reached.
 
     Examples
     --------
@@ -239,71 +240,27 @@ def mixed_derivative_norm(
     validation.expect(x.is_floating_point(), "x", f"dtype {x.dtype}", "floating point to differentiate by", TypeError)
     rtol = validation.rtol(rtol)
     seed = validation.seed(seed, bits=128)
-    if is_plain_mlp(net):
-        return finite(_mixed_by_layers(Layers.of(net, torch.float64), x, rtol, chunk_size, seed))
-    function = Functional(net)
-    jacobian = products.Products(function, x.to(function.device, torch.float64), chunk_size)
-    products.check_samplewise(function, jacobian.x)
-    norms = [_mixed_at_sample(jacobian, sample[None], rtol, seed) for sample in jacobian.x]
-    return finite(torch.tensor(norms, dtype=torch.float64, device=function.device))
-
-
-def _mixed_by_layers(layers: Layers, x: Tensor, rtol: float, chunk_size: int | None, seed: int) -> Tensor:
-    """Return the norms of sum_l J a_{l-1}^T J a_{l-1} (x) J(a~_l -> f) J(a~_l -> f)^T, (N,), of an MLP."""
+    layers = Layers.of(as_mlp(net), torch.float64)
     d_in, d_out = layers.widths[0], layers.widths[-1]
     size = d_in * d_out
     formed = size <= FORMED
     numbers = sum(layers.widths) * (d_in + d_out) + len(layers.weights) * (d_in**2 + d_out**2) + size**2 * formed
     norms = []
-    for part in x.split(chunk_size or max(1, products.CHUNK_ENTRIES // (4 * numbers))):
+    for part in x.flatten(1).split(chunk_size or max(1, products.CHUNK_ENTRIES // (4 * numbers))):
         slopes = layers.forward(part).slopes
-        down = [g.expand(len(part), -1, -1) for g in layers.to_output(slopes)]
-        outer = torch.stack([g @ g.mT for g in down], 1)  # (n, L, d_out, d_out)
-        up = [a.expand(len(part), -1, -1) for a in layers.from_input(slopes)]
+        inner = torch.stack([(a.mT @ a).expand(len(part), -1, -1) for a in layers.from_input(slopes)], 1)
+        outer = torch.stack([(g @ g.mT).expand(len(part), -1, -1) for g in layers.to_output(slopes)], 1)
         if formed:
-            inner = torch.stack([a.mT @ a for a in up], 1)  # (n, L, d_in, d_in)
-            matrix = (inner.flatten(2).mT @ outer.flatten(2)).view(-1, d_in, d_in, d_out, d_out)
-            matrix = matrix.transpose(2, 3).reshape(-1, size, size)
+            matrix = torch.einsum("nlij,nlab->niajb", inner, outer).reshape(-1, size, size)
             norms.append(torch.linalg.eigvalsh(matrix)[:, -1].clamp(min=0.0))
             continue
-        for i in range(len(part)):
-            factors, kernels = [a[i] for a in up[1:]], outer[i]
+        for left, right in zip(inner, outer, strict=True):
 
-            def apply(v: Tensor, factors: list[Tensor] = factors, kernels: Tensor = kernels) -> Tensor:
-                v = v.view(d_in, d_out)
-                total = v @ kernels[0]
-                for a, kernel in zip(factors, kernels[1:], strict=True):
-                    total = total + a.T @ ((a @ v) @ kernel)
-                return total.flatten()
+            def apply(v: Tensor, left: Tensor = left, right: Tensor = right) -> Tensor:
+                return (left @ v.view(d_in, d_out) @ right).sum(0).flatten()
 
             norms.append(outer.new_tensor([products.largest_eigenvalue(apply, outer.new_zeros(size), rtol, seed)]))
-    return torch.cat(norms)
-
-
-def _mixed_at_sample(of: products.Products, sample: Tensor, rtol: float, seed: int) -> float:
-    """Return the norm at one sample, (1, ...), by automatic differentiation: M^T u is a gradient, M v its transpose."""
-    function, parameters = of.function, of.parameters
-    sample = sample.detach().clone().requires_grad_(True)
-    with torch.enable_grad(), products.twice(function):
-        out = function(sample).flatten()
-        if not out.requires_grad:
-            return 0.0
-        one = torch.ones_like(out[0], requires_grad=True)  # detects once_differentiable functions
-        rows = [torch.autograd.grad(f, sample, one, create_graph=True, materialize_grads=True)[0] for f in out]
-        jacobian = torch.stack([row.flatten() for row in rows], 1)  # (d_in, d_out)
-        products.check_connected(function, [jacobian])
-        if not jacobian.requires_grad:
-            return 0.0
-        u = torch.zeros_like(jacobian, requires_grad=True)
-        found = torch.autograd.grad(jacobian, parameters, u, create_graph=True, materialize_grads=True)
-        products.check_connected(function, found)
-
-        def apply(v: Tensor) -> Tensor:
-            v = v.view_as(jacobian)
-            directions = torch.autograd.grad(jacobian, parameters, v, retain_graph=True, materialize_grads=True)
-            return products.transposed(found, u, list(directions), keep=True).flatten()
-
-        return products.largest_eigenvalue(apply, jacobian.detach().flatten(), rtol, seed)
+    return finite(torch.cat(norms))
 
 
 def _checked(net: nn.Module, x: Data, chunk_size: int | None = None) -> tuple[nn.Module, Tensor, int | None]:

@@ -1,6 +1,5 @@
 """The parameter Jacobian df/dtheta: matrix-free products, and its rows if they fit in memory."""
 
-import contextlib
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -8,7 +7,6 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import checkpoint
 
 from bnrank._core import validation
@@ -82,10 +80,15 @@ class Products:
         """Return J v, (N d_out,), for v of shape (P,): the derivative of u -> J^T u, applied to v."""
         pieces = v.split([p.numel() for p in self.parameters])
         directions = [d.view_as(p) for d, p in zip(pieces, self.parameters, strict=True)]
-        results = []
-        with twice(self.function):
-            for _, u, found in self.held or self._transposes():
-                results.append(transposed(found, u, directions, keep=bool(self.held)))
+        results: list[Tensor] = []
+        try:
+            for _, u, gradients in self.held or self._transposes():
+                pairs = [(g, d) for g, d in zip(gradients, directions, strict=True) if g.requires_grad]
+                outputs, weights = zip(*pairs, strict=True)
+                keep = bool(self.held)
+                results += torch.autograd.grad(outputs, u, weights, retain_graph=keep, materialize_grads=True)
+        except RuntimeError as error:
+            raise _once_only(self.function, _reason(error)) from error
         return torch.cat(results)
 
     def _transposes(self) -> Iterator[tuple[Tensor, Tensor, tuple[Tensor, ...]]]:
@@ -98,21 +101,18 @@ class Products:
             self.held = [(out, u, found)] if len(self.parts) == 1 else []
             yield out, u, found
 
-    def rows(self) -> Iterator[Tensor]:
-        """Iterate over df/dtheta at the samples, (n, d_out, P)."""
-        directions = torch.eye(self.d_out, dtype=self.function.dtype, device=self.function.device)
-        for piece in self.x.split(self.chunk_size or max(1, CHUNK_ENTRIES // (self.d_out * self.count))):
-            try:
-                yield self._vectorized(piece)
-            except NO_BATCHING:  # row by row
-                with differentiating(self.function.module):
-                    rows = [
-                        torch.autograd.grad(out, self.parameters, direction, retain_graph=True, materialize_grads=True)
-                        for out in _outputs(self.function, piece.split(1))
-                        for direction in directions
-                    ]
-                flat = torch.stack([torch.cat([g.flatten() for g in row]) for row in rows])
-                yield flat.unflatten(0, (len(piece), self.d_out))
+    def rows(self) -> Iterator[tuple[Tensor, ...]]:
+        """Iterate over df/dtheta, (k, numel) per parameter, for blocks of the N d_out pairs of sample and output."""
+        entries = self.d_out * self.count
+        for piece in self.x.split(self.chunk_size or max(1, CHUNK_ENTRIES // entries)):
+            if self.chunk_size is not None or entries <= CHUNK_ENTRIES:
+                try:
+                    yield self._vectorized(piece)
+                    continue
+                except NO_BATCHING:
+                    pass
+            for out in _outputs(self.function, piece.split(1)):
+                yield from self._few_outputs(out)
 
     def is_vectorized(self) -> bool:
         """Return whether rows are computed together: operations without a batching rule have them one by one."""
@@ -122,41 +122,42 @@ class Products:
             return False
         return True
 
-    def squares(self) -> Tensor:
-        """Return the squared norms of df/dtheta at the samples, (N,); of many outputs, a few at a time."""
-        if self.chunk_size is not None or self.d_out * self.count <= CHUNK_ENTRIES:
-            return torch.cat([(row * row).sum((1, 2)) for row in self.rows()])
-        directions = torch.eye(self.d_out, dtype=self.function.dtype, device=self.function.device)
-        found = []
-        for out in _outputs(self.function, self.x.split(1)):
-            total = directions.new_zeros(())
-            for some in directions.split(max(1, CHUNK_ENTRIES // self.count)):
-                for gradient in self._pulled(out, some):
-                    flat = gradient.flatten()
-                    total += flat.dot(flat)  # without another copy of it
-            found.append(total)
-        return torch.stack(found)
+    def _vectorized(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Return the rows of a block of samples by automatic batching."""
 
-    def _pulled(self, out: Tensor, directions: Tensor) -> Iterator[Tensor]:
-        """Iterate over the gradients of some combinations of the outputs."""
-        if len(directions) > 1:
-            with contextlib.suppress(RuntimeError):  # an operation without a batching rule
-                yield from torch.autograd.grad(
-                    out, self.parameters, directions, retain_graph=True, materialize_grads=True, is_grads_batched=True
-                )
-                return
-        for direction in directions:
-            with differentiating(self.function.module):
-                found = torch.autograd.grad(out, self.parameters, direction, retain_graph=True, materialize_grads=True)
-            yield from found
-
-    def _vectorized(self, x: Tensor) -> Tensor:
         def output(parameters: dict[str, Tensor], sample: Tensor) -> Tensor:
             return self.function.with_parameters({**self.function.parameters, **parameters}, sample[None]).flatten()
 
         chosen = {name: p.detach() for name, p in zip(self.names, self.parameters, strict=True)}
         rows = torch.func.vmap(torch.func.jacrev(output), in_dims=(None, 0))(chosen, x)
-        return torch.cat([rows[name].flatten(2) for name in self.names], -1)
+        return tuple(rows[name].flatten(2).flatten(0, 1) for name in self.names)
+
+    def _few_outputs(self, out: Tensor) -> Iterator[tuple[Tensor, ...]]:
+        """Iterate over the rows of a sample, as many outputs at a time as fit, or one by one."""
+        directions = torch.eye(self.d_out, dtype=self.function.dtype, device=self.function.device)
+        for group in directions.split(max(1, CHUNK_ENTRIES // self.count)):
+            try:
+                yield self._pulled(out, group)
+                continue
+            except NO_BATCHING:
+                pass
+            for direction in group.split(1):
+                with differentiating(self.function.module):
+                    yield self._pulled(out, direction)
+
+    def _pulled(self, out: Tensor, directions: Tensor) -> tuple[Tensor, ...]:
+        """Return the gradients of combinations of the outputs, (k, d_out), from one pass."""
+        k = len(directions)
+        rows = torch.autograd.grad(
+            out,
+            self.parameters,
+            directions if k > 1 else directions[0],
+            retain_graph=True,
+            materialize_grads=True,
+            is_grads_batched=k > 1,
+        )
+        pairs = zip(rows, self.parameters, strict=True)
+        return tuple(row.expand(k, *p.shape).reshape(k, -1) for row, p in pairs)
 
 
 def _outputs(function: Functional, parts: Iterable[Tensor]) -> Iterator[Tensor]:
@@ -189,26 +190,6 @@ def _reason(error: Exception) -> str:
             return f"torch.utils.checkpoint with use_reentrant=True gives no gradients of single tensors; {advice}"
         return "torch.utils.checkpoint runs parts of its forward again, with other parameters; turn it off"
     return str(error).partition(" Hint:")[0].removesuffix(".") or type(error).__name__
-
-
-def transposed(found: tuple[Tensor, ...], u: Tensor, directions: list[Tensor], keep: bool = False) -> Tensor:
-    """Return the gradient with respect to u of sum <found, directions>, for ``found`` linear in u."""
-    pairs = [(f, d) for f, d in zip(found, directions, strict=True) if f.requires_grad]
-    if not pairs:
-        return torch.zeros_like(u)
-    outputs, weights = zip(*pairs, strict=True)
-    (result,) = torch.autograd.grad(outputs, u, weights, retain_graph=keep, materialize_grads=True)
-    return result
-
-
-@contextmanager
-def twice(function: Functional) -> Iterator[None]:
-    """Raise an error naming the module if it cannot be differentiated twice; use twice differentiable attention."""
-    try:
-        with sdpa_kernel(SDPBackend.MATH):
-            yield
-    except RuntimeError as error:
-        raise _once_only(function, _reason(error)) from error
 
 
 def check_connected(function: Functional, tensors: Iterable[Tensor]) -> None:

@@ -21,7 +21,7 @@ from bnrank._version import __version__
 from bnrank.measures import bottlenecks, spectra, weights
 from bnrank.measures.frequencies.profiled import with_frequencies
 from bnrank.measures.layerwise import LayerUse, Uses, by_variable, few_samples
-from bnrank.measures.nonlinearity import Ratio
+from bnrank.measures.nonlinearities import Ratio
 from bnrank.measures.samplewise import RTOL, SampleMeasures, of_samples, too_expensive
 from bnrank.measures.weights import Measured, padded
 from bnrank.networks.files import runnable

@@ -70,12 +70,16 @@ def cka(a: Data, b: Data, *, debiased: bool = False) -> float:
     (1.0, 0.252)
     """
     debiased = validation.flag(debiased, "debiased")
-    a, b = (validation.array(value, name, "(N, n)", 2) for name, value in (("a", a), ("b", b)))
-    validation.expect(len(a) == len(b), "b", f"{len(b)} samples", f"{len(a)}, as many as a has")
-    least = 4 if debiased else 2
-    validation.expect(len(a) >= least, "a", f"{len(a)} samples", f"at least {least}")
-    grams = [gram(value) for value in (a, b)]
-    return float(cka_matrix(grams[:1], grams[1:], debiased=debiased)[0, 0])
+    a, b = _pair(a, b, 4 if debiased else 2)
+    return float(cka_matrix([gram(a)], [gram(b)], debiased=debiased)[0, 0])
+
+
+def _pair(a: Data, b: Data, min_samples: int) -> tuple[Tensor, Tensor]:
+    """Return two matrices with the same rows, of which there are enough."""
+    first, second = (validation.array(value, name, "(N, n)", 2) for name, value in (("a", a), ("b", b)))
+    validation.expect(len(first) == len(second), "b", f"{len(second)} rows", f"{len(first)}, as many as a has")
+    validation.expect(len(first) >= min_samples, "a", f"{len(first)} rows", f"at least {min_samples}")
+    return first, second
 
 
 def gram(rows: Tensor) -> Tensor:
@@ -97,8 +101,9 @@ def gram(rows: Tensor) -> Tensor:
     centered = flat - flat.mean(0)
     if float(centered.norm()) <= CONSTANT * float(flat.norm()) * math.sqrt(len(flat)):
         return torch.zeros(len(flat), len(flat), dtype=torch.float64)
-    found = (centered / centered.abs().max()) @ (centered / centered.abs().max()).T
-    return (found / found.abs().max()).cpu()
+    centered = centered / centered.abs().max()
+    products = centered @ centered.T
+    return (products / products.abs().max()).cpu()
 
 
 def cka_matrix(a: Sequence[Tensor], b: Sequence[Tensor], *, debiased: bool = False) -> Array:
@@ -173,9 +178,7 @@ def cca(a: Data, b: Data, *, share: float = 0.99) -> float:
     """
     share = validation.number(share, "share", 0.0, strict=True)
     validation.expect(share <= 1, "share", share, "a number in (0, 1]")
-    a, b = (validation.array(value, name, "(N, n)", 2) for name, value in (("a", a), ("b", b)))
-    validation.expect(len(a) == len(b), "b", f"{len(b)} samples", f"{len(a)}, as many as a has")
-    validation.expect(len(a) >= 2, "a", f"{len(a)} samples", "at least 2")
+    a, b = _pair(a, b, 2)
     return mean_correlation(components(gram(a), share), components(gram(b), share))
 
 
@@ -239,10 +242,8 @@ def principal_angles(a: Data, b: Data) -> Array:
     """
     from scipy.linalg import subspace_angles
 
-    one, other = (validation.array(value, name, "(m, k)", 2) for name, value in (("a", a), ("b", b)))
-    validation.expect(len(one) == len(other), "b", f"{len(other)} rows", f"{len(one)}, as many as a has")
-    for name, value in (("a", one), ("b", other)):
+    scaled = []
+    for name, value in zip(("a", "b"), _pair(a, b, 1), strict=True):
         validation.expect(bool((value != 0).any()), name, "a matrix of zeros", "one with a column space")
-    scaled = [(value / value.abs().max()).detach().to(torch.float64).cpu().numpy() for value in (one, other)]
-    found: Array = subspace_angles(*scaled)[::-1]
-    return found.copy()
+        scaled.append((value / value.abs().max()).detach().to(torch.float64).cpu().numpy())
+    return np.asarray(subspace_angles(*scaled)[::-1]).copy()

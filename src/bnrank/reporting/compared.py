@@ -1,7 +1,5 @@
 """A comparison of two networks on a page: headline, charts and tables."""
 
-import math
-
 from bnrank._core import remarks, text
 from bnrank.measures.comparing import Comparison
 from bnrank.reporting.blocks import Block, Plot, Text, details, table
@@ -9,9 +7,10 @@ from bnrank.reporting.charts.compared import compared_view
 
 ALL_MATRICES = 30  # rows beyond which the table of matrices is collapsed
 WORDS = (
-    "Change: the norm of the difference of the weights over that of a. Rank: singular values above a hundredth of the "
-    "largest. Update rank: singular values of the difference above what rounding the stored entries can give. "
-    "Overlap: the mean squared cosine between the leading left (l) and right (r) singular subspaces: 1 for equal ones."
+    "Change: the norm of the difference of the weights over that of a. Relative rank: singular values above a "
+    "hundredth of the largest. Update: the difference; its rank is the number of singular values above what rounding "
+    "the stored entries can give, its share that of the largest ones in its squared norm. Overlap: the mean squared "
+    "cosine between the leading left (l) and right (r) singular subspaces: 1 for equal ones."
 )
 SIMILAR = (
     "Dimension: of the centered activations at 95 percent of the variance, corrected for few samples. CKA is 1 for "
@@ -26,12 +25,10 @@ def compared_blocks(found: Comparison, key: str) -> list[Block]:
     view = compared_view(found)
     layers, similar = found.layers(), found.representations()
     others = sorted(zip(data["tensor"].values.tolist(), data["tensor_change"].values.tolist(), strict=True))
-    rows = [{"tensor": name, "change": None if math.isnan(change) else change} for name, change in others]
+    rows = [{"tensor": name, "change": change} for name, change in others]
     blocks: list[Block] = [Text(found.headline, "headline"), Text(_sides(found))]
     blocks += [
-        Text(f"{line[0].upper()}{line[1:]}.")
-        for line in found.notes
-        if "matched by" in line or "shapes" in line or line.startswith("adapters in")
+        Text(f"{line[0].upper()}{line[1:]}.") for line in found.notes if line.startswith(("matched by", "adapters in"))
     ]
     blocks += [Plot(key, view)] if view.groups[0].charts else []
     matrices = table(layers, f"Weights ({len(layers)})", whole=True)

@@ -1,7 +1,8 @@
 """What should hold: ranks, representation costs, and statements that return verdicts."""
 
-from bnrank.theory import cost, escape, invariants, kernels, rank, stability, structure, symmetry
+from bnrank.theory import cost, escape, invariants, kernels, stability, structure, symmetry
 from bnrank.theory.facts import Facts
+from bnrank.theory.rank_bounds import RankBracket
 from bnrank.theory.registry import STATEMENTS, check
 from bnrank.theory.verdicts import (
     Inconclusive,
@@ -20,6 +21,7 @@ __all__ = [
     "Facts",
     "Inconclusive",
     "NotApplicable",
+    "RankBracket",
     "Sides",
     "Statement",
     "Verdict",
@@ -31,7 +33,6 @@ __all__ = [
     "escape",
     "invariants",
     "kernels",
-    "rank",
     "stability",
     "statement",
     "structure",

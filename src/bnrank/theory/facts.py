@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from bnrank._core import linalg, validation
 from bnrank._core.sampling import evenly_spaced
 from bnrank.measures import ntk, subgradients
-from bnrank.measures.backward import mlp_forward
+from bnrank.measures.backward import Forward, Layers
 from bnrank.measures.jacobian import Jacobian
 from bnrank.measures.products import differentiating
 from bnrank.measures.second_order import Problem
@@ -263,18 +263,18 @@ class Facts:
         return self.chain.slope
 
     @cached_property
-    def _forward(self) -> tuple[list[Tensor], list[Tensor]]:
-        return mlp_forward(self.chain, self.x.flatten(1), torch.float64)
+    def _forward(self) -> Forward:
+        return Layers.of(self.chain, torch.float64).forward(self.x.flatten(1))
 
     @cached_property
     def inputs(self) -> list[Tensor]:
         """a_0, ..., a_{L-1} at the samples, each (n, n_l)."""
-        return self._forward[0]
+        return self._forward.inputs
 
     @cached_property
     def slopes(self) -> list[Tensor]:
         """The diagonals of D_1, ..., D_{L-1} at the samples, each (n, n_l); s at a kink."""
-        return self._forward[1]
+        return self._forward.slopes
 
     @cached_property
     def biased(self) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from bnrank._core import linalg, validation
 from bnrank._core.results import Printed
 from bnrank.measures import regions
-from bnrank.measures.backward import mlp_forward
+from bnrank.measures.backward import Layers
 from bnrank.measures.jacobian import Jacobian
 from bnrank.networks.chain import as_mlp
 from bnrank.networks.functional import Functional, check_finite, example
@@ -367,7 +367,7 @@ def rank_one_parts(net: MLP, x: Tensor, layer: int) -> tuple[Tensor, MLP]:
     """Return z = v . a_{l-1}(x), (N,), and the network h of f = h o z, with s_1 u v^T for the weight of the layer."""
     weights, biases = [w.detach() for w in net.weights], [b.detach() for b in net.biases]
     u, s, v = torch.linalg.svd(weights[layer - 1], full_matrices=False)
-    inputs, _ = mlp_forward(net, x, torch.float64)
+    inputs = Layers.of(net, torch.float64).forward(x).inputs
     tail = from_layers([u[:, :1] * s[0], *weights[layer:]], biases[layer - 1 :], net.slope)
     return inputs[layer - 1] @ v[0], tail
 

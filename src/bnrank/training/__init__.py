@@ -3,6 +3,7 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from bnrank.training.checkpoints import Checkpoints, read_checkpoints
 from bnrank.training.comparing import compare
 from bnrank.training.gradient_flow import Flow, flow
 from bnrank.training.grid import sweep
@@ -22,28 +23,13 @@ from bnrank.training.options import (
 from bnrank.training.sweeping.results import Sweep
 from bnrank.training.sweeping.sampled import Range, sample_settings
 from bnrank.training.trainer import train
-from bnrank.training.watching import (
-    Checkpoints,
-    Collapse,
-    CollapseError,
-    CSVWriter,
-    Measured,
-    MLflowWriter,
-    TensorBoardWriter,
-    WandbWriter,
-    Watch,
-    Writer,
-    read_checkpoints,
-    read_csv,
-    watch,
-)
+from bnrank.training.watching import Collapse, CollapseError, Measured, Watch, read_csv, watch
 
 if TYPE_CHECKING:
     from bnrank.training.finishing.finisher import Finished, finish
 
 __all__ = [
     "Adam",
-    "CSVWriter",
     "Checkpoints",
     "Collapse",
     "CollapseError",
@@ -52,7 +38,6 @@ __all__ = [
     "Flow",
     "GradientDescent",
     "Limits",
-    "MLflowWriter",
     "Measured",
     "Range",
     "Record",
@@ -62,11 +47,8 @@ __all__ = [
     "Solver",
     "Stop",
     "Sweep",
-    "TensorBoardWriter",
-    "WandbWriter",
     "Watch",
     "Watcher",
-    "Writer",
     "compare",
     "finish",
     "flow",

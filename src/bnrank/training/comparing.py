@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
+from torch import nn
 
 from bnrank._core import validation
 from bnrank._core.deadline import Deadline
 from bnrank.measures import similarity
 from bnrank.measures.comparing import Comparison, representations
+from bnrank.measures.comparing.matching import read_as
 from bnrank.measures.comparing.pair import compared
 from bnrank.networks.inputs import Example
-from bnrank.networks.reading.matrices import Source, listing
+from bnrank.networks.reading import listed, listing
+from bnrank.networks.reading.matrices import Source
+from bnrank.networks.reading.stored import of_module
+from bnrank.training.checkpoints import Series, record_of
 from bnrank.training.watching import quantities
-from bnrank.training.watching.checkpoints import record_of
-from bnrank.training.watching.records import Measured, Record, dataset
+from bnrank.training.watching.records import Record
 
 __all__ = ["compare"]
 
@@ -39,8 +43,10 @@ def compare(
 ) -> Comparison | Record:
     """Return what differs between two networks, layer by layer; with one argument, along the checkpoints of a training.
 
-    Tensors are matched by name; if no names are equal, by name without a prefix of modules ("module."). Tensors without
+    Tensors are matched by name; if no names are equal, by name without a prefix of modules ("model."). Tensors without
     a partner are then matched in order where their shapes are equal. The result says so, and lists what remains.
+    Matrices are those of :func:`bnrank.profile`, by the same names; a tensor of a file is read as its partner in a
+    module is.
     Low-rank adapters (LoRA) are not added to the weights beside them: merge them first.
 
     Parameters
@@ -116,12 +122,12 @@ def compare(
     >>> state["layers.0.weight"] += torch.linspace(0, 1, 20)[:, None] * torch.ones(6)
     >>> found = compare(net.state_dict(), state)
     >>> found.data.layer_name.values.tolist(), found.data.update_rank.values
-    (['layers.0.weight', 'layers.1.weight'], array([1., 0.]))
+    (['layers.0', 'layers.1'], array([1., 0.]))
     >>> round(float(compare(net, net, torch.randn(30, 6)).data.cka[0, 0]), 9)
     1.0
     """
     top = validation.integer(top, "top")
-    some: dict[str, Any] = {
+    passes: dict[str, Any] = {
         "max_samples": validation.integer(max_samples, "max_samples"),
         "chunk_size": validation.integer(chunk_size, "chunk_size"),
         "dtype": validation.dtype(dtype),
@@ -131,11 +137,11 @@ def compare(
         "atol": validation.number(atol, "atol", 0.0),
         "rtol": validation.rtol(weight_rtol, "weight_rtol"),
         "max_values": validation.integer(max_values, "max_values"),
-        "progress": validation.flag(progress, "progress"),
     }
+    progress = validation.flag(progress, "progress")
     if b is not None:
-        one: Any = a
-        return compared(one, b, x, top=top, deadline=deadline, **limits, **some)
+        one = cast(Source, a)
+        return compared(one, b, x, top=top, limits=limits, passes=passes, progress=progress, deadline=deadline)
     validation.expect(top <= quantities.LARGEST, "top", top, f"at most {quantities.LARGEST} without b")
     if isinstance(a, str | os.PathLike):
         expected = "it with modules: files of weights have no code"
@@ -145,52 +151,41 @@ def compare(
     if not isinstance(a, list | tuple):
         raise TypeError(f"a, b: got {validation.describe(a)} alone, expected {expected}")
     validation.expect(len(a) > 1, "a", f"{len(a)} networks", "at least 2")
-    return _sequence(list(a), x, top, some, deadline)
+    return _sequence(list(a), x, top, passes, deadline)
 
 
-def _sequence(sources: list[Any], x: Any, top: int, some: dict[str, Any], deadline: Deadline) -> Record:
+def _sequence(sources: list[Any], x: Any, top: int, passes: dict[str, Any], deadline: Deadline) -> Record:
     """Return the record of networks in order, each compared with the first."""
-    measured: list[Measured] = []
-    layers: dict[str, None] = {}
-    changes = quantities.Changes(top)
-    views: list[representations.Seen] = []
-    notes: list[str] = []
+    series, notes = Series(top), []
+    first: representations.Seen | None = None
+    module = next((source for source in sources if isinstance(source, nn.Module)), None)
     for step, source in enumerate(sources):
-        if measured and deadline.over():
+        if step and deadline.over():
             notes.append(f"networks {step} to {len(sources) - 1}: {deadline.missed}")
             break
-        rows: dict[str, dict[str, float]] = {}
-        values: dict[str, list[float]] = {}
-        with listing(source, f"a[{step}]") as held:
-            matrices = {matrix.name: matrix.blocks().clone() for matrix in held.matrices}
-        for name, matrix in matrices.items():
-            found, values[name] = quantities.of_weight(matrix)
-            rows[name] = found | changes.of(name, step, matrix) | quantities.of_entries(matrix)
-            layers[name] = None
+        similar: dict[str, dict[str, float]] = {}
         if x is not None:
-            view = representations.View(source, x, f"a[{step}]", some["max_samples"], some["dtype"])
-            views = [*views[:1], view.seen(some["chunk_size"], deadline)]
-            notes += [text for text in views[-1].left_out if text not in notes]
-            for name, row in _similar(views[0], views[-1]).items():
-                rows.setdefault(name, {}).update(row)
-                layers[name] = None
-        measured.append(Measured(step, rows, values))
-    validation.expect(layers, "a", "networks without matrices", "some")
-    what = ["weights", "changes", *(["similarity"] if x is not None else []), "subnormals"]
-    cut = f"{len(measured)} of " if len(measured) < len(sources) else ""
-    about = {"title": f"{cut}{len(sources)} networks", "notes": "\n".join(notes + changes.notes), "top": top}
-    return Record(dataset(measured, list(layers), what, about))
+            seen = representations.View(source, x, f"a[{step}]", **passes).seen(deadline)
+            first = first or seen
+            notes += [text for text in seen.left_out if text not in notes]
+            similar = _similar(first, seen)
+        with listing(source, f"a[{step}]") as held:
+            matrices = held.matrices if module is None else read_as(held, listed(of_module(module), ""))
+            series.add(step, matrices, similar)
+    validation.expect(any(m.rows for m in series.measured), "a", "networks without matrices", "some")
+    done = len(series.measured)
+    title = f"{f'{done} of ' if done < len(sources) else ''}{len(sources)} networks"
+    return series.record(title, notes, ["similarity"] if x is not None else [])
 
 
 def _similar(first: representations.Seen, seen: representations.Seen) -> dict[str, dict[str, float]]:
     """Return the CKA of the layers of the first network with those of the same name."""
     rows: dict[str, dict[str, float]] = {}
-    for i, name in enumerate(seen.names):
-        if name in first.names and seen.samples > 1:
-            k, other = first.grams[first.names.index(name)], seen.grams[i]
-            if k is None or other is None:
-                continue
-            rows[name] = {"cka": float(similarity.cka_matrix([k], [other])[0, 0])}
+    grams = dict(zip(first.names, first.grams, strict=True))
+    for name, other in zip(seen.names, seen.grams, strict=True):
+        gram = grams.get(name)
+        if gram is not None and other is not None and seen.samples > 1:
+            rows[name] = {"cka": float(similarity.cka_matrix([gram], [other])[0, 0])}
             if seen.samples > 3:
-                rows[name]["cka_debiased"] = float(similarity.cka_matrix([k], [other], debiased=True)[0, 0])
+                rows[name]["cka_debiased"] = float(similarity.cka_matrix([gram], [other], debiased=True)[0, 0])
     return rows

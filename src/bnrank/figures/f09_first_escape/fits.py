@@ -15,7 +15,7 @@ from bnrank.measures.plateaus import Plateau
 from bnrank.networks import MLP
 from bnrank.reporting import Section
 from bnrank.tasks import Task, handwritten_digits
-from bnrank.theory import rank
+from bnrank.theory.rank_bounds import rank
 from bnrank.training import Adam, Record, train
 from bnrank.training.gradient_flow import Flow
 
@@ -123,7 +123,7 @@ def stages(flow: Flow, found: Sequence[Plateau], task: Task) -> list[Stage]:
         nearest = -1 if name == END else int(np.abs(rows - (first + last) / 2).argmin())
         if name == END or first <= rows[nearest] <= last:
             net = flow.networks[nearest]
-            bracket = rank.bracket(net, task.x[:SAMPLES], output_rtol=OUTPUT_RTOL)
+            bracket = rank(net, task.x[:SAMPLES], output_rtol=OUTPUT_RTOL)
             result.append(Stage(name, whole_loss(net, task), bracket.lower, bracket.upper))
     return result
 

@@ -20,7 +20,7 @@ from bnrank.figures.f14_geodesics.kernels import ZERO, affine_invariant, angle, 
 from bnrank.figures.harness.ahead import ahead
 from bnrank.figures.harness.figure import middle
 from bnrank.figures.harness.training import mlp, train_recorded
-from bnrank.measures.nonlinearity import ratio
+from bnrank.measures.nonlinearities import nonlinearity
 from bnrank.networks import MLP, LinearNetwork
 from bnrank.networks.constructions import completely_positive, diverging_geodesic, linear
 from bnrank.tasks import Task, low_rank_map
@@ -288,7 +288,7 @@ def read_trained(net: MLP, x: Tensor, row: xr.Dataset) -> Trained:
     values = torch.stack([torch.nn.functional.pad(s, (0, 10 - len(s))) for s in spectra])
     angles, steps = (np.array([metric(a, b) for a, b in itertools.pairwise(kernels)]) for metric in (angle, bures))
     costs = (float(row.loss), float(row.cost), float(row.parameter_norm))
-    bent = np.array([float(v) for v in ratio(net, x).values()])
+    bent = np.array([float(v) for v in nonlinearity(net, x).values()])
     return Trained(net.depth, *costs, kernels, angles, steps, values.numpy(), bent)
 
 

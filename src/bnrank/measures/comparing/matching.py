@@ -1,167 +1,143 @@
-"""Which tensor of one network belongs to which tensor of another."""
+"""Which tensor of one network, with the matrices that it holds, belongs to which one of another."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from difflib import SequenceMatcher
 
+from bnrank._core import remarks
+from bnrank.networks.reading import Listing, Matrix
 from bnrank.networks.reading.stored import Stored
 
 NAME, PREFIX, ORDER = "name", "name without prefix", "order and shape"
-UNKNOWN = "has its name, or in its order its shape"
-MERGE = "to compare the weights that are used, merge them first (in peft: merge_and_unload())"
+CHECK = "check that they belong together"
+MERGE = (
+    "not added to the weights beside them: merge them to compare the weights that are used (in peft, merge_and_unload)"
+)
+Partners = dict[int, tuple[int, str]]  # by the place in a: the place in b, and what says so
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A tensor of network a, the tensor of b that it is compared with, and what says so."""
+    """A tensor of network a, the one of b that it is compared with, what says so, and their matrices, if any."""
 
     a: Stored
     b: Stored
     by: str
+    matrices: tuple[tuple[Matrix, Matrix], ...]
 
 
-@dataclass(frozen=True)
-class Matching:
-    """Pairs of tensors in the order of a, and the tensors of a and of b without a partner."""
+def matched(a: Listing, b: Listing) -> tuple[list[Pair], dict[str, list[Stored]]]:
+    """Return the tensors of two networks in pairs, with the matrices that they hold, and others of "a" and of "b".
 
-    pairs: tuple[Pair, ...]
-    only_a: tuple[Stored, ...]
-    only_b: tuple[Stored, ...]
+    Tensors of floating-point numbers are matched by equal names, whatever their shapes; if there are none, by names
+    without a prefix. Others of equal shape are matched in order, those whose names end alike first. A tensor of a file
+    is read as its partner in a module: grouped, transposed or stacked. Tensors that are tied in both networks are
+    compared once.
 
-    @property
-    def notes(self) -> list[dict[str, str]]:
-        """What pairs tensors of different names, and adapters that are left out."""
-        by = {how: [pair for pair in self.pairs if pair.by == how] for how in (PREFIX, ORDER)}
-        found = []
-        for how, pairs in by.items():
-            if pairs:
-                first = f"{pairs[0].a.name} with {pairs[0].b.name}"
-                more = f" and {len(pairs) - 1} more" if len(pairs) > 1 else ""
-                found.append({"name": f"matched by {how}", "note": f"{first}{more}; check that they belong together"})
-        return found + self.adapters
-
-    @property
-    def alone(self) -> list[dict[str, str]]:
-        """Tensors without a partner, with the reason."""
-        rows = []
-        for letter, other, entries in (("a", "b", self.only_a), ("b", "a", self.only_b)):
-            known = {(pair.a if letter == "a" else pair.b).storage for pair in self.pairs} - {None}
-            for e in entries:
-                reason = f"no tensor of {other} {UNKNOWN}"
-                if e.into:
-                    reason = e.reason
-                elif e.storage in known:
-                    reason = "in the memory of a tensor that is compared"
-                shape = " x ".join(map(str, e.shape))
-                rows.append({"name": e.name, "shape": shape, "network": letter, "reason": reason})
-        return rows
-
-    @property
-    def adapters(self) -> list[dict[str, str]]:
-        """Low-rank adapters without a partner, with what to do."""
-        found = []
-        for letter, entries in (("a", self.only_a), ("b", self.only_b)):
-            names = [e.name for e in entries if any(word.startswith("lora_") for word in e.name.split("."))]
-            if names:
-                more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-                note = f"{names[0]}{more}, not added to the weights beside them; {MERGE}"
-                found.append({"name": f"adapters in {letter}", "note": note})
-        return found
+    Examples
+    --------
+    >>> import torch
+    >>> from bnrank.networks.reading import listing
+    >>> state = {"fc.weight": torch.eye(2), "head.weight": torch.ones(3, 2), "x": torch.ones(1)}
+    >>> other = {"fc.weight": torch.eye(2), "classifier.weight": torch.ones(3, 2)}
+    >>> with listing(state) as first, listing(other) as second:
+    ...     pairs, alone = matched(first, second)
+    >>> [(pair.a.name, pair.b.name, pair.by) for pair in pairs], [tensor.name for tensor in alone["a"]]
+    ([('fc.weight', 'fc.weight', 'name'), ('head.weight', 'classifier.weight', 'order and shape')], ['x'])
+    """
+    first, second = ([t for t in held.records if t.is_tensor and t.floating and not t.into] for held in (a, b))
+    parts: list[dict[object, list[Matrix]]] = [{}, {}]
+    for held, matrices in zip((a, b), parts, strict=True):
+        for matrix in held.matrices:
+            matrices.setdefault(_key(matrix.stored), []).append(matrix)
+    pairs: dict[tuple[object, object], Pair] = {}
+    for i, (j, how) in sorted(_by_order(first, second, _by_name(first, second)).items()):
+        one, other = first[i], second[j]
+        mine, others = parts[0].get(_key(one), []), parts[1].get(_key(other), [])
+        if one.shape == other.shape and one.module is not None and other.module is None:
+            others = _read_as(mine, others, other, second)
+        elif one.shape == other.shape and one.module is None and other.module is not None:
+            mine = _read_as(others, mine, one, first)
+        both = zip(mine, others, strict=True) if len(mine) == len(others) else ()
+        pairs.setdefault((_key(one), _key(other)), Pair(one, other, how, tuple(both)))
+    known = {one for one, _ in pairs}, {other for _, other in pairs}
+    alone = {"a": [t for t in first if _key(t) not in known[0]], "b": [t for t in second if _key(t) not in known[1]]}
+    return list(pairs.values()), alone
 
 
-def matched(a: Sequence[Stored], b: Sequence[Stored]) -> Matching:
-    """Return tensors in pairs: by equal names, else by names without a prefix; then by order and shape.
+def read_as(held: Listing, module: Listing) -> list[Matrix]:
+    """Return the matrices of a file, those of tensors that a module has too as it reads them."""
+    matrices = [matrix for pair in matched(module, held)[0] for _, matrix in pair.matrices]
+    known = {_key(matrix.stored) for matrix in matrices}
+    return matrices + [matrix for matrix in held.matrices if _key(matrix.stored) not in known]
 
-    Equal names match whatever the shapes are. By order and shape, floating-point tensors without a partner form pairs
-    of equal shape: first, in order, those with the same end of the name (``weight_ih``); then runs that have the same
-    order on both sides, the longest run first.
+
+def notes(pairs: Sequence[Pair], alone: Mapping[str, Sequence[Stored]]) -> list[dict[str, str]]:
+    """Return which tensors of different names are pairs, and which adapters have no partner."""
+    groups = {
+        (f"matched by {how}", CHECK): [f"{pair.a.name} with {pair.b.name}" for pair in pairs if pair.by == how]
+        for how in (PREFIX, ORDER)
+    }
+    for letter, tensors in alone.items():
+        groups[f"adapters in {letter}", MERGE] = [t.name for t in tensors if ".lora_" in f".{t.name}"]
+    return [{"name": name, "note": f"{remarks.some(names)}; {text}"} for (name, text), names in groups.items() if names]
+
+
+def _key(tensor: Stored) -> object:
+    """Return what is equal for tensors that are one in memory."""
+    return tensor.name if tensor.storage is None else tensor.storage
+
+
+def _read_as(
+    known: Sequence[Matrix], bare: Sequence[Matrix], tensor: Stored, tensors: Sequence[Stored]
+) -> list[Matrix]:
+    """Return the matrices of a tensor of a file, read as those of a module."""
+    names = [matrix.name for matrix in (bare if len(bare) == len(known) else known)]
+    read = []
+    for matrix, name in zip(known, names, strict=True):
+        last = "" if matrix.bias_stored is None else matrix.bias_stored.name.rpartition(".")[2]
+        bias = next((t for t in tensors if last and t.name == f"{tensor.owner}.{last}".lstrip(".")), None)
+        read.append(replace(matrix, name=name, stored=tensor, bias_stored=bias))
+    return read
+
+
+def _by_name(a: Sequence[Stored], b: Sequence[Stored]) -> Partners:
+    """Return tensors of equal names; else of names that one prefix on one side makes equal, the commonest one.
 
     Examples
     --------
     >>> import torch
     >>> from bnrank.networks.reading.stored import of_mapping
-    >>> one = of_mapping({"fc.weight": torch.eye(2), "head.weight": torch.ones(3, 2), "x": torch.ones(1)})
-    >>> other = of_mapping({"fc.weight": torch.eye(2), "classifier.weight": torch.ones(3, 2)})
-    >>> found = matched(one, other)
-    >>> [(pair.a.name, pair.b.name, pair.by) for pair in found.pairs], [left.name for left in found.only_a]
-    ([('fc.weight', 'fc.weight', 'name'), ('head.weight', 'classifier.weight', 'order and shape')], ['x'])
+    >>> one, other = dict.fromkeys(["fc.weight", "fc.bias"]), dict.fromkeys(["net.fc.bias", "net.fc.weight", "weight"])
+    >>> _by_name(*(of_mapping({name: torch.ones(1) for name in names}) for names in (one, other)))
+    {1: (0, 'name without prefix'), 0: (1, 'name without prefix')}
     """
-    a, b = [e for e in a if e.is_tensor], [e for e in b if e.is_tensor]
-    chosen: dict[int, tuple[int, str]] = {}
-    names = {entry.name: j for j, entry in enumerate(b)}
-    chosen |= {i: (names[entry.name], NAME) for i, entry in enumerate(a) if entry.name in names}
-    if not chosen:
-        chosen |= _by_prefix([entry.name for entry in a], [entry.name for entry in b])
-    _by_order(a, b, chosen)
-    taken = {j for j, _ in chosen.values()}
-    pairs = tuple(_alike(Pair(a[i], b[j], by)) for i, (j, by) in sorted(chosen.items()))
-    only_a = tuple(entry for i, entry in enumerate(a) if i not in chosen)
-    return Matching(pairs, only_a, tuple(entry for j, entry in enumerate(b) if j not in taken))
+    prefixes: dict[tuple[int, str], Partners] = {}
+    for side, (short, long) in enumerate(((a, b), (b, a))):
+        places = {tensor.name: i for i, tensor in enumerate(short)}
+        for k, tensor in enumerate(long):
+            words = tensor.name.split(".")
+            for cut in range(len(words)):
+                i = places.get(".".join(words[cut:]))
+                if i is not None:
+                    first, second = (k, i) if side else (i, k)
+                    how = PREFIX if cut else NAME
+                    prefixes.setdefault((side, ".".join(words[:cut])), {})[first] = second, how
+    return prefixes.get((0, "")) or max(prefixes.values(), key=len, default={})
 
 
-def _by_prefix(a: Sequence[str], b: Sequence[str]) -> dict[int, tuple[int, str]]:
-    """Return names that are equal but for one prefix of modules on one side, "module." or "bert.", the commonest one.
-
-    Examples
-    --------
-    >>> _by_prefix(["fc.weight", "fc.bias"], ["net.fc.bias", "net.fc.weight", "net.weight"])
-    {0: (1, 'name without prefix'), 1: (0, 'name without prefix')}
-    """
-    found: dict[tuple[bool, str], dict[int, tuple[int, str]]] = {}
-    for longer_b in (True, False):
-        short, long = (a, b) if longer_b else (b, a)
-        places = {name: i for i, name in enumerate(short)}
-        for k, name in enumerate(long):
-            words = name.split(".")
-            for cut in range(1, len(words)):
-                if (i := places.get(".".join(words[cut:]))) is not None:
-                    pair = (i, k) if longer_b else (k, i)
-                    found.setdefault((longer_b, ".".join(words[:cut])), {})[pair[0]] = (pair[1], PREFIX)
-    return dict(sorted(max(found.values(), key=len).items())) if found else {}
-
-
-def _by_order(a: Sequence[Stored], b: Sequence[Stored], chosen: dict[int, tuple[int, str]]) -> None:
-    _by_last_name(a, b, chosen)
-    for matrices in (True, False):  # of which a module has the weight first, and a file the bias
-        _in_order(a, b, chosen, matrices)
-
-
-def _by_last_name(a: Sequence[Stored], b: Sequence[Stored], chosen: dict[int, tuple[int, str]]) -> None:
-    """Choose in order those that have one shape and the end of the name in common."""
-    taken = {j for j, _ in chosen.values()}
-    groups: list[dict[tuple[str, tuple[int, ...]], list[int]]] = []
-    for entries, used in ((a, set(chosen)), (b, taken)):
-        groups.append({})
-        for i, entry in enumerate(entries):
-            if i not in used and entry.floating:
-                groups[-1].setdefault((entry.name.rpartition(".")[2], entry.shape), []).append(i)
-    for key, places in groups[0].items():
-        chosen.update({i: (j, ORDER) for i, j in zip(places, groups[1].get(key, []), strict=False)})
-
-
-def _in_order(a: Sequence[Stored], b: Sequence[Stored], chosen: dict[int, tuple[int, str]], matrices: bool) -> None:
-    taken = {j for j, _ in chosen.values()}
-    free_a, free_b = (
-        [
-            i
-            for i, entry in enumerate(entries)
-            if i not in used and entry.floating and (len(entry.shape) > 1) == matrices
-        ]
-        for entries, used in ((a, chosen), (b, taken))
-    )
-    shapes = [a[i].shape for i in free_a], [b[j].shape for j in free_b]
-    for block in SequenceMatcher(None, *shapes, autojunk=False).get_matching_blocks():
-        for k in range(block.size):
-            chosen[free_a[block.a + k]] = free_b[block.b + k], ORDER
-
-
-def _alike(pair: Pair) -> Pair:
-    """Return a pair of one shape read in one way: a module says more of a tensor than a file does."""
-    a, b = pair.a, pair.b
-    if a.shape != b.shape or a.role == b.role or (a.role and b.role):
-        return pair
-    known, bare = (a, b) if a.role else (b, a)
-    told = replace(bare, role=known.role, groups=known.groups, gates=known.gates)
-    return Pair(a, told, pair.by) if known is a else Pair(told, b, pair.by)
+def _by_order(a: Sequence[Stored], b: Sequence[Stored], partners: Partners) -> Partners:
+    """Return the partners, and those of equal shape among the others, in order: first where the names end alike."""
+    partners = dict(partners)
+    for ends in (True, False):
+        taken = {j for j, _ in partners.values()}
+        waiting: dict[object, list[int]] = {}
+        for j, tensor in enumerate(b):
+            if j not in taken:
+                waiting.setdefault((tensor.name.rpartition(".")[2] if ends else "", tensor.shape), []).append(j)
+        for i, tensor in enumerate(a):
+            places = waiting.get((tensor.name.rpartition(".")[2] if ends else "", tensor.shape))
+            if i not in partners and places:
+                partners[i] = places.pop(0), ORDER
+    return partners

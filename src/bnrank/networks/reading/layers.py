@@ -212,7 +212,8 @@ def read(
     >>> [layer.name for layer in read(nn.MultiheadAttention(4, 2)).layers]
     ['q', 'k', 'v', 'out_proj']
     """
-    net = unwrap(net)
+    net, dtype = unwrap(net), validation.dtype(dtype)
+    validation.optional(validation.kind, unobserved, "unobserved", Mapping)
     reasons.refuse(net)
     held = listed(of_module(net), type(net).__name__)
     holders = holders_of(held.matrices, net)

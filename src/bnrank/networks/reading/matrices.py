@@ -7,7 +7,7 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -239,8 +239,7 @@ def _numbers(records: Iterable[Stored]) -> int:
     return sum(math.prod(stored.shape) for stored in records)
 
 
-@contextmanager
-def listing(source: Source, name: str = "net") -> Iterator[Listing]:
+def listing(source: Source, name: str = "net") -> AbstractContextManager[Listing]:
     """Provide the matrices of a module, a state dict or a file, which stays open; ``name`` is the argument in errors.
 
     Raises
@@ -255,18 +254,24 @@ def listing(source: Source, name: str = "net") -> Iterator[Listing]:
     ...     [matrix.name for matrix in held.matrices], [other.reason for other in held.others]
     (['a'], ['bias'])
     """
+    name = validation.text(name, "name")
     if isinstance(source, str | os.PathLike):
-        with files.opened(source, name) as records:
-            yield listed(records, Path(source).name)
-    elif isinstance(source, nn.Module):
-        records, kind = of_module(source), type(source).__name__
-        validation.expect(records, name, f"{kind} without parameters and buffers", "a module with some")
-        yield listed(records, kind)
+        return _of_file(source, name)
+    if isinstance(source, nn.Module):
+        records, title = of_module(source), type(source).__name__
+        validation.expect(records, name, f"{title} without parameters and buffers", "a module with some")
     elif isinstance(source, Mapping):
-        yield listed(of_mapping(source, name), "a state dict")
+        records, title = of_mapping(source, name), "a state dict"
     else:
         expected = "a torch.nn.Module, a state dict, or the path of a file of weights"
         raise TypeError(f"{name}: got {validation.describe(source)}, expected {expected}")
+    return nullcontext(listed(records, title))
+
+
+@contextmanager
+def _of_file(path: str | os.PathLike[str], name: str) -> Iterator[Listing]:
+    with files.opened(path, name) as records:
+        yield listed(records, Path(path).name)
 
 
 def listed(records: Sequence[Stored], title: str) -> Listing:

@@ -145,7 +145,8 @@ class _Graph:
 
         for node in nodes:
             others = {name: numpy_helper.to_array(self.constants[name]) for name in node.input[1:] if name}
-            (array,) = ReferenceEvaluator(node, opsets=self.opsets).run(None, {node.input[0]: array, **others})
+            evaluator: Any = ReferenceEvaluator(node, opsets=self.opsets)
+            (array,) = evaluator.run(None, {node.input[0]: array, **others})
         return array
 
     def about(

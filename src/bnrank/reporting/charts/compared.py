@@ -52,7 +52,7 @@ def _ranks(found: Comparison, hover: list[str], x: dict[str, object]) -> Chart:
     data, drawn, tops = found.data, [], []
     for name in RANKS.values():
         own = data["weight_relative_rank" if name == "relative_rank" else name].values
-        change = np.where(data["update_norm"].values > 0, data[f"update_{name}"].values, np.nan)
+        change = data[f"update_{name}"].values
         drawn.append([parts.numbers(row) for row in (*own, change)])
         tops.append([0, parts.numbers(1.06 * parts.largest(np.vstack([own, change])))])
     places = list(range(1, len(hover) + 1))
@@ -88,12 +88,10 @@ def _overlaps(found: Comparison, hover: list[str], x: dict[str, object]) -> Char
     data, lines = found.data, []
     places = list(range(1, len(hover) + 1))
     shapes = [tuple(map(int, text.split(" x "))) for text in data["layer_shape"].values.tolist()]
-    for i, side in enumerate(("left", "right")):
-        angles = data[f"{side}_angles"].values
-        k = np.isfinite(angles).sum(1)
-        overlap = np.nansum(np.cos(angles) ** 2, axis=1) / np.where(k, k, np.nan)
-        chance = np.where(k, k, np.nan) / [shape[i] for shape in shapes]
-        said = [f"{name}<br>{side}, {n} dimensions" for name, n in zip(hover, k.tolist(), strict=True)]
+    k = data["subspace"].values
+    for i, (side, overlap) in enumerate(zip(("left", "right"), found.overlaps(), strict=True)):
+        chance = np.where(k > 0, k, np.nan) / [shape[i] for shape in shapes]
+        said = [f"{name}<br>{side}, {n:g} dimensions" for name, n in zip(hover, k.tolist(), strict=True)]
         color = parts.member_color(i)
         lines.append(parts.line(places, parts.numbers(overlap), color, "%{text}<br>%{y:.3g}", text=said))
         lines.append(parts.line(places, parts.numbers(chance), color, width=1, size=0, line_dash="dot"))

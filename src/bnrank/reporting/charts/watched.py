@@ -7,7 +7,6 @@ import numpy as np
 from bnrank._core.sampling import evenly_spaced
 from bnrank.reporting.charts import parts
 from bnrank.reporting.charts.parts import Chart, Group, View
-from bnrank.training.watching import divergence
 from bnrank.training.watching.records import SHOWN, Record
 
 TITLES = {
@@ -61,7 +60,7 @@ def watched_headline(record: Record) -> str:
     if not len(steps):
         return "Nothing was measured yet."
     last, when = history.isel(step=-1), f"step {steps[-1]:,}"
-    said = [f"{remark}." for remark in divergence.remarks(history)]
+    said = [f"{remark}." for remark in record.diverged]
     if "dimension_95" in history and np.isfinite(last["dimension_95"].values).any():
         low, high = int(np.nanmin(last["dimension_95"].values)), int(np.nanmax(last["dimension_95"].values))
         apart = "nonfinite_units" in last and bool((last["nonfinite_units"] > 0).any())

@@ -1,5 +1,7 @@
 """The representation cost: the smallest norm of a network of given depth that computes a function (T1 to T14)."""
 
+from bnrank.measures.balance import Imbalance, imbalance
+from bnrank.measures.critical_points import Stationarity, stationarity
 from bnrank.theory.cost.bounds import LowerBound, R1LowerBound, TwoPointBound, lower_bound, r1_lower_bound, two_point
 from bnrank.theory.cost.bracketing import CostBracket, bracket
 from bnrank.theory.cost.closed_forms import Corrections, diagonal, linear, linear_corrections, remainder_bound
@@ -19,6 +21,7 @@ __all__ = [
     "Corrections",
     "CostBracket",
     "Expansion",
+    "Imbalance",
     "LowerBound",
     "PathBounds",
     "Planarity",
@@ -26,6 +29,7 @@ __all__ = [
     "R1LowerBound",
     "RankTradeoff",
     "Solution",
+    "Stationarity",
     "TourBound",
     "TwoPointBound",
     "balance",
@@ -34,6 +38,7 @@ __all__ = [
     "completely_positive",
     "diagonal",
     "expand",
+    "imbalance",
     "least_linear_loss",
     "linear",
     "linear_corrections",
@@ -48,6 +53,7 @@ __all__ = [
     "solve",
     "solve_depths",
     "solved_tradeoff",
+    "stationarity",
     "subadditivity",
     "tangent_bound",
     "tsp_bound",

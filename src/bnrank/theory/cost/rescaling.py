@@ -39,7 +39,7 @@ class Balancing:
     norm_before, norm : float
         ||theta||^2 before and after, biases included; the latter in float64, before rounding to the network's dtype.
     residual : float
-        The remaining :func:`bnrank.balance.residual`; like ``norm``, before rounding to the network's dtype.
+        The remaining residual of :func:`imbalance`; like ``norm``, before rounding to the network's dtype.
     dead : tuple of Tensor
         For l = 1..L-1, (n_l,), bool: neurons set to zero because they are on no path of non-zero weights from an input
         or a bias to an output.

@@ -14,8 +14,8 @@ from bnrank._core.sampling import evenly_spaced
 from bnrank.measures import regions
 from bnrank.measures.convolution import circular_singular_values, conv_singular_values
 from bnrank.networks.reading import read
-from bnrank.theory import rank
 from bnrank.theory.facts import Facts
+from bnrank.theory.rank_bounds import rank
 from bnrank.theory.statements.samples import FEW, ROWS, smooth
 from bnrank.theory.verdicts import NotApplicable, Sides, assume, assuming, statement
 
@@ -36,7 +36,7 @@ def _bracket(facts: Facts) -> Sides:
     assume(facts.x.is_floating_point(), "f can be differentiated in x", f"x has dtype {facts.x.dtype}")
     with assuming("f can be differentiated in x, sample by sample"):
         rows = evenly_spaced(len(facts.x), ROWS)
-        found = rank.bracket(facts.net, facts.x[rows], facts.rtol, domain="everywhere")
+        found = rank(facts.net, facts.x[rows], facts.rtol, domain="everywhere")
     counts = linalg.rank(facts.jacobian_values, max(facts.rtol, MIN_RTOL), _rounding(facts))
     note = (
         f"rank of the Jacobian at sample {int(counts.argmax())}; f is cut at the {found.place} after {found.layer} "

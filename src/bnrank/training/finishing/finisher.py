@@ -58,7 +58,7 @@ class Finished(Printed):
 
     @property
     def kind(self) -> str:
-        """The kind of point; see `bnrank.measures.stationarity`."""
+        """The kind of point; see `bnrank.cost.stationarity`."""
         return self.stationarity.kind
 
     @property

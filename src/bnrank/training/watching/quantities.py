@@ -1,182 +1,161 @@
 """What a watch measures of a weight and of the activations that enter a layer."""
 
 import math
+from collections.abc import Collection, Iterable, Iterator
 
 import torch
 from torch import Tensor
 
 from bnrank._core import linalg
 from bnrank.measures.usage import SHARES, subnormals, variance_dimension
-from bnrank.training.watching.divergence import shortened
+from bnrank.networks.reading import Matrix
+
+Row = dict[str, float]
 
 LARGEST = 10  # singular values kept
 TAIL = 0.1  # fraction of singular values outside of the tail
 MAX_SIDE = 1024  # of the smaller side of a matrix, beyond which the whole spectrum is too expensive
 ITERATIONS = 30  # of the power method, for larger ones
 
-WEIGHTS = {
-    "stable_rank": "||W||_F^2 / ||W||_op^2",
-    "effective_rank": "effective rank (sum of singular values)^2 / sum of their squares, of W",
-    "weight_dimension_95": "number of singular values of W with 95 percent of ||W||_F^2",
-    "weight_dimension_99": "number of singular values of W with 99 percent of ||W||_F^2",
-    "tail": "share of ||W||_F^2 outside the largest tenth of singular values",
-    "norm": "||W||_F",
-    "operator_norm": "||W||_op",
-    "nonfinite": "number of entries of W that are NaN or infinite",
-}
-ACTIVATIONS = {
-    "dimension_95": "dimension of the centered inputs of the layer at 95 percent of their variance",
-    "dimension_99": "dimension of the centered inputs of the layer at 99 percent of their variance",
-    "dead_units": "number of inputs of the layer that are 0 on all rows",
-    "constant_units": "number of inputs of the layer with the same value on all rows, dead ones among them",
-    "nonfinite_units": "number of inputs of the layer that are NaN or infinite on some row",
-    "units": "number of inputs of the layer",
-    "rows": "number of rows (samples, and places or times) of the dimension",
-}
-SUBNORMALS = {"subnormals": "number of subnormal entries of W"}
-CHANGES = {
-    "change": "||W - W_0||_F / ||W_0||_F, W_0 of the first checkpoint",
-    "change_since": "||W - W'||_F / ||W'||_F, W' of the checkpoint before",
-    "update_stable_rank": "stable rank of W - W_0",
-    "update_effective_rank": "effective rank (sum of singular values)^2 / sum of their squares, of W - W_0",
-    "full_rank": "number of singular values of W",
-    "update_share": "share of ||W - W_0||_F^2 in the largest singular values, as many as `top`",
-}
-SIMILARITY = {
-    "cka": "linear CKA of the activations with those of the first network",
-    "cka_debiased": "the same by the unbiased estimator of HSIC",
-}
 QUANTITIES = {
-    "weights": WEIGHTS,
-    "activations": ACTIVATIONS,
-    "subnormals": SUBNORMALS,
-    "changes": CHANGES,
-    "similarity": SIMILARITY,
+    "weights": {
+        "stable_rank": "||W||_F^2 / ||W||_op^2",
+        "effective_rank": "effective rank (sum of singular values)^2 / sum of their squares, of W",
+        "weight_dimension_95": "number of singular values of W with 95 percent of ||W||_F^2",
+        "weight_dimension_99": "number of singular values of W with 99 percent of ||W||_F^2",
+        "tail": "share of ||W||_F^2 outside the largest tenth of singular values",
+        "norm": "||W||_F",
+        "operator_norm": "||W||_op",
+        "nonfinite": "number of entries of W that are NaN or infinite",
+    },
+    "activations": {
+        "dimension_95": "dimension of the centered inputs of the layer at 95 percent of their variance",
+        "dimension_99": "dimension of the centered inputs of the layer at 99 percent of their variance",
+        "dead_units": "number of inputs of the layer that are 0 on all rows",
+        "constant_units": "number of inputs of the layer with the same value on all rows, dead ones among them",
+        "nonfinite_units": "number of inputs of the layer that are NaN or infinite on some row",
+        "units": "number of inputs of the layer",
+        "rows": "number of rows (samples, and places or times) of the dimension",
+    },
+    "subnormals": {"subnormals": "number of subnormal entries of W"},
+    "changes": {
+        "change": "||W - W_0||_F / ||W_0||_F, W_0 of the first checkpoint",
+        "change_since": "||W - W'||_F / ||W'||_F, W' of the checkpoint before",
+        "update_stable_rank": "stable rank of W - W_0",
+        "update_effective_rank": "effective rank (sum of singular values)^2 / sum of their squares, of W - W_0",
+        "full_rank": "number of singular values of W",
+        "update_share": "share of ||W - W_0||_F^2 in the largest singular values, as many as `top`",
+    },
+    "similarity": {
+        "cka": "linear CKA of the activations with those of the first network",
+        "cka_debiased": "the same by the unbiased estimator of HSIC",
+    },
 }
 """Quantities by what is measured, with their definitions."""
-LONG_NAMES = {**WEIGHTS, **ACTIVATIONS, **SUBNORMALS, **CHANGES, **SIMILARITY}
+LONG_NAMES = {name: text for quantities in QUANTITIES.values() for name, text in quantities.items()}
+NONFINITE = {"nonfinite": "weights of", "nonfinite_units": "activations at"}
+"""Numbers of values that are NaN or infinite, and what they are of."""
+
+
+def of_matrices(matrices: Iterable[Matrix], what: Collection[str]) -> Iterator[tuple[str, Tensor, Row, list[float]]]:
+    """Iterate over names, blocks, quantities and largest singular values of matrices.
+
+    Parameters
+    ----------
+    matrices : iterable of Matrix
+        Weights; a tensor that holds several is loaded once.
+    what : collection of str
+        "weights", "subnormals" or both.
+    """
+    stored, tensor = None, None
+    for matrix in matrices:
+        if matrix.stored is not stored:
+            stored, tensor = matrix.stored, matrix.stored.load()
+        blocks = matrix.blocks(tensor)
+        row, values = of_weight(blocks) if "weights" in what else ({}, [])
+        row |= {"subnormals": float(subnormals(blocks))} if "subnormals" in what else {}
+        yield matrix.name, blocks, row, values
 
 
 def of_weight(weight: Tensor) -> tuple[dict[str, float], list[float]]:
     """Return the quantities of a matrix, or of the blocks (n, rows, columns) of one, and its largest singular values.
 
-    All but "nonfinite" is NaN where an entry is NaN or infinite. Of a block with both sides above 1024, only the norms
-    and the stable rank are measured, the operator norm by the power method, which gives a lower bound.
+    Of one with NaN or infinite entries, only their number is returned. Of a block with both sides above 1024, only the
+    norms and the stable rank are measured, the operator norm by the power method, which gives a lower bound.
 
     Examples
     --------
-    >>> found, values = of_weight(torch.diag(torch.tensor([2.0, 1.0])))
-    >>> found["stable_rank"], found["effective_rank"], values
+    >>> row, values = of_weight(torch.diag(torch.tensor([2.0, 1.0])))
+    >>> row["stable_rank"], row["effective_rank"], values
     (1.25, 1.8, [2.0, 1.0])
     """
-    found = dict.fromkeys(WEIGHTS, math.nan) | {"nonfinite": 0.0}
-    matrix = _double(weight.detach())
+    matrix = double(weight.detach())
     matrix = matrix if matrix.ndim == 3 else matrix[None]
     matrix = matrix.mT if matrix.shape[1] > matrix.shape[2] else matrix
-    size = float(matrix.abs().max())
+    size = float(matrix.abs().max()) or 1.0
     if not math.isfinite(size):
-        return found | {"nonfinite": float((~torch.isfinite(matrix)).sum())}, []
-    if size == 0:
-        zero = dict.fromkeys(WEIGHTS, 0.0)
-        return zero | {"stable_rank": math.nan, "tail": math.nan}, [0.0] * min(LARGEST, _full_rank(matrix))
+        return {"nonfinite": float((~torch.isfinite(matrix)).sum())}, []
     matrix = matrix / size  # squares of what is large or small overflow or vanish
-    found["norm"] = size * float(matrix.norm())
+    norm = float(matrix.norm())
+    row = {"nonfinite": 0.0, "norm": size * norm}
     if matrix.shape[1] > MAX_SIDE:
         top = _operator_norm(matrix)
-        found |= {"operator_norm": size * top, "stable_rank": float(matrix.square().sum()) / top**2}
-        return found, [size * top]
-    squares = torch.linalg.eigvalsh(matrix @ matrix.mT).clamp(min=0).flatten().sort(descending=True).values.cpu()
-    values = squares.sqrt()
-    kept = max(1, round(TAIL * len(values)))
-    sums = variance_dimension(squares, len(squares) + 1, len(squares), SHARES, corrected=False)
-    found |= {
+        row["stable_rank"] = linalg.stable_rank_from(norm**2, top)
+        return row | {"operator_norm": size * float(top)}, [size * float(top)]
+    squares = torch.linalg.eigvalsh(matrix @ matrix.mH).clamp(min=0).flatten().sort(descending=True).values.cpu()
+    values, largest = squares.sqrt(), max(1, round(TAIL * len(squares)))
+    dimensions = variance_dimension(squares, len(squares) + 1, len(squares), SHARES, corrected=False)
+    row |= {
         "stable_rank": float(linalg.stable_rank(values)),
         "effective_rank": float(linalg.effective_rank(values)),
-        "weight_dimension_95": float(sums[0]),
-        "weight_dimension_99": float(sums[1]),
-        "tail": float(squares[kept:].sum() / squares.sum()),
+        "weight_dimension_95": float(dimensions[0]),
+        "weight_dimension_99": float(dimensions[1]),
+        "tail": float(squares[largest:].sum() / squares.sum()),
         "operator_norm": size * float(values[0]),
     }
-    return found, [size * value for value in values[:LARGEST].tolist()]
+    return row, (size * values[:LARGEST]).tolist()
+
+
+def _operator_norm(matrix: Tensor) -> Tensor:
+    """Return the largest singular value of blocks by the power method, a lower bound, (1,)."""
+    generator = torch.Generator().manual_seed(0)
+    vector = torch.randn(*matrix.shape[:2], 1, dtype=torch.float64, generator=generator).to(matrix)
+    for _ in range(ITERATIONS):
+        vector = matrix @ (matrix.mH @ vector)
+        vector = vector / vector.norm(dim=1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
+    return (matrix.mH @ vector).norm(dim=1).amax(0)
 
 
 def of_change(weight: Tensor, first: Tensor, before: Tensor, top: int) -> dict[str, float]:
-    """Return the quantities of a weight's change since the first checkpoint.
+    """Return the quantities of a weight's change since the first checkpoint, and since the one before.
 
-    They are NaN where an entry is not finite or the first one has another shape; "change_since" also where the one
-    before has.
+    They are missing where an entry is not finite or shapes differ.
 
     Examples
     --------
     >>> of_change(torch.diag(torch.tensor([3.0, 2.0])), torch.eye(2), torch.eye(2), 1)["update_stable_rank"]
     1.25
     """
-    found = dict.fromkeys(CHANGES, math.nan) | {"full_rank": float(_full_rank(weight))}
-    now, start, last = (_double(t.detach()) for t in (weight, first, before))
+    row = {"full_rank": float(math.prod(weight.shape[:-2]) * min(weight.shape[-2:]))}
+    now, start, last = (double(t.detach()) for t in (weight, first, before))
     if now.shape == last.shape and math.isfinite(size := float((now - last).norm())):
-        found["change_since"] = _ratio(size, float(last.norm()))
-    if now.shape != start.shape:
-        return found
-    moved, values = of_weight(now - start)
-    if math.isnan(moved["norm"]):
-        return found
-    found["change"] = _ratio(moved["norm"], float(start.norm()))
-    if moved["norm"] > 0:
-        found["update_stable_rank"] = moved["stable_rank"]
-        found["update_effective_rank"] = moved["effective_rank"]
-        if len(values) >= min(top, _full_rank(now)):
-            found["update_share"] = sum((value / moved["norm"]) ** 2 for value in values[:top])
-    return found
-
-
-class Changes:
-    """The changes of weights along checkpoints, of which the first and the last one of every layer are kept.
-
-    Examples
-    --------
-    >>> changes = Changes(top=1)
-    >>> [changes.of("0", step, torch.eye(size))["change"] for step, size in enumerate((2, 3, 2))], changes.notes
-    ([0.0, nan, 0.0], ['change not measured at 0 in step 1: the shape is not that of the first'])
-    """
-
-    def __init__(self, top: int) -> None:
-        self.top = top
-        self._first: dict[str, Tensor] = {}
-        self._before: dict[str, Tensor] = {}
-        self._apart: dict[str, list[str]] = {}  # steps of another shape
-
-    def of(self, layer: str, step: int, weight: Tensor) -> dict[str, float]:
-        """Return what :func:`of_change` does of the next weight of a layer."""
-        first = self._first.setdefault(layer, weight)
-        before = self._before.get(layer, first)
-        self._before[layer] = weight
-        if weight.shape != first.shape:
-            self._apart.setdefault(layer, []).append(str(step))
-        return of_change(weight, first, before, self.top)
-
-    @property
-    def notes(self) -> list[str]:
-        """Which layers have another shape than the first in which steps."""
-        found: dict[tuple[str, ...], list[str]] = {}
-        for layer, steps in self._apart.items():
-            found.setdefault(tuple(steps), []).append(layer)
-        return [
-            f"change not measured at {shortened(layers)} in step{'s' * (len(steps) > 1)} {shortened(list(steps))}: "
-            "the shape is not that of the first"
-            for steps, layers in found.items()
-        ]
-
-
-def _full_rank(weight: Tensor) -> int:
-    """Return the number of singular values of a matrix, or of one with blocks (n, rows, columns)."""
-    return math.prod(weight.shape[:-2]) * min(weight.shape[-2:])
+        row["change_since"] = _ratio(size, float(last.norm()))
+    moved, values = of_weight(now - start) if now.shape == start.shape else ({}, [])
+    if "norm" in moved:
+        row["change"] = _ratio(moved["norm"], float(start.norm()))
+    if moved.get("norm", 0.0) > 0:
+        row["update_stable_rank"] = moved["stable_rank"]
+        row["update_effective_rank"] = moved.get("effective_rank", math.nan)
+        if len(values) >= min(top, row["full_rank"]):
+            row["update_share"] = sum((value / moved["norm"]) ** 2 for value in values[:top])
+    return row
 
 
 def _ratio(moved: float, size: float) -> float:
     return moved / size if size > 0 else 0.0 if moved == 0 else math.inf
 
 
-def of_rows(rows: Tensor, corrected: bool = True) -> dict[str, float]:
+def of_rows(rows: Tensor) -> dict[str, float]:
     """Return the dimensions of centered rows (n, units) at 95 and 99 percent of variance; NaN where they are unknown.
 
     Examples
@@ -184,44 +163,17 @@ def of_rows(rows: Tensor, corrected: bool = True) -> dict[str, float]:
     >>> of_rows(torch.eye(4).repeat(50, 1))
     {'dimension_95': 3.0, 'dimension_99': 3.0}
     """
-    nothing = dict.fromkeys(("dimension_95", "dimension_99"), math.nan)
-    if len(rows) < 2 or not bool(torch.isfinite(rows).all()):
-        return nothing
-    rows = _double(rows)
+    rows = double(rows)
     centered = rows - rows.mean(0)
     centered[:, (rows == rows[:1]).all(0)] = 0.0  # the mean can differ from equal entries by rounding
-    size = float(centered.abs().max())
-    if size == 0:
-        return dict.fromkeys(nothing, 0.0)
-    centered = centered / size
+    centered = centered / (float(centered.abs().max()) or 1.0)
     n, d = centered.shape
     gram = centered @ centered.T if d > n else centered.T @ centered
-    values = torch.linalg.eigvalsh(gram).clamp(min=0).flip(0)[: min(n - 1, d)].cpu()
-    found = variance_dimension(values, n, d, SHARES, corrected=corrected)
-    return {"dimension_95": float(found[0]), "dimension_99": float(found[1])}
+    values = torch.linalg.eigvalsh(gram).clamp(min=0).flip(0)[: min(n - 1, d)]
+    return dict(zip(("dimension_95", "dimension_99"), map(float, variance_dimension(values, n, d)), strict=True))
 
 
-def of_entries(weight: Tensor) -> dict[str, float]:
-    """Return the number of subnormal entries of a weight.
-
-    Examples
-    --------
-    >>> of_entries(torch.tensor([1.0, 1e-40]))
-    {'subnormals': 1.0}
-    """
-    return {"subnormals": float(subnormals(weight.detach()))}
-
-
-def _double(values: Tensor) -> Tensor:
-    """Return values in float64, on the CPU where their device has none."""
-    return (values.cpu() if values.device.type == "mps" else values).to(torch.float64)
-
-
-def _operator_norm(matrix: Tensor) -> float:
-    """Return the largest operator norm of blocks by the power method, from below."""
-    generator = torch.Generator().manual_seed(0)
-    vector = torch.randn(*matrix.shape[:2], 1, dtype=torch.float64, generator=generator).to(matrix.device)
-    for _ in range(ITERATIONS):
-        vector = matrix @ (matrix.mT @ vector)
-        vector = vector / vector.norm(dim=1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
-    return float((matrix.mT @ vector).norm(dim=1).max())
+def double(values: Tensor) -> Tensor:
+    """Return values in double precision, on the CPU where their device has none."""
+    values = values.cpu() if values.device.type == "mps" else values
+    return values.to(torch.complex128 if values.is_complex() else torch.float64)

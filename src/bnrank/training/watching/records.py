@@ -1,4 +1,4 @@
-"""The record of a watch: rows over steps and layers, as a dataset, a table and a plot."""
+"""The record of a watch: quantities over steps and layers, as a dataset, a table and a plot."""
 
 from __future__ import annotations
 
@@ -15,22 +15,30 @@ from bnrank._core.content import Part, Table
 from bnrank._core.results import Printed
 from bnrank._core.sampling import evenly_spaced
 from bnrank._version import __version__
-from bnrank.training.watching import divergence
-from bnrank.training.watching.quantities import LARGEST, LONG_NAMES, QUANTITIES
+from bnrank.training.watching.quantities import LARGEST, LONG_NAMES, NONFINITE, QUANTITIES
 
 if TYPE_CHECKING:
     import pandas as pd
     import xarray as xr
 
-SHOWN = 12  # layers in a table and lines in a panel
-PANELS = (
-    ("dimension_95", "dimension of inputs at 95 %"),
-    ("stable_rank", "stable rank of W"),
-    ("change", "relative change of W"),
-    ("update_stable_rank", "stable rank of the change"),
-    ("cka", "CKA with the first"),
-    ("dead_units", "dead"),
-)
+SHOWN = 12  # layers in a table, and lines in a panel
+NAMED = 6  # layers in a remark
+PANELS = ("dimension_95", "stable_rank", "change", "update_stable_rank", "cka", "dead_units")
+COLUMNS = {
+    "units": "inputs",
+    "dimension_95": "dimension (95 %)",
+    "dead_units": "dead",
+    "constant_units": "constant",
+    "stable_rank": "stable rank of W",
+    "effective_rank": "effective rank",
+    "tail": "tail",
+    "change": "change",
+    "update_stable_rank": "of it, stable rank",
+    "update_share": "in top singular values",
+    "cka": "CKA with the first",
+    "subnormals": "subnormal",
+}
+RANGES = {"dimension_95": ".0f", "stable_rank": ".3g"}  # shown from the first to the last measurement, in a format
 
 
 @dataclass(frozen=True)
@@ -44,7 +52,7 @@ class Measured:
     rows : mapping
         Quantities by layer, ``rows[layer][quantity]``; NaN or missing where one is unknown.
     values : mapping
-        The largest singular values of each layer's weight, descending; empty where they were not kept.
+        The largest singular values of each layer's weight, descending.
     drift : mapping
         Drift of each conserved quantity, where the watch has a monitor.
     """
@@ -63,51 +71,48 @@ class Measured:
         >>> bnrank.training.Measured(1, {"0": {"stable_rank": 2.0}}).flat()
         {'stable_rank/0': 2.0}
         """
-        found = {f"{name}/{layer}": v for layer, row in self.rows.items() for name, v in row.items()}
-        found |= {f"drift/{name}": v for name, v in self.drift.items()}
-        return {name: v for name, v in found.items() if not math.isnan(v)}
+        values = {f"{name}/{layer}": value for layer, row in self.rows.items() for name, value in row.items()}
+        values |= {f"drift/{name}": value for name, value in self.drift.items()}
+        return {name: value for name, value in values.items() if not math.isnan(value)}
 
 
 def dataset(
-    measured: Sequence[Measured], layers: Sequence[str], what: Sequence[str], attrs: dict[str, Any]
+    measured: Sequence[Measured], layers: Sequence[str], what: Sequence[str], attrs: Mapping[str, Any]
 ) -> xr.Dataset:
     """Return measurements over (step, layer); NaN where a layer was not measured.
 
     Examples
     --------
-    >>> rows = [Measured(1, {"0": {"stable_rank": 2.0}})]
-    >>> found = dataset(rows, ["0"], ["weights"], {})
-    >>> float(found["stable_rank"].sel(step=1, layer="0"))
+    >>> history = dataset([Measured(1, {"0": {"stable_rank": 2.0}})], ["0"], ["weights"], {})
+    >>> float(history["stable_rank"].sel(step=1, layer="0"))
     2.0
     """
     import xarray as xr
 
-    names = [name for part in what for name in QUANTITIES[part]]
-    steps = [m.step for m in measured]
+    dims, shape = ("step", "layer"), (len(measured), len(layers))
     variables: dict[str, Any] = {}
-    for name in names:
+    for name in [name for part in what for name in QUANTITIES[part]]:
         values = [[m.rows.get(layer, {}).get(name, math.nan) for layer in layers] for m in measured]
-        array = np.array(values, dtype=float).reshape(len(steps), len(layers))
-        variables[name] = (("step", "layer"), array, {"units": "1", "long_name": LONG_NAMES[name]})
-    coords: dict[str, Any] = {"step": np.array(steps, dtype=np.int64), "layer": np.array(layers, dtype=str)}
+        array = np.array(values, dtype=float).reshape(shape)
+        variables[name] = (dims, array, {"units": "1", "long_name": LONG_NAMES[name]})
+    coords: dict[str, Any] = {
+        "step": ("step", np.array([m.step for m in measured], dtype=np.int64), {"units": "1", "long_name": "steps"}),
+        "layer": ("layer", np.array(layers, dtype=str), {"long_name": "layer, and the output of the network"}),
+    }
     if "weights" in what:
-        array = np.full((len(steps), len(layers), LARGEST), math.nan)
+        array = np.full((*shape, LARGEST), math.nan)
         for i, m in enumerate(measured):
-            for j, layer in enumerate(layers):
-                largest = m.values.get(layer, ())
-                array[i, j, : len(largest)] = largest
+            for layer, largest in m.values.items():
+                array[i, layers.index(layer), : len(largest)] = largest
         about = {"units": "1", "long_name": "largest singular values of W"}
-        variables["singular_values"] = (("step", "layer", "index"), array, about)
+        variables["singular_values"] = ((*dims, "index"), array, about)
         coords["index"] = np.arange(1, LARGEST + 1)
-    if drifting := list(dict.fromkeys(name for m in measured for name in m.drift)):
-        array = np.array([[m.drift.get(name, math.nan) for name in drifting] for m in measured])
+    if conserved := list(dict.fromkeys(name for m in measured for name in m.drift)):
+        array = np.array([[m.drift.get(name, math.nan) for name in conserved] for m in measured])
         about = {"units": "1", "long_name": "drift of a conserved quantity over ||in + out||"}
         variables["drift"] = (("step", "quantity"), array, about)
-        coords["quantity"] = np.array(drifting, dtype=str)
-    found = xr.Dataset(variables, coords, {"bnrank_version": __version__, **attrs})
-    found["step"].attrs = {"units": "1", "long_name": "steps taken"}
-    found["layer"].attrs = {"long_name": "layer, and the output of the network"}
-    return found
+        coords["quantity"] = np.array(conserved, dtype=str)
+    return xr.Dataset(variables, coords, {"bnrank_version": __version__, **attrs})
 
 
 class Record(Printed):
@@ -128,22 +133,47 @@ class Record(Printed):
         return self._history
 
     @property
+    def diverged(self) -> list[str]:
+        """Remarks: since which step which layers are NaN or infinite, and which were so and are finite again.
+
+        Examples
+        --------
+        >>> rows = [{"0": {"nonfinite": 0.0}}, {"0": {"nonfinite": 3.0}}]
+        >>> Record(dataset([Measured(i, row) for i, row in enumerate(rows)], ["0"], ["weights"], {})).diverged
+        ['NaN or infinite since step 1: weights of 0']
+        """
+        history = self.history
+        layers: dict[str, dict[str, list[str]]] = {}
+        for quantity, kind in NONFINITE.items():
+            for name in history["layer"].values.tolist() if quantity in history else ():
+                counts = history[quantity].sel(layer=name).dropna("step")
+                bad, good = (counts["step"].values[mask] for mask in (counts.values > 0, counts.values == 0))
+                since = bad[bad > good.max(initial=-1)]
+                if len(bad):
+                    past = f"last at step {bad[-1]:,}, finite later"
+                    when = f"since step {since[0]:,}" if len(since) else past
+                    layers.setdefault(when, {}).setdefault(kind, []).append(name)
+        return [
+            f"NaN or infinite {when}: {', '.join(f'{kind} {shortened(names)}' for kind, names in kinds.items())}"
+            for when, kinds in layers.items()
+        ]
+
+    @property
     def notes(self) -> list[str]:
         """Remarks: since which step which layers are NaN or infinite, what was not measured, which layers collapsed."""
-        history = self.history
-        return divergence.remarks(history) + [note for note in str(history.attrs.get("notes", "")).split("\n") if note]
+        return self.diverged + [note for note in str(self.history.attrs.get("notes", "")).split("\n") if note]
 
     def to_frame(self) -> pd.DataFrame:
         """Return one row per step and layer, the quantities in columns."""
         history = self.history
-        flat = [name for name in history.data_vars if history[name].dims == ("step", "layer")]
-        return history[flat].to_dataframe().reset_index()
+        return (
+            history[[name for name in history if history[name].dims == ("step", "layer")]].to_dataframe().reset_index()
+        )
 
     def summary(self) -> list[dict[str, object]]:
-        """Return a row per layer: quantities at the last measurement, and dimensions from the first to the last.
+        """Return a row per layer: the quantities at the last measurement; ranges are from the first to the last.
 
-        At the last measurement, NaN stands for weights or inputs that are NaN or infinite, and a dash or None for what
-        is undefined or was not measured.
+        A dash or None stands for what is NaN, undefined or not measured.
         """
         return [_summary(self.history.isel(layer=i)) for i in range(self.history.sizes["layer"])]
 
@@ -163,30 +193,24 @@ class Record(Printed):
         Examples
         --------
         >>> import torch, bnrank
-        >>> _ = torch.manual_seed(0)
-        >>> net = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.ReLU(), torch.nn.Linear(32, 2))
-        >>> x, optimizer = torch.randn(128, 8), torch.optim.Adam(net.parameters(), weight_decay=1e-2)
-        >>> watch = bnrank.watch(net, every=10)
-        >>> for _ in range(100):
-        ...     optimizer.zero_grad()
-        ...     (net(x) - x[:, :2]).square().mean().backward()
-        ...     optimizer.step()
-        ...     _ = watch.step()
-        >>> [ax.get_xlabel() for ax in watch.plot()]
-        ['step', 'step', 'step']
+        >>> net, x = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.ReLU()), torch.randn(128, 8)
+        >>> watch = bnrank.watch(net, x=x)
+        >>> measured = watch.step()
+        >>> [ax.get_title() for ax in watch.plot()]
+        ['dimension (95 %)', 'stable rank of W', 'dead']
         """
         history = self.history
-        panels = [(n, t) for n, t in PANELS if n in history and np.isfinite(history[n].values).any()]
+        panels = [name for name in PANELS if name in history and np.isfinite(history[name]).any()]
         validation.expect(panels, "watch", "no measurements", "at least one, after watch.step()")
         axes = axes_for(axes, (1, len(panels)), (4.2 * len(panels), 3.6))
-        for ax, (name, title) in zip(axes, panels, strict=True):
-            known = [i for i in range(history.sizes["layer"]) if np.isfinite(history[name].values[:, i]).any()]
-            for place, k in enumerate(evenly_spaced(len(known), SHOWN).tolist()):
-                layer, y = str(history["layer"].values[known[k]]), history[name].values[:, known[k]]
+        for ax, name in zip(axes, panels, strict=True):
+            lines = history[name].dropna("layer", how="all")
+            for place, k in enumerate(evenly_spaced(lines.sizes["layer"], SHOWN).tolist()):
                 style = {"color": OKABE_ITO[place % 7], "linestyle": "-" if place < 7 else "--"}
-                ax.plot(history["step"].values, y, marker=".", label=layer, linewidth=1.4, **style)
+                label = str(lines["layer"].values[k])
+                ax.plot(lines["step"].values, lines.values[:, k], marker=".", label=label, linewidth=1.4, **style)
             ax.set_ylim(bottom=0)
-            dress(ax, "step", "", title)
+            dress(ax, "step", "", COLUMNS[name])
         axes[0].legend(fontsize=7, frameon=False)
         return axes
 
@@ -199,63 +223,34 @@ class Record(Printed):
         return f"{len(steps)} measurements, steps {steps[0]:,} to {steps[-1]:,}"
 
     def _content(self) -> list[Part]:
-        history, rows = self.history, self.summary()
-        title = str(history.attrs.get("title", "watch"))
-        steps = history["step"].values
-        if not len(steps):
-            return [f"{title}: nothing measured yet", *self.notes]
-        chosen = evenly_spaced(len(rows), SHOWN).tolist()
-        diverged = divergence.remarks(history)
-        lines: list[Part] = [f"{title}: {self.span}", *diverged]
-        shown = Table(f"Layers at step {steps[-1]:,}", [rows[i] for i in chosen])
-        lines.append(shown if rows else "no layer with a weight matrix")
-        if len(chosen) < len(rows):
-            lines.append(f"{len(chosen)} of {len(rows)} layers shown; .history has all")
-        if "drift" in history and np.isfinite(history["drift"].values[-1]).any():
-            worst = int(np.nanargmax(history["drift"].values[-1]))
-            name, value = history["quantity"].values[worst], history["drift"].values[-1, worst]
-            lines.append(f"conserved quantities: largest relative drift {value:.2e}, {name}")
-        return [*lines, *(note for note in self.notes if note not in diverged)]
+        history, rows, diverged = self.history, self.summary(), self.diverged
+        lines: list[Part] = [f"{history.attrs.get('title', 'watch')}: {self.span}", *diverged]
+        if history.sizes["step"]:
+            shown = evenly_spaced(len(rows), SHOWN).tolist()
+            lines.append(Table(f"Layers at step {history['step'].values[-1]:,}", [rows[i] for i in shown]))
+            lines += [f"{len(shown)} of {len(rows)} layers shown; .history has all"] if len(shown) < len(rows) else []
+        if "drift" in history and (drift := history["drift"][-1].dropna("quantity")).size:
+            worst = drift[drift.values.argmax()]
+            lines.append(f"conserved quantities: largest relative drift {float(worst):.2e}, {worst['quantity'].item()}")
+        return [*lines, *self.notes[len(diverged) :]]
+
+
+def shortened(names: Sequence[str]) -> str:
+    """Return the first names, and how many others there are."""
+    more = len(names) - NAMED
+    return ", ".join(names[:NAMED]) + (f" and {more} other{'s' * (more > 1)}" if more > 0 else "")
 
 
 def _summary(one: xr.Dataset) -> dict[str, object]:
     row: dict[str, object] = {"layer": str(one["layer"].values)}
-    if not one.sizes["step"]:
-        return row
-    last = {name: float(one[name].values[-1]) for name in one.data_vars if one[name].dims == ("step",)}
-    if "units" in last:
-        row["inputs"] = _whole(last["units"])
-        row["dimension (95 %)"] = _range(one, "dimension_95", "nonfinite_units", ".0f")
-        row["dead"] = _whole(last["dead_units"])
-        constant = last.get("constant_units", math.nan)
-        if constant > last["dead_units"]:
-            row["constant"] = int(constant)
-    if "stable_rank" in last:
-        row["stable rank of W"] = _range(one, "stable_rank", "nonfinite", ".3g")
-        row["effective rank"], row["tail"] = _known(last["effective_rank"]), _known(last["tail"])
-    if "change" in last:
-        row["change"], row["of it, stable rank"] = _known(last["change"]), _known(last["update_stable_rank"])
-        beyond = last["full_rank"] > one.attrs["top"] and not math.isnan(last["update_share"])  # else all of it is
-        row["in top singular values"] = f"{100 * last['update_share']:.3g} %" if beyond else None
-    if "cka" in last:
-        row["CKA with the first"] = _known(last["cka"])
-    if "subnormals" in last:
-        row["subnormal"] = _whole(last["subnormals"])
+    for name, title in COLUMNS.items() if one.sizes["step"] else ():
+        if name in RANGES and name in one:
+            ends = ["–" if math.isnan(value) else f"{value:{RANGES[name]}}" for value in one[name].values[[0, -1]]]
+            row[title] = "–" if set(ends) == {"–"} else " to ".join(ends)
+        elif name in one:
+            value = float(one[name].values[-1])
+            row[title] = None if math.isnan(value) else int(value) if value.is_integer() else value
+    share = row.get(COLUMNS["update_share"])
+    if isinstance(share, int | float):  # that of all singular values of a small matrix is not shown
+        row[COLUMNS["update_share"]] = f"{100 * share:.3g} %" if one["full_rank"][-1] > one.attrs["top"] else None
     return row
-
-
-def _range(one: xr.Dataset, name: str, counted: str, form: str) -> str:
-    """Return the value at the first and the last measurement: NaN where the layer is NaN or infinite, else a dash."""
-    values = one[name].values
-    lost = divergence.ends(one, counted)
-    words = ["NaN" if gone else f"{end:{form}}" for gone, end in zip(lost, (values[0], values[-1]), strict=True)]
-    words = ["–" if word == "nan" else word for word in words]
-    return "–" if set(words) == {"–"} else " to ".join(words)
-
-
-def _known(value: float) -> float | None:
-    return None if math.isnan(value) else value
-
-
-def _whole(value: float) -> object:
-    return None if math.isnan(value) else int(value)

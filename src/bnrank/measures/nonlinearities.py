@@ -7,16 +7,15 @@ from torch import Tensor, nn
 from bnrank.networks.inputs import Example
 from bnrank.networks.reading import Reading, Taker, read_or, stream
 
-__all__ = ["ratio"]
+__all__ = ["nonlinearity"]
 
 
-def ratio(
+def nonlinearity(
     net: nn.Module,
     x: Example,
     *,
     chunk_size: int = 4096,
     dtype: torch.dtype = torch.float64,
-    reading: Reading | None = None,
 ) -> dict[str, float]:
     """Return ||Z_l - sigma(Z_l)||_F / ||Z_l||_F over the sample for every layer (T27; Jacot2023a figure 1).
 
@@ -34,8 +33,6 @@ def ratio(
         Samples per forward pass.
     dtype : torch.dtype
         Precision of the forward pass.
-    reading : Reading, optional
-        The result of ``read(net, x)``.
 
     Returns
     -------
@@ -54,10 +51,10 @@ def ratio(
     >>> net = bnrank.MLP([1, 2, 1], bias=False)
     >>> with torch.no_grad():
     ...     _ = net.weights[0].copy_(torch.tensor([[1.0], [-1.0]]))
-    >>> ratio(net, torch.ones(3, 1))                       # one of two equal entries is set to 0
+    >>> nonlinearity(net, torch.ones(3, 1))                #  one of two equal entries is set to 0
     {'layers.0': 0.7071067811865476, 'layers.1': nan}
     """
-    reading = read_or(reading, net, x, dtype)
+    reading = read_or(None, net, x, dtype)
     taker = Ratio(reading)
     stream(net, x, reading, [taker], chunk_size=chunk_size, dtype=dtype)
     return taker.ratios()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from safetensors.torch import save
@@ -14,9 +15,9 @@ from bnrank._core import validation
 from bnrank._core.deadline import Deadline
 from bnrank._core.files import prepare_folder, write_atomically, writing
 from bnrank._core.sources import as_path
-from bnrank.networks.reading.matrices import listing
+from bnrank.networks.reading import Matrix, listing
 from bnrank.training.watching import quantities
-from bnrank.training.watching.records import Measured, Record, dataset
+from bnrank.training.watching.records import Measured, Record, dataset, shortened
 
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".pth.tar")
 _WRITTEN = re.compile(r"step-(\d+)\.safetensors")
@@ -71,13 +72,13 @@ class Checkpoints:
         """Check that the run has the member and the folder is its own; remove files of steps it has not taken."""
         expected = f"at most {members - 1}: the run has {members} member{'s' * (members > 1)}"
         validation.expect(self.member < members, "member", self.member, expected)
-        found = {path: int(number[1]) for path in self.folder.iterdir() if (number := _WRITTEN.fullmatch(path.name))}
-        if found and not step and not self.fresh:
-            path = min(found, key=found.__getitem__)
+        present = {path: int(number[1]) for path in self.folder.iterdir() if (number := _WRITTEN.fullmatch(path.name))}
+        if present and not step and not self.fresh:
+            path = min(present, key=present.__getitem__)
             advice = "no checkpoints of another run: take a new folder, or fresh=True to delete them"
             validation.expect(False, "folder", f"{path.name!r} in {str(self.folder)!r}", advice)
         with writing("folder", self.folder):
-            for path, taken in found.items():
+            for path, taken in present.items():
                 if taken > step or not step:
                     path.unlink()
 
@@ -142,52 +143,70 @@ def record_of(folder: object, name: str, top: int, deadline: Deadline | None = N
     validation.expect(root.is_dir(), name, f"{str(root)!r}", "a folder of checkpoints")
     files = sorted(p for p in [*root.glob("*"), *root.glob("*/*")] if _is_checkpoint(p))
     validation.expect(files, name, f"{str(root)!r}", f"files that end in {', '.join(SUFFIXES)}")
-    measured: list[Measured] = []
-    layers: dict[str, None] = {}
-    numbered, left_out = _numbered(files, root, name)
-    changes = quantities.Changes(top)
-    failures: dict[Path, Exception] = {}
-    notes = [f"left out, since its name has no step: {path.relative_to(root)}" for path in left_out]
-    for i, (step, paths) in enumerate(numbered):
-        if i and deadline is not None and deadline.over():
+    numbered, unnumbered = _numbered(files, root, name)
+    notes = [f"left out, since its name has no step: {path.relative_to(root)}" for path in unnumbered]
+    series, failures = Series(top), []
+    for step, paths in numbered:
+        if series.measured and deadline is not None and deadline.over():
             notes.append(f"steps {step} to {numbered[-1][0]}: {deadline.missed}")
             break
+        try:
+            with ExitStack() as stack:
+                parts = [stack.enter_context(listing(path, name)) for path in paths]
+                series.add(step, [matrix for part in parts for matrix in part.matrices])
+        except (TypeError, ValueError, OSError) as error:
+            failures.append(error)
+            reason = " ".join(str(error).split()).removeprefix(f"{name}: ").replace(str(paths[0]), paths[0].name)
+            notes.append(f"left out, since it cannot be read: {paths[0].relative_to(root)} ({reason})")
+    if not series.measured:
+        raise failures[0]
+    return series.record(f"checkpoints in {root.name}", notes)
+
+
+class Series:
+    """Measurements of networks in their order.
+
+    Parameters
+    ----------
+    top : int
+        If positive, changes since the first network are measured, too, and their share in so many singular values. The
+        first network and the one before are then in memory.
+    """
+
+    def __init__(self, top: int) -> None:
+        self.top = top
+        self.measured: list[Measured] = []
+        self._first: dict[str, Tensor] = {}
+        self._before: dict[str, Tensor] = {}
+        self._apart: dict[str, None] = {}  # layers of another shape than at first
+
+    def add(
+        self, step: int, matrices: Iterable[Matrix], similar: Mapping[str, Mapping[str, float]] | None = None
+    ) -> None:
+        """Measure the next network; ``similar`` has the similarity of its activations to those of the first."""
         rows: dict[str, dict[str, float]] = {}
         values: dict[str, list[float]] = {}
-        for path in paths:
-            for key, matrix in _read(path, name, failures).items():
-                found, values[key] = quantities.of_weight(matrix)
-                rows[key] = found | quantities.of_entries(matrix)
-                layers[key] = None
-                if top:
-                    rows[key] |= changes.of(key, step, matrix)
-        if not failures.keys() >= set(paths):
-            measured.append(Measured(step, rows, values))
-    if not measured:
-        raise next(iter(failures.values()))
-    notes += [f"left out, since it cannot be read: {_why(*failure, root, name)}" for failure in failures.items()]
-    notes += changes.notes
-    attrs: dict[str, object] = {"title": f"checkpoints in {root.name}", "notes": "\n".join(notes)}
-    what = ["weights", "subnormals"]
-    if top:
-        attrs["top"], what = top, ["weights", "changes", "subnormals"]
-    return Record(dataset(measured, list(layers), what, attrs))
+        for name, blocks, row, values[name] in quantities.of_matrices(matrices, ("weights", "subnormals")):
+            rows[name] = row
+            if self.top:
+                weight = blocks.clone()
+                first = self._first.setdefault(name, weight)
+                row |= quantities.of_change(weight, first, self._before.get(name, first), self.top)
+                self._before[name] = weight
+                self._apart |= {} if weight.shape == first.shape else {name: None}
+        for name, more in (similar or {}).items():
+            rows.setdefault(name, {}).update(more)
+        self.measured.append(Measured(step, rows, values))
 
-
-def _read(path: Path, name: str, failures: dict[Path, Exception]) -> dict[str, Tensor]:
-    """Return the matrices of a file; none, and the error among the failures, where it cannot be read."""
-    try:
-        with listing(path, name) as held:
-            return {matrix.name: matrix.blocks().clone() for matrix in held.matrices}
-    except (TypeError, ValueError, OSError) as error:
-        failures[path] = error
-        return {}
-
-
-def _why(path: Path, error: Exception, root: Path, name: str) -> str:
-    """Return a file's name and, in one line, why it cannot be read, without the name of the argument."""
-    text = " ".join(str(error).split()).removeprefix(f"{name}: ").replace(str(path), path.name)
-    return f"{path.relative_to(root)} ({text})"
+    def record(self, title: str, notes: Sequence[str], what: Sequence[str] = ()) -> Record:
+        """Return the record of all networks; ``what`` names quantities beside those of weights and changes."""
+        layers = list(dict.fromkeys(name for m in self.measured for name in m.rows))
+        what = ["weights", *(["changes"] if self.top else []), *what, "subnormals"]
+        if self._apart:
+            reason = "not measured where the shape is not that of the first"
+            notes = [*notes, f"change at {shortened(list(self._apart))}: {reason}"]
+        attrs = {"title": title, "notes": "\n".join(notes), **({"top": self.top} if self.top else {})}
+        return Record(dataset(self.measured, layers, what, attrs))
 
 
 def _is_checkpoint(path: Path) -> bool:
@@ -200,22 +219,22 @@ def _numbered(files: Sequence[Path], root: Path, name: str) -> tuple[list[tuple[
 
     A single checkpoint without one, in one file or split, has step 0.
     """
-    found: dict[int, list[Path]] = {}
-    left_out = []
+    steps: dict[int, list[Path]] = {}
+    unnumbered = []
     for path in files:
         step = _step(str(path.relative_to(root).with_suffix("")))
         if step is None:
-            left_out.append(path)
+            unnumbered.append(path)
             continue
-        first = found.setdefault(step, [])
-        if first and _SHARD.sub("", str(first[0])) != _SHARD.sub("", str(path)):
-            raise ValueError(f"{name}: got {first[0].name} and {path.name}, both of step {step}, expected one each")
-        first.append(path)
-    if not found:
+        parts = steps.setdefault(step, [])
+        if parts and _SHARD.sub("", str(parts[0])) != _SHARD.sub("", str(path)):
+            raise ValueError(f"{name}: got {parts[0].name} and {path.name}, both of step {step}, expected one each")
+        parts.append(path)
+    if not steps:
         single = len({_SHARD.sub("", str(path)) for path in files}) == 1
         validation.expect(single, name, f"{files[0].name} without a number of its step", "the step in every name")
         return [(0, list(files))], []
-    return sorted(found.items()), left_out
+    return sorted(steps.items()), unnumbered
 
 
 def _step(name: str) -> int | None:

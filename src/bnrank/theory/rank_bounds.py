@@ -11,7 +11,7 @@ from bnrank._core import linalg, validation
 from bnrank._core.content import Part, Table
 from bnrank._core.results import Printed
 from bnrank.measures import regions
-from bnrank.measures.backward import mlp_forward
+from bnrank.measures.backward import Layers
 from bnrank.measures.jacobian import Jacobian
 from bnrank.networks.chain import as_mlp
 from bnrank.networks.constructions import compose
@@ -20,9 +20,7 @@ from bnrank.networks.mlp import MLP
 from bnrank.networks.replicas import copied
 from bnrank.theory.factorization import Basis, Cut, cuts
 
-__all__ = ["RankBracket", "bracket"]
-
-Witness = tuple[int, Tensor, int | None, Tensor]  # a rank, a point with it, its row, and its singular values
+__all__ = ["RankBracket", "rank"]
 
 
 @dataclass(frozen=True)
@@ -69,7 +67,7 @@ class RankBracket(Printed):
     --------
     >>> import torch, bnrank
     >>> net, x = bnrank.MLP([5, 8, 2, 8, 5], seed=0, dtype=torch.float64), torch.eye(5, dtype=torch.float64)
-    >>> found = bnrank.rank.bracket(net, x)                                     # a bnrank.rank.RankBracket
+    >>> found = bnrank.rank(net, x)                                             # a bnrank.theory.RankBracket
     >>> found.upper, found.everywhere, found.layer, found.error < 1e-12
     (2, 2, 2, True)
     """
@@ -114,7 +112,7 @@ class RankBracket(Printed):
         ]
 
 
-def bracket(
+def rank(
     net: nn.Module,
     x: Tensor | np.ndarray,
     rtol: float = 1e-6,
@@ -122,9 +120,7 @@ def bracket(
     output_rtol: float | None = None,
     domain: Literal["data", "everywhere"] = "data",
     box: Any = None,
-    segments: int = 0,
     max_regions: int = 100_000,
-    seed: int = 0,
 ) -> RankBracket:
     """Return bounds on the rank of the network function, from a Jacobian and a factorization f = h o g (T5, T18).
 
@@ -135,7 +131,7 @@ def bracket(
     error is chosen. Everywhere, f passes through the image of every W_l, of dimension rank W_l; this bound is returned
     if no factorization on the data has a smaller k.
 
-    Lower bound: the largest rank of JF at the samples, on segments between them and in the linear regions of a box. The
+    Lower bound: the largest rank of JF at the samples, and in the linear regions of a box. The
     bracket applies to F, since a loose tolerance changes the function: a trained network may be within 1% of a function
     of rank 2 and have a Jacobian of full rank. Since J(h o g) = Jh Jg, always lower <= upper. Samples close to a kink,
     where the computed Jacobian may not belong to any region, are skipped. If all samples are close to a kink, they are
@@ -159,12 +155,8 @@ def bracket(
     box : array_like, optional
         Rows (low, high), (d_in, 2): enumerate all linear regions of F in the box, see
         :func:`bnrank.measures.regions.enumerate`. Small chains only.
-    segments : int
-        Number of segments between random pairs of samples on which all linear pieces of F are enumerated. Chains only.
     max_regions : int
-        Limit on the number of regions, in the box and on the segments.
-    seed : int
-        Random seed of the pairs.
+        Limit on the number of regions in the box.
 
     Returns
     -------
@@ -183,7 +175,7 @@ def bracket(
     Examples
     --------
     >>> import torch, bnrank
-    >>> found = bracket(bnrank.MLP([5, 8, 2, 8, 5], seed=0), torch.randn(50, 5, dtype=torch.float64))
+    >>> found = rank(bnrank.MLP([5, 8, 2, 8, 5], seed=0), torch.randn(50, 5, dtype=torch.float64))
     >>> found.lower, found.upper, found.exact, found.layer, found.domain
     (2, 2, True, 2, 'everywhere')
     """
@@ -193,10 +185,7 @@ def bracket(
     validation.expect(x.is_floating_point(), "x", f"dtype {x.dtype}", "floating point to differentiate by", TypeError)
     rtol = validation.rtol(rtol)
     validation.choice(domain, "domain", ("data", "everywhere"))
-    segments = validation.integer(segments, "segments", 0)
-    validation.allocation((2 + 3 * x[0].numel()) * segments, "segments", segments)
     max_regions = validation.integer(max_regions, "max_regions")
-    seed = validation.seed(seed)
     dtype = next((p.dtype for p in net.parameters() if p.is_floating_point()), torch.float64)
     eps = torch.finfo(dtype).eps
     output_rtol = max(1e-9, 100 * eps) if output_rtol is None else output_rtol
@@ -209,36 +198,35 @@ def bracket(
     places = cuts(net, x)
     globally = _everywhere(places, f, max(output_rtol * size, 10 * eps * _terms(net, x, size)))
     everywhere = globally[1].dimension
-    found = None if domain == "everywhere" else _on_data(places, f, output_rtol * size, everywhere)
-    cut, basis = found or globally
+    on_data = None if domain == "everywhere" else _on_data(places, f, output_rtol * size, everywhere)
+    cut, basis = on_data or globally
     upper = basis.dimension
     h, g = (part.to(f.device, dtype) for part in cut.split(basis))
-    outer, inner = (copied(part).double() for part in (h, g))
-    chains = isinstance(outer, MLP) and isinstance(inner, MLP)
-    composition = compose(outer, inner) if chains else nn.Sequential(inner, outer)  # h o g
+    chains = isinstance(h, MLP) and isinstance(g, MLP)
+    composition = compose(copied(h).double(), copied(g).double()) if chains else nn.Sequential(g, h)
     with torch.no_grad():
         error = float((Functional(h)(Functional(g)(x)).flatten(1) - f).abs().max())
 
-    own = Jacobian(net, x, kink_rtol=None)
-    witnesses = [_witness(Jacobian(composition, x, kink_rtol=None) if found else own, upper, rtol, seed)]
-    searched = [regions.enumerate(composition, box, rtol=rtol, max_regions=max_regions)] if box is not None else []
-    if segments:
-        pairs = _pairs(x, segments, seed)
-        searched.append(regions.along_lines(composition, *pairs, rtol=rtol, max_regions=max_regions))
-    for each in searched:
-        values = each.witness.singular_values[:upper]
-        witnesses.append((min(each.rank, upper), each.witness.point, None, values))
-    lower, witness, index, values = max(witnesses, key=lambda witness: witness[0])
+    jacobian = Jacobian(net, x, kink_rtol=None)
+    factored = Jacobian(composition, x, kink_rtol=None) if on_data else jacobian
+    lower, witness, index, values = _witness(factored, upper, rtol)
+    complete = False
+    if box is not None:
+        enumerated = regions.enumerate(composition, box, rtol=rtol, max_regions=max_regions)
+        complete = enumerated.complete
+        if min(enumerated.rank, upper) > lower:
+            lower, index = min(enumerated.rank, upper), None
+            witness, values = enumerated.witness.point, enumerated.witness.singular_values[:upper]
     return RankBracket(
         lower=lower,
         upper=upper,
-        domain="on the data" if found else "everywhere",
+        domain="on the data" if on_data else "everywhere",
         everywhere=everywhere,
-        jacobian_rank=int(linalg.rank(own.singular_values[:, :everywhere], rtol).max()),
+        jacobian_rank=int(linalg.rank(jacobian.singular_values[:, :everywhere], rtol).max()),
         witness=witness,
         index=index,
         singular_values=values,
-        complete=box is not None and searched[0].complete,
+        complete=complete,
         h=h,
         g=g,
         error=error,
@@ -256,7 +244,7 @@ def _terms(net: nn.Module, x: Tensor, size: float) -> float:
         chain = as_mlp(net, multiply_out=True)
     except TypeError:
         return size
-    last = mlp_forward(chain, x.flatten(1), torch.float64)[0][-1]
+    last = Layers.of(chain, torch.float64).forward(x.flatten(1)).inputs[-1]
     return max(size, float((last.abs() @ chain.weights[-1].detach().abs().T).max()))
 
 
@@ -301,25 +289,19 @@ def _error(cut: Cut, basis: Basis, f: Tensor) -> float:
         return float((cut.rest(basis.project(cut.values)) - f).abs().max())
 
 
-def _witness(jacobian: Jacobian, upper: int, rtol: float, seed: int) -> Witness:
-    """Return the largest rank of the Jacobian at samples off the kinks, or near the samples if all are on kinks."""
+def _witness(jacobian: Jacobian, upper: int, rtol: float) -> tuple[int, Tensor, int | None, Tensor]:
+    """Return the largest rank of the Jacobian at samples off the kinks, or near the samples if all are on kinks.
+
+    With a point of that rank, its row in x, and its singular values.
+    """
     x, rows = jacobian.x, (~jacobian.near_kinks()).nonzero()[:, 0]
     points, values = x[rows.to(x.device)], jacobian.singular_values[rows.to(jacobian.singular_values.device)]
     if not len(rows):
-        draw = torch.randn(x.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        draw = torch.randn(x.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
         points = x.double() + 1e-6 * max(float(x.abs().max()), 1e-300) * draw.to(x.device)
         values = Jacobian(jacobian.net, points, kink_rtol=None).singular_values
     values = values[:, :upper]
-    rank = int(linalg.rank(values, rtol).max())
-    margin = values[:, rank - 1] / values[:, 0].clamp(min=torch.finfo(torch.float64).tiny) if rank else values.sum(1)
+    lower = int(linalg.rank(values, rtol).max())
+    margin = values[:, lower - 1] / values[:, 0].clamp(min=torch.finfo(torch.float64).tiny) if lower else values.sum(1)
     best = int(margin.argmax())
-    return rank, points[best].clone(), int(rows[best]) if len(rows) else None, values[best]
-
-
-def _pairs(x: Tensor, segments: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Return random pairs of distinct samples."""
-    generator = torch.Generator().manual_seed(seed)
-    first, second = torch.randint(len(x), (2, segments), generator=generator).to(x.device)
-    kept = (x[first] != x[second]).any(1)
-    validation.expect(bool(kept.any()), "segments", f"{segments} on {len(x)} sample(s)", "samples that differ")
-    return x[first[kept]], x[second[kept]]
+    return lower, points[best].clone(), int(rows[best]) if len(rows) else None, values[best]
