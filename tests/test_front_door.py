@@ -102,7 +102,7 @@ def test_results_print_in_a_few_lines_and_in_notebooks():
 
 def test_arguments_without_effect_are_refused(tmp_path):
     path = bnrank.save(bnrank.MLP([3, 2]), tmp_path / "net.safetensors")
-    with pytest.raises(ValueError, match=r"slope, order: got 0\.3"):
-        bnrank.load(path, slope=0.3)
+    with pytest.raises(ValueError, match=r"activation: got 0\.3 for a MLP"):
+        bnrank.load(path, activation=0.3)
     with pytest.raises(ValueError, match="member: got 3"):
         cli.arguments.ModelFiles(member=3).read(str(path))

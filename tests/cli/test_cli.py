@@ -63,7 +63,7 @@ def test_the_examples_of_help_work_as_typed(tmp_path, command):
 
 
 def test_profile_of_ones_own_network_on_ones_own_data(own, command):
-    done = command("profile", "model.safetensors", "data.npz", "--out", "profile.html")
+    done = command("profile", "model.safetensors", "data.npz", "--activation", "relu", "--out", "profile.html")
     assert done.code == 0, done.error
     assert "The page: profile.html" in done.out
     assert (own / "profile.html").stat().st_size > 1_000_000
@@ -145,7 +145,9 @@ def test_it_runs_as_a_module_too(tmp_path):
 
 
 def test_check_prints_verdicts_and_writes_a_page(command, own):
-    done = command("check", "model.safetensors", "data.npz", "--ridge", "0.01", "--out", "check.html")
+    done = command(
+        "check", "model.safetensors", "data.npz", "--activation", "relu", "--ridge", 0.01, "--out", "check.html"
+    )
     assert done.code == 0, done.error
     assert re.search(r"T4 +Jacobian bound +holds", done.out)
     assert re.search(r"\d+ hold( \(\d+ vacuous\))?, 0 violated, \d+ inconclusive, \d+ not applicable", done.out)
@@ -153,6 +155,19 @@ def test_check_prints_verdicts_and_writes_a_page(command, own):
     once = "\nnot applicable: T28: there is a convolution with circular padding: no convolutional layer\n"  # for two
     assert once in done.out
     assert re.search(r"^not applicable: .*T17 \(autoencoders", done.out, re.MULTILINE)
+
+
+def test_the_activation_of_a_state_dict_is_asked_for_and_read(command, own):
+    for verb in ("profile", "check"):
+        done = command(verb, "model.safetensors", "data.npz")
+        assert (done.code, "--activation: got none, but model.safetensors does not say" in done.error) == (2, True)
+        assert command(verb, "model.safetensors", "data.npz", "--activation", "tanh").code == 0
+    for wrong in ("softmax", "2", "x"):
+        done = command("profile", "model.safetensors", "data.npz", "--activation", wrong)
+        assert (done.code, "--activation: got" in done.error) == (2, True)
+    (own / "net.py").write_text("from torch import nn\ndef build():\n    return nn.Linear(6, 3)\n")
+    done = command("profile", "net.py:build", "data.npz", "--activation", "relu")
+    assert (done.code, "--activation: got 'relu' with 'net.py:build'" in done.error) == (2, True)
 
 
 def test_check_of_some_statements_and_with_the_ridge_of_a_run(command, own):
@@ -173,7 +188,7 @@ def test_check_fails_where_a_statement_is_violated(command, own, monkeypatch):
         return Verdicts(tuple(s(facts) for s in STATEMENTS if s.id == "T4"), {})
 
     monkeypatch.setattr(bnrank, "check", planted)
-    done = command("check", "model.safetensors", "data.npz")
+    done = command("check", "model.safetensors", "data.npz", "--activation", "relu")
     assert done.code == 1
     assert re.search(r"T4 +Jacobian bound +violated", done.out)
 

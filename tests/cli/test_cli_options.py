@@ -54,7 +54,7 @@ BAD = {  # by option; the others by their kind
     "--width": ["0", "-1", "1000000000"],
     "--members": ["0", "-1", str(10**30)],
     "--jobs": ["0"],
-    "--slope": ["2", "nan", "-1"],
+    "--activation": ["2", "nan", "-1", "softmax", "x"],
     "--member": ["1", "-1"],
     "--steps": ["-1", str(10**30)],
     "--record-every": ["0", "-1"],
@@ -85,7 +85,7 @@ TEXTS = {
 }
 TABLE = ("--targets", "--ignore", "--sep", "--decimal")
 NUMBERS = {"--top", "--depth", "--width", "--members", "--member", "--steps", "--record-every", "--tune", "--seed"}
-NUMBERS |= {"--batch-size", "--rtol", "--lr", "--tol", "--slope", "--ridge", "--max-minutes", "--every"}
+NUMBERS |= {"--batch-size", "--rtol", "--lr", "--tol", "--ridge", "--max-minutes", "--every"}
 
 
 @pytest.fixture

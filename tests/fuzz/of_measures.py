@@ -28,7 +28,6 @@ OWN: dict[str, Values] = {
     "bnrank.frequencies.rank": {"values": lambda: bnrank.frequencies.weight_singular_values(cnn(), size=6)},
     "bnrank.frequencies.weight_singular_values": _CONV,
     "bnrank.measures.usage.centered_dimension": {"activations": lambda: normal(8, 5)},
-    "bnrank.measures.usage.dead_units": {"activations": lambda: normal(8, 5).relu()},
     "bnrank.measures.usage.subnormals": {"tensor": lambda: torch.tensor([1.0, 1e-40])},
     "bnrank.measures.usage.variance_dimension": {
         "eigenvalues": lambda: torch.tensor([2.0, 1.0]),

@@ -10,7 +10,8 @@ from torch import nn
 import bnrank
 import helpers
 from bnrank._core import deadline
-from bnrank.measures import choices, describe, pass_work, profile, samplewise, usage
+from bnrank.measures import describe, profile, profiles, samplewise, usage, weights
+from bnrank.networks import read
 
 normal = functools.partial(helpers.normal, dtype=torch.float32)
 OF = {
@@ -26,12 +27,12 @@ def computed(dataset):
 
 
 @pytest.mark.parametrize("module", [False, True])
-@pytest.mark.parametrize("what", [*choices.DEFAULT, ("weights", "ntk"), ("activations", "jacobian"), None])
+@pytest.mark.parametrize("what", [*profiles.DEFAULT, ("weights", "ntk"), ("activations", "jacobian"), None])
 def test_what_was_requested_is_computed_and_nothing_else(what, module):
     net, x = bnrank.MLP([4, 6, 5, 3], seed=0), normal(20, 4)
     net = nn.Sequential(net) if module else net
     ds, whole = profile(net, x, what=what), profile(net, x)
-    parts = choices.DEFAULT if what is None else (what,) if isinstance(what, str) else what
+    parts = profiles.DEFAULT if what is None else (what,) if isinstance(what, str) else what
     for part, names in OF.items():
         for name in names:
             assert (name in computed(ds)) == (part in parts), name
@@ -47,7 +48,7 @@ def test_what_was_requested_is_computed_and_nothing_else(what, module):
 def test_expensive_convolutions_are_measured_by_their_kernels_unless_requested(monkeypatch):
     net = nn.Sequential(nn.Conv2d(2, 6, 3, groups=2), nn.Conv2d(6, 3, 3), nn.Flatten(), nn.Linear(3 * 36, 2))
     x = normal(9, 2, 10, 10)
-    monkeypatch.setattr(choices, "MAX_WEIGHT_WORK", 2000)
+    monkeypatch.setattr(weights, "MAX_WORK", 2000)
     ds, exact = profile(net, x), profile(net, x, what=("operators", "activations"))
     named = profile(net, x, what=("weights", "activations"))
     assert named.layer_kind.values.tolist() == ds.layer_kind.values.tolist()
@@ -70,8 +71,8 @@ def test_operators_on_images_need_images():
 
 def test_expensive_spectra_of_activations_are_left_out_but_not_the_dimensions(monkeypatch):
     net, x = bnrank.MLP([4, 6, 5, 3], seed=0), normal(20, 4)
-    monkeypatch.setattr(choices, "MAX_ACTIVATION_WORK", 100)
-    ds, whole = profile(net, x), profile(net, x, what=choices.DEFAULT)
+    monkeypatch.setattr(profiles, "MAX_ACTIVATION_WORK", 100)
+    ds, whole = profile(net, x), profile(net, x, what=profiles.DEFAULT)
     assert not {"activation_singular_values", "preactivation_singular_values"} & computed(ds)
     assert any("spectra of whole activations" in line and "what=" in line for line in describe(ds))
     assert "activation_singular_values" in computed(whole)
@@ -157,23 +158,11 @@ def test_wrong_choices_are_refused_by_name():
 
 def test_jacobians_and_the_ntk_of_large_modules_are_computed_where_requested(monkeypatch):
     mlp, x = bnrank.MLP([4, 6, 5, 3], seed=0), normal(20, 4)
-    monkeypatch.setattr(choices, "MAX_SAMPLE_WORK", 20 * 3 * sum(p.numel() for p in mlp.parameters()) - 1)
-    ds, whole = profile(nn.Sequential(mlp), x), profile(nn.Sequential(mlp), x, what=choices.DEFAULT)
+    monkeypatch.setattr(samplewise, "MAX_PASS_WORK", 20 * 3 * sum(p.numel() for p in mlp.parameters()) - 1)
+    ds, whole = profile(nn.Sequential(mlp), x), profile(nn.Sequential(mlp), x, what=profiles.DEFAULT)
     assert not {"ntk_trace", "jacobian_singular_values"} & computed(ds)
     assert any("Jacobians and the NTK" in line and "what=" in line for line in describe(ds))
     np.testing.assert_allclose(whole.ntk_trace, profile(mlp, x).ntk_trace)  # closed forms of an MLP are cheap
-
-
-def test_recurrent_layers_with_many_outputs_have_no_ntk_and_a_hint(monkeypatch):
-    torch.manual_seed(0)
-    net, x = nn.LSTM(3, 2, batch_first=True), normal(6, 4, 3)
-    assert np.isfinite(profile(net, x).ntk_trace).all()
-    monkeypatch.setattr(samplewise, "MAX_PASSES", 5 * 4 * 2)
-    ds = profile(net, x, what=("weights", "ntk"))
-    assert "ntk_trace" not in computed(ds)
-    (line,) = [line for line in describe(ds) if "ntk_trace: 48 backward passes" in line]
-    assert line.endswith("max_jacobian_samples=5 stays below it")
-    assert np.isfinite(profile(net, x, what=("weights", "ntk"), max_jacobian_samples=5).ntk_trace).all()
 
 
 class Scan(nn.Module):
@@ -197,17 +186,15 @@ def test_small_networks_with_many_backward_passes_have_no_ntk_by_default():
     torch.manual_seed(0)
     net, x = Scan(64, 24), torch.randint(64, (80, 20))
     passes, parameters = 80 * 20 * 64, sum(p.numel() for p in net.parameters())
-    assert passes * parameters < choices.MAX_SAMPLE_WORK
+    assert passes * parameters < samplewise.MAX_PASS_WORK
     ds = profile(net, x)
     assert "ntk_trace" not in computed(ds)
     (line,) = [line for line in describe(ds) if "Jacobians and the NTK" in line]
-    # products: one of 24 x 24 and one of 24 x 64 for each of 20 places; then what operations write
-    entries = 20 + 20 * (4 * 24 + 64) + 24 + 20 * 4 * 24  # x; embedding, gate twice, stack, output; zeros; the scan
-    work = passes * (20 * 2 * 24 * (24 + 64) + pass_work.PER_ENTRY * entries)
-    found = passes * pass_work.pass_work(net, x).together
-    assert found == pytest.approx(work, rel=1e-12)
-    assert f"{found:.1e} operations, by default the limit is 1e+10; what=" in line
-    hint = int(1e10 // (20 * 64 * pass_work.pass_work(net, x).alone))
+    products = 20 * 2 * (24 * 24 + 24 * 64)  # of the gate and the output at 20 places
+    work = products + samplewise.PER_ENTRY * 20 * (24 + 24 + 64) + 3 * samplewise.PER_LAYER
+    assert samplewise.pass_work(read(net, x)) == work
+    hint = int(samplewise.MAX_PASS_WORK // (20 * 64 * work))
+    assert f"{passes * work:.1e} operations, by default the limit is 1e+10; what=" in line
     assert line.endswith(f"computes them, max_jacobian_samples={hint} stays below it")
     few = profile(net, x, max_jacobian_samples=3)
     assert not [line for line in describe(few) if "Jacobians and the NTK" in line]
@@ -215,25 +202,18 @@ def test_small_networks_with_many_backward_passes_have_no_ntk_by_default():
     assert np.isfinite(few.ntk_trace).all()
 
 
-class Doubled(torch.autograd.Function):
-    """An operation that torch cannot batch: each output has a backward pass by itself."""
-
-    @staticmethod
-    def forward(ctx, x):
-        return 2 * x
-
-    @staticmethod
-    def backward(ctx, grad):
-        return 2 * grad
-
-
-class Alone(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(3, 4)
-
-    def forward(self, x):
-        return Doubled.apply(self.layer(x))
+@pytest.mark.parametrize(
+    ("layer", "shape", "products", "outputs"),
+    [
+        (nn.Linear(5, 3), (5,), 15, 3),
+        (nn.Linear(5, 3), (7, 5), 7 * 15, 7 * 3),
+        (nn.Conv2d(4, 6, 3, groups=2, padding=1), (4, 5, 6), 30 * 6 * 2 * 9, 6 * 30),
+        (nn.ConvTranspose1d(4, 6, 3, groups=2, padding=1), (4, 8), 8 * 4 * 3 * 3, 6 * 8),
+    ],
+)
+def test_a_backward_pass_is_counted_by_the_positions_at_which_a_weight_acts(layer, shape, products, outputs):
+    work = samplewise.pass_work(read(layer, normal(9, *shape)))
+    assert work == 2 * products + samplewise.PER_ENTRY * outputs + samplewise.PER_LAYER
 
 
 class Single(nn.Module):
@@ -252,47 +232,8 @@ class Single(nn.Module):
         return self.layers(x)
 
 
-def test_backward_passes_are_counted_in_the_precision_of_the_profile(monkeypatch):
-    net, x, single = Single(), normal(10, 4), torch.float32
-    work = pass_work.pass_work(net, x, single)
-    assert work.together == 3 * 2 * 4 * 4 + pass_work.PER_ENTRY * (4 + 3 * 4)  # three products; x and what they write
-    assert pass_work.runs_together(net, x, single)
-    assert "ntk_trace" in computed(profile(net, x, dtype=single))
-    monkeypatch.setattr(choices, "MAX_PASS_WORK", 10 * 4 * work.together - 1)
-    ds = profile(net, x, dtype=single)
-    assert "ntk_trace" not in computed(ds)
-    (line,) = [line for line in describe(ds) if "Jacobians and the NTK" in line]
-    assert f"{10 * 4 * work.together:.1e} operations, by default the limit is" in line
-    assert "ntk_trace" in computed(profile(net, x, what="ntk", dtype=single))
-    apart = nn.Sequential(net, Alone())
-    apart[1].layer = nn.Linear(4, 4)
-    monkeypatch.setattr(choices, "MAX_PASS_WORK", 10 * 4 * pass_work.pass_work(apart, x, single).alone - 1)
-    assert "ntk_trace" not in computed(profile(apart, x, dtype=single))
-
-
 def test_small_weights_are_judged_in_the_precision_of_the_profile():
     net, x = Single(0.01), normal(30, 4)
     assert profile(net, x, dtype=torch.float32).attrs["bottleneck_rank"] == 0
     found = bnrank.bottleneck(net, x, dtype=torch.float32)
     assert (found.kind, found.start, found.end) == ("collapsed", 1, 3)
-
-
-def test_passes_that_run_by_themselves_count_by_the_nodes_of_their_graph(monkeypatch):
-    net, batched, x = Alone(), nn.Sequential(nn.Linear(3, 4), nn.Tanh()), normal(10, 3)
-    assert [pass_work.runs_together(one, x) for one in (net, batched)] == [False, True]
-    work = pass_work.pass_work(net, x)
-    nodes = 6  # the operation, the layer, its transposed weight, weight and bias, and samples brought first
-    assert (work.together, work.alone - work.together) == (
-        2 * 3 * 4 + pass_work.PER_ENTRY * (3 + 4 + 4),
-        pass_work.PER_NODE * nodes,
-    )
-    whole = profile(net, x)
-    assert np.isfinite(whole.ntk_trace).all()
-    monkeypatch.setattr(choices, "MAX_PASS_WORK", 10 * 4 * work.alone - 1)
-    ds = profile(net, x)
-    assert "ntk_trace" not in computed(ds)
-    (line,) = [line for line in describe(ds) if "Jacobians and the NTK: 2.4e+06 operations" in line]
-    assert line.endswith("max_jacobian_samples=9 stays below it")
-    assert "ntk_trace" in computed(profile(net, x, max_jacobian_samples=9))
-    assert "ntk_trace" in computed(profile(batched, x))
-    np.testing.assert_array_equal(profile(net, x, what="ntk").ntk_trace, whole.ntk_trace)

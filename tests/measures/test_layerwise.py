@@ -15,13 +15,17 @@ from bnrank.measures import describe, layerwise, usage
 from bnrank.measures.by_layer import headline
 from bnrank.measures.layerwise import LayerUse
 from bnrank.networks import read
+from bnrank.networks.reading import stream
 
 KNOWN = LayerUse(2, (1, 1), 0)
 normal = functools.partial(helpers.normal, dtype=torch.float32)
 
 
 def use(net, x, **options):
-    return list(layerwise.layer_use(net, x, read(net, x), **options).values())
+    reading = read(net, x)
+    taker = layerwise.Uses(reading, len(x))
+    stream(net, x, reading, [taker], **options)
+    return list(taker.use().values())
 
 
 @pytest.mark.parametrize("samples", [7, 90])
@@ -36,7 +40,7 @@ def test_blocks_give_what_the_whole_array_gives(samples, chunk):
     found = use(net.float(), x, chunk_size=chunk)
     assert found[0].units == 40
     assert found[0].dimensions == usage.centered_dimension(a)
-    assert found[0].dead == int(usage.dead_units(a).sum()) >= 1
+    assert found[0].dead == int((a == 0).all(0).sum()) >= 1
     assert found[1].dimensions == usage.centered_dimension(net.double()(x.double()).detach())
 
 
@@ -268,3 +272,37 @@ def test_a_single_row_has_no_dead_units():
     with torch.no_grad():
         image[0].bias[0] = -1000.0
     assert [layer.dead for layer in use(image, normal(1, 1, 5, 5))] == [1, 0]  # 25 rows
+
+
+class Squeezed(nn.Module):
+    """A network that leaves out the dimension of its only unit, or joins samples and positions."""
+
+    def __init__(self, join=False):
+        super().__init__()
+        self.layer, self.join = nn.Linear(8, 1), join
+
+    def forward(self, x):
+        out = self.layer(x).squeeze(-1)
+        return out.flatten() if self.join else out
+
+
+@pytest.mark.parametrize(
+    ("net", "shape", "units"),
+    [
+        (Squeezed(), (50, 40, 8), [1]),
+        (Squeezed(), (40, 8), [1]),
+        (nn.Sequential(nn.Linear(8, 1), nn.Flatten(), nn.Linear(40, 3)), (50, 40, 8), [1, 3]),
+        (nn.Sequential(nn.Linear(8, 1), nn.Linear(1, 5)), (50, 40, 8), [1, 5]),
+        (nn.Sequential(nn.Conv1d(3, 1, 1), nn.Flatten(), nn.Linear(40, 3)), (50, 3, 40), [1, 3]),
+        (nn.Sequential(nn.Conv1d(3, 4, 1), nn.Conv1d(4, 1, 1), nn.Conv1d(1, 5, 1)), (50, 3, 40), [4, 1, 5]),
+    ],
+)
+def test_a_layer_of_one_unit_has_one_unit(net, shape, units):
+    assert [layer.units for layer in use(net, normal(*shape))] == units
+
+
+def test_outputs_that_join_samples_and_positions_are_refused_with_advice():
+    with pytest.raises(
+        ValueError, match=r"net: .* shape \(14,\) for 2 samples, .* 7 rows for each sample, .*unflatten\(0"
+    ):
+        bnrank.profile(Squeezed(join=True), normal(50, 7, 8))

@@ -213,11 +213,10 @@ def test_activations_of_a_convolutional_network_are_flattened_to_samples_by_feat
     assert [s.name for s in post.skipped] == ["1"]
 
 
-@pytest.mark.parametrize("expected", [0, 3, 7, 12, 20, 60])
 @pytest.mark.parametrize("width", [4, 12, 37, 700])
-def test_blocks_of_rows_have_the_singular_values_of_all_rows_whatever_number_was_expected(width, expected):
+def test_blocks_of_rows_have_the_singular_values_of_all_rows(width):
     z = normal(12, width)
-    pieces = spectra.Accumulator(rows=expected)
+    pieces = spectra.Accumulator()
     for piece in z.split(5):
         given = piece.clone()
         pieces.add(given)
@@ -247,7 +246,7 @@ def test_memory_is_bounded_by_several_passes_and_a_limit(monkeypatch):
     assert list(found) == ["layers.0", "layers.2", "layers.3"]
     assert all(torch.equal(found[name], whole[name]) for name in found)
     assert "20 features for 30 samples need 400" in found.skipped[0].reason
-    assert len(passes) == 4  # one to learn the widths; the layers need 64, 400, 64 and 4 numbers
+    assert len(passes) == 3  # the layers need 64, 400, 64 and 4 numbers
 
 
 @settings(max_examples=20, deadline=None, derandomize=True)

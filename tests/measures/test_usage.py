@@ -6,7 +6,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import bnrank
 from bnrank.measures import usage
 
 SHARES = (0.95, 0.99)
@@ -168,29 +167,6 @@ def test_dimensions_refuse_what_has_none():
         usage.variance_dimension([3.0, 2.0, 1.0], samples=3, features=5)
     with pytest.raises(TypeError, match="shares"):
         usage.centered_dimension(torch.eye(4), 0.95)
-
-
-def test_dead_units_of_layers_and_of_channels():
-    net = bnrank.MLP([3, 6, 2], seed=0)
-    with torch.no_grad():
-        net.layers[0].weight[2] = 0
-        net.layers[0].bias[[2, 4]] = torch.tensor([-1.0, 30.0])
-    x = torch.randn(50, 3, generator=torch.Generator().manual_seed(0))
-    hidden = net.layers[0](x).relu()
-    expected = [bool((column == 0).all()) for column in hidden.T]
-    assert usage.dead_units(hidden).tolist() == expected
-    assert expected[2]
-    assert not expected[4]
-    images = torch.rand(5, 4, 6, 6) + 0.1
-    images[:, 1] = 0
-    images[:, 3] = 0.25
-    images[0, 3] = 0
-    assert usage.dead_units(images).tolist() == [False, True, False, False]
-    images[0, 3] = 0.25
-    assert usage.dead_units(images, constant=True).tolist() == [False, True, False, True]
-    assert usage.dead_units(images.movedim(1, -1), dim=-1).tolist() == [False, True, False, False]
-    with pytest.raises(ValueError, match="activations"):
-        usage.dead_units(torch.ones(3))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])

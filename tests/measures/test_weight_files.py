@@ -26,26 +26,26 @@ def test_the_state_of_an_optimizer_is_known_by_its_keys(name, tmp_path):
     optimizer.step()
     torch.save({"net": net.state_dict(), name: optimizer.state_dict()}, tmp_path / "c.pt")
     ds = profile(tmp_path / "c.pt")
-    assert list(values_of(ds)) == ["net.0.weight", "net.1.weight"]
+    assert list(values_of(ds)) == ["net.0", "net.1"]
     assert listed(ds)[name] == "state of the training, 12 tensors, not of the network"
     torch.save(optimizer.state_dict(), tmp_path / "optimizer.pt")
     with pytest.raises(ValueError, match="net: got the state of an optimizer, expected the weights of a network"):
         profile(tmp_path / "optimizer.pt")
     layers = {"state": {"weight": torch.eye(3)}, "param": torch.eye(2)}  # other things of this name
-    assert list(values_of(profile(layers))) == ["state.weight", "param"]
+    assert list(values_of(profile(layers))) == ["state", "param"]
 
 
 def test_scales_and_shifts_of_many_dimensions_are_no_kernels():
     net = nn.Sequential(nn.LayerNorm([4, 8, 8]), nn.Conv2d(4, 4, 3), nn.LayerNorm([6, 6]))
     state = {**net.state_dict(), "attention.bias": torch.ones(1, 2, 5, 5), "positions.bias": normal(7, 3)}
     ds = profile(state)
-    assert list(values_of(ds)) == ["1.weight", "positions.bias"]
+    assert list(values_of(ds)) == ["1", "positions.bias"]
     for layer in "02":
         for key, what in (("weight", "scale"), ("bias", "shift")):
             reason = f"{what} of a normalization, applied entry by entry, since weight and bias have one shape"
             assert listed(ds)[f"{layer}.{key}"] == reason
     assert listed(ds)["attention.bias"] == "bias"
-    assert values_of(profile(net)).keys() == {"1.weight"}
+    assert values_of(profile(net)).keys() == {"1"}
 
 
 def onnx_file(path, nodes, arrays, functions=()):
@@ -159,7 +159,7 @@ def test_split_weights_are_read_as_one_by_their_index(tmp_path):
     inside = split(tmp_path, state, {key: f"parts/{i % 2}.safetensors" for i, key in enumerate(state)})
     assert listed(profile(inside)) == listed(whole)
     binary = split(tmp_path, state, {key: f"pytorch_model-{1 + i % 2}.bin" for i, key in enumerate(state)})
-    assert "1.weight" in values_of(profile(binary))
+    assert "1" in values_of(profile(binary))
     for text, message in (
         ('{"weight_map": {"a": "../other.safetensors"}}', "expected an index of files of weights in its folder"),
         ('{"weight_map": {"a": "/other.safetensors"}}', "expected an index of files of weights in its folder"),
@@ -251,7 +251,7 @@ def test_scripted_modules_with_buffers_of_rare_types(tmp_path):
 
 
 def test_weights_of_frozen_modules_are_constants(tmp_path):
-    net = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Conv1d(5, 6, 3)).eval()
+    net = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Conv2d(5, 6, 3)).eval()
     frozen = torch.jit.freeze(torch.jit.script(net))
     frozen.save(tmp_path / "net.pt")
     ds, whole = profile(tmp_path / "net.pt"), profile(net.state_dict())

@@ -83,7 +83,7 @@ def test_a_foreign_chain_is_read(tmp_path, bias):
     torch.manual_seed(0)
     model = chain(3, *[5] * 11, 2, bias=bias)  # numbers of two digits: "10" comes after "2"
     save_file(model.state_dict(), tmp_path / "m.safetensors")
-    net = load(tmp_path / "m.safetensors")
+    net = load(tmp_path / "m.safetensors", "relu")
     x = torch.randn(4, 3)
     assert net.widths == [3, *[5] * 11, 2]
     assert torch.allclose(net(x), model(x))

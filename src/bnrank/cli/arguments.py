@@ -42,6 +42,10 @@ Executor = Annotated[
     str | None,
     typer.Option(help="Number of processes, or the address or file (.json) of a scheduler of Dask, for trainings."),
 ]
+Activation = Annotated[
+    str | None,
+    typer.Option(help="Activation of a bare state dict: relu, linear, a slope, or a function of torch, such as tanh."),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Hide progress bars.")]
 
 
@@ -99,7 +103,7 @@ class ModelFiles:
     """Options of a network read from a file or folder."""
 
     weights: Annotated[Path | None, typer.Option(help="A .safetensors state dict for file.py:function.")] = None
-    slope: Annotated[float, typer.Option(help="Activation slope for a bare state dict; 0 is ReLU.")] = 0.0
+    activation: Activation = None
     member: Annotated[int, typer.Option(help="Ensemble member to load from a training run.")] = 0
 
     def read(self, model: str) -> tuple[nn.Module, float | None]:
@@ -108,6 +112,8 @@ class ModelFiles:
             return self._code(model) if ":" in model else self._stored(model)
 
     def _code(self, model: str) -> tuple[nn.Module, None]:
+        got = f"{self.activation!r} with {model!r}"
+        validation.expect(self.activation is None, "activation", got, "none, as the code says it")
         net = bnrank.networks.load_module(model)
         if self.weights is None:
             return net, None
@@ -121,8 +127,11 @@ class ModelFiles:
     def _stored(self, model: str) -> tuple[nn.Module, float | None]:
         got = f"{str(self.weights)!r} with {model!r}"
         validation.expect(self.weights is None, "weights", got, "weights only with file.py:function")
+        activation: Any = self.activation
         validation.expect(Path(model).suffix != ".py", "model", f"{model!r} without :function", f"{model}:NAME")
-        found = bnrank.load(model, slope=self.slope)
+        with contextlib.suppress(ValueError, TypeError):
+            activation = float(activation)
+        found = bnrank.load(model, activation=activation)
         if isinstance(found, bnrank.Run):
             return found.network(self.member), found.settings.ridge[self.member]
         validation.expect(not self.member, "member", f"{self.member} with {model!r}", "it only with a training run")

@@ -7,7 +7,7 @@ import typer
 
 import bnrank
 from bnrank._core import validation
-from bnrank.cli.arguments import ModelFiles, TableColumns, page_path, write_page
+from bnrank.cli.arguments import Activation, ModelFiles, TableColumns, page_path, write_page
 from bnrank.cli.naming import Names, naming
 from bnrank.cli.terminal import console, escape
 
@@ -37,6 +37,7 @@ def compare_command(
         typer.Option(help="file.py:function returning the nn.Module whose .safetensors weights A and B are, for --x."),
         Names(spec="--code"),
     ] = None,
+    activation: Activation = None,
     top: Annotated[int, typer.Option(help="Leading singular values and vectors to compare.")] = 8,
     max_minutes: Annotated[
         float | None, typer.Option(help="Time budget; what is not reached is said. Default: none.")
@@ -49,8 +50,8 @@ def compare_command(
 
     The folder is written by [bold]bnrank train low-rank --steps 300 --out watched --checkpoints checkpoints[/].
     Two of its files, with samples:
-    [bold]bnrank compare checkpoints/step-0.safetensors checkpoints/step-300.safetensors --x low-rank[/]
-    """
+    [bold]bnrank compare checkpoints/step-0.safetensors checkpoints/step-300.safetensors --x low-rank --activation relu[/]
+    """  # noqa: E501 - one command
     if out is not None:
         page_path(out, a, b)
     if x is None:
@@ -58,11 +59,13 @@ def compare_command(
     if b is None:
         validation.expect(x is None, "x", f"{x!r} without B", "it with A and B")
         validation.expect(code is None, "code", f"{code!r} without B", "it with A and B")
+        validation.expect(activation is None, "activation", f"{activation!r} without B", "it with A and B")
         found: Any = bnrank.compare(a, top=top, max_minutes=max_minutes)
     else:
         runs = x is not None
-        validation.expect(runs or code is None, "code", f"{code!r} without --x", "it with --x")
-        sides = (_network(a, "A", code, runs), _network(b, "B", code, runs))
+        for name, value in (("code", code), ("activation", activation)):
+            validation.expect(runs or value is None, name, f"{value!r} without --x", "it with --x")
+        sides = (_network(a, "A", code, runs, activation), _network(b, "B", code, runs, activation))
         samples = None if x is None else _samples(x, columns, sides[0])
         found = bnrank.compare(*sides, samples, top=top, max_minutes=max_minutes)
         names = (a, b) if Path(a).name == Path(b).name else (Path(a).name, Path(b).name)
@@ -77,14 +80,14 @@ def _samples(x: str, columns: TableColumns, net: Any) -> Any:
         return columns.samples(x, net, outputs=False).x
 
 
-def _network(source: str, name: str, code: str | None, runs: bool) -> Any:
+def _network(source: str, name: str, code: str | None, runs: bool, activation: str | None) -> Any:
     """Return a network if it is to run, or is more than a file; else the path of a file of weights."""
     if not runs and ":" not in source and not Path(source).is_dir():
         return source
     with naming({"MODEL": name, "--weights": name}):
         if code is None:
-            return ModelFiles().read(source)[0]
+            return ModelFiles(activation=activation).read(source)[0]
         validation.expect(":" in code, "code", repr(code), "file.py:function")
         validation.expect(":" not in source, "MODEL", f"{source!r} with --code", "a file of weights")
         with naming({"MODEL": "--code", "spec": "--code"}):
-            return ModelFiles(weights=Path(source)).read(code)[0]
+            return ModelFiles(Path(source), activation).read(code)[0]

@@ -22,8 +22,6 @@ class Accumulator:
         "qr" keeps the R factor of all rows so far (R <- R factor of [R; piece]): as accurate as the SVD of the whole
         matrix. "gram" adds up piece^T piece: faster for wide layers, but it squares the condition number, so that
         values below about 1e-8 of the largest are noise.
-    rows : int
-        Number of rows that will come, where it is known: if no more than features, their memory is allocated at once.
 
     Examples
     --------
@@ -36,59 +34,42 @@ class Accumulator:
     True
     """
 
-    def __init__(self, method: str = "qr", rows: int = 0) -> None:
-        self.method, self.expected = validation.choice(method, "method", METHODS), validation.integer(rows, "rows", 0)
+    def __init__(self, method: str = "qr") -> None:
+        self.method = validation.choice(method, "method", METHODS)
         self.rows = 0
-        self._state: Tensor | None = None  # the Gram matrix
-        self._held: list[Tensor] = []  # the R factor of the first rows, and all later ones
-        self._room: Tensor | None = None  # memory for all rows, of which those that came are held
+        self._held: list[Tensor] = []  # the R factor of the first rows and all later ones, or the Gram matrix
 
     def add(self, piece: Tensor) -> None:
         """Add rows, (n, features), or to each of several matrices, (..., n, features); complex ones for "qr" only."""
         piece = validation.dense(validation.kind(piece, "piece", Tensor), "piece").detach()
-        known = self._state if self._state is not None else self._held[0] if self._held else None
-        ndim, features = piece.ndim, None if known is None else known.shape[-1]
-        fits = (ndim == 2 if self.method == "gram" else ndim >= 2) and features in (None, piece.shape[-1])
+        features = self._held[0].shape[-1] if self._held else None
+        fits = (piece.ndim == 2 if self.method == "gram" else piece.ndim >= 2) and features in (None, piece.shape[-1])
         expected = f"(n, {'features' if features is None else features})"
         validation.expect(fits, "piece", f"shape {tuple(piece.shape)}", expected)
         real = self.method == "qr" or not piece.is_complex()
         validation.expect(real, "piece", "complex numbers", "real ones for the method 'gram'", TypeError)
         self.rows += piece.shape[-2]
+        rows = piece.clone() if piece.is_complex() else piece.to(torch.float64, copy=True)
         if self.method == "gram":
-            piece = piece.to(torch.float64)
-            gram = piece.T @ piece
-            self._state = gram if self._state is None else self._state.add_(gram)
+            gram = rows.T @ rows
+            self._held = [self._held[0].add_(gram) if self._held else gram]
             return
-        self._hold(piece)
-        features, first = piece.shape[-1], self._held[0].shape[-2]
-        held = sum(part.shape[-2] for part in self._held)
-        if held > features and held - first >= features // 2:  # not after every small piece
+        self._held.append(rows)
+        held, first = sum(part.shape[-2] for part in self._held), self._held[0].shape[-2]
+        if held > rows.shape[-1] and held - first >= rows.shape[-1] // 2:  # not after every small piece
             self._held = [_scaled(_triangle, self._held)]
-
-    def _hold(self, piece: Tensor) -> None:
-        """Keep a copy of rows, which are counted already, in the memory for all of them if there is one."""
-        fits = 0 < self.expected <= piece.shape[-1] and piece.ndim == 2 and not piece.is_complex()
-        if fits and not self._held:
-            self._room = torch.empty(self.expected, piece.shape[1], dtype=torch.float64, device=piece.device)
-        if self._room is not None and self.rows <= len(self._room):
-            self._room[self.rows - len(piece) : self.rows] = piece
-            self._held = [self._room[: self.rows]]
-        else:
-            self._held.append(piece.clone() if piece.is_complex() else piece.to(torch.float64, copy=True))
 
     def singular_values(self) -> Tensor:
         """Return the min(rows, features) singular values of all rows so far, descending."""
-        held = self._held if self._state is None else [self._state]
-        if not held:
+        if not self._held:
             return torch.zeros(0, dtype=torch.float64)
-        if not all(map(_is_finite, held)):
+        if not all(map(_is_finite, self._held)):
             raise ValueError("piece: got NaN, infinite or too large entries, expected finite ones")
-        columns = held[0].shape[-1]
-        if self._state is not None:
-            values: Tensor = torch.linalg.eigvalsh(self._state).clamp(min=0).sqrt().flip(0)
+        if self.method == "gram":
+            values: Tensor = torch.linalg.eigvalsh(self._held[0]).clamp(min=0).sqrt().flip(0)
         else:
-            values = _scaled(_values, held)
-        return values[..., : min(self.rows, columns)]
+            values = _scaled(_values, self._held)
+        return values[..., : min(self.rows, self._held[0].shape[-1])]
 
 
 def _triangle(parts: Sequence[Tensor]) -> Tensor:

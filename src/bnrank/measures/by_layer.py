@@ -10,7 +10,7 @@ import numpy as np
 from bnrank._core import validation
 from bnrank._core.content import Fold, Part, Table
 from bnrank._core.results import Printed
-from bnrank.measures.profiles import describe
+from bnrank.measures.profiles import UNMEASURED, describe
 from bnrank.measures.usage import FEW, LEAST
 
 if TYPE_CHECKING:
@@ -47,6 +47,10 @@ class LayerTable(Printed):
     ----------
     profile : xarray.Dataset
         The profile.
+    rows : list of dict
+        One row per layer: name, ranks, largest singular values, dimensions, nonlinearity, norm.
+    remarks : list of str
+        What :func:`describe` returns.
 
     Raises
     ------
@@ -55,23 +59,12 @@ class LayerTable(Printed):
     """
 
     def __init__(self, profile: xr.Dataset) -> None:
-        _check(profile)
-        describe(profile)  # raises where it is no profile
-        self.profile = profile
+        self.rows, self.remarks, self.profile = layer_rows(profile), describe(profile), profile
 
     @property
     def headline(self) -> str:
         """The bottleneck and how many dimensions the layers use, or what is covered of weights alone; "" if unknown."""
-        return describe(self.profile)[0] if self._of_weights else headline(self.profile)
-
-    @property
-    def _of_weights(self) -> bool:
-        return "tensors" in self.profile.attrs
-
-    @property
-    def rows(self) -> list[dict[str, object]]:
-        """One row per layer: name, ranks, largest singular values, dimensions, nonlinearity, norm."""
-        return layer_rows(self.profile)
+        return self.remarks[0] if "tensors" in self.profile.attrs else headline(self.profile)
 
     def to_frame(self) -> pd.DataFrame:
         """Return a DataFrame with one row per layer."""
@@ -80,10 +73,9 @@ class LayerTable(Printed):
         return pd.DataFrame(self.rows)
 
     def _content(self) -> list[Part]:
-        found = describe(self.profile)
         lines: list[Part] = [self.headline] if self.headline else []
         lines.append(Table("Layers", self.rows))
-        others = found[1:] if self._of_weights else found
+        others = [line for line in self.remarks if line != self.headline]
         if not others:
             return lines
         more = [f"and {len(others) - MAX_REMARKS} more remarks"] if len(others) > MAX_REMARKS else []
@@ -136,7 +128,11 @@ def layer_rows(profile: xr.Dataset) -> list[dict[str, object]]:
     >>> [int(row["rank of W"]) for row in rows]
     [3, 2]
     """
-    _check(profile)
+    import xarray as xr
+
+    validation.kind(profile, "profile", xr.Dataset, "an")
+    got = f"dimensions {sorted(map(str, profile.dims))}"
+    validation.expect("layer" in profile.dims and "layer" in profile.coords, "profile", got, "layer among them")
     columns: dict[str, list[object]] = {"layer": profile["layer"].values.tolist()}
     if "layer_name" in profile.coords:
         columns["name"] = list(map(str, profile["layer_name"].values))
@@ -169,14 +165,16 @@ def headline(profile: xr.Dataset) -> str:
     >>> headline(xr.Dataset(found, attrs={"bottleneck_reason": "no layer has a clear gap"}))
     'No bottleneck found (no layer has a clear gap): layers use 12 to 41 of 50 dimensions at 95 percent of variance.'
     """
-    profile = _dataset(profile)
+    import xarray as xr
+
+    validation.kind(profile, "profile", xr.Dataset, "an")
     rank, reason = profile.attrs.get("bottleneck_rank"), profile.attrs.get("bottleneck_reason")
     parts = []
     if rank is not None:
         start, end = (int(profile.attrs[f"bottleneck_{name}"]) for name in ("start", "end"))
         where = f"in layer {start}" if start == end else f"from layer {start} to layer {end}"
         parts.append(f"Bottleneck of rank {int(rank)} {where}")
-    elif reason and not _is_unmeasured(profile):
+    elif reason and reason != UNMEASURED:
         parts.append(f"No bottleneck found ({reason})")
     if {"dimension_95", "units"} <= set(profile):
         used, units = profile["dimension_95"].values, profile["units"].values
@@ -192,12 +190,6 @@ def headline(profile: xr.Dataset) -> str:
     return f"{text[0].upper()}{text[1:]}." if text else ""
 
 
-def _is_unmeasured(profile: xr.Dataset) -> bool:
-    """Return whether the singular values of weights, in which a bottleneck is sought, were left out."""
-    values = profile.get("weight_singular_values")
-    return values is not None and not bool(np.isfinite(values.values).any())
-
-
 def _used(used: np.ndarray, units: np.ndarray) -> str:
     """Return how many dimensions layers use: of their width, or of their widths in percent where these differ."""
     low, high = int(used.min()), int(used.max())
@@ -208,15 +200,3 @@ def _used(used: np.ndarray, units: np.ndarray) -> str:
     percent = " to ".join(dict.fromkeys(shares))
     dimensions = "dimension" if low == high == 1 else "dimensions"
     return f"{text} {dimensions} at 95 percent of variance, {percent} percent of their units"
-
-
-def _dataset(profile: object) -> xr.Dataset:
-    import xarray as xr
-
-    return validation.kind(profile, "profile", xr.Dataset, "an")
-
-
-def _check(profile: object) -> None:
-    found = _dataset(profile)
-    got = f"dimensions {sorted(map(str, found.dims))}"
-    validation.expect("layer" in found.dims and "layer" in found.coords, "profile", got, "layer among them")

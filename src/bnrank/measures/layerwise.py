@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from bnrank.measures.accumulating import Accumulator
 from bnrank.measures.usage import FEW, LEAST, SHARES, variance_dimension
-from bnrank.networks.reading import Layer, Reading, Taker, stream
+from bnrank.networks.reading import Layer, Reading, Taker
 
 POSITIONS = 64  # of one sample, in an image or a sequence
 ROUNDING = 100  # units in the last place within which activations of equal rows can differ
@@ -42,67 +43,68 @@ class LayerUse:
     note: str = ""
 
 
-class _Rows:
-    """Mean and covariance of ``samples`` rows that come in blocks; for fewer rows than units, the rows themselves.
+def by_variable(used: Mapping[str, LayerUse]) -> dict[str, dict[str, float]]:
+    """Return what layers use by the variables of a profile, and their names.
 
-    Blocks are combined by the formula of Chan, Golub and LeVeque (1979), which subtracts no large numbers.
+    Examples
+    --------
+    >>> by_variable({"a": LayerUse(5, (3, 4), 0)})
+    {'units': {'a': 5}, 'dimension_95': {'a': 3}, 'dimension_99': {'a': 4}, 'dead_units': {'a': 0}}
+    """
+    return {
+        "units": {name: use.units for name, use in used.items()},
+        "dimension_95": {name: use.dimensions[0] for name, use in used.items()},
+        "dimension_99": {name: use.dimensions[1] for name, use in used.items()},
+        "dead_units": {name: use.dead for name, use in used.items()},
+    }
+
+
+class _Rows:
+    """Statistics of ``samples`` rows that come in blocks: what varies, and the spectrum of the centered rows.
+
+    Means are combined by the formula of Chan, Golub and LeVeque (1979), which subtracts no large numbers.
     """
 
     def __init__(self, units: int, samples: int) -> None:
-        self.units, self.count = units, 0
+        self.units, self.samples, self.count, self.precision = units, samples, 0, 0.0
         self.low = torch.full((units,), math.inf, dtype=torch.float64)
-        self.high = -self.low
-        self.precision, self.several = 0.0, samples > 1
-        self.few = samples < units
-        self.too_large = units * min(units, samples) > MAX_ENTRIES
-        self.mean = torch.zeros(units, dtype=torch.float64)
-        self.squares: Any = 0.0
-        self.rows: list[Tensor] = []
+        self.high, self.mean = -self.low, torch.zeros(units, dtype=torch.float64)
+        self.centered = Accumulator("qr" if samples < units else "gram")
+        self.is_too_large = units * min(units, samples) > MAX_ENTRIES
 
     def add(self, values: Tensor) -> None:
         """Add activations (n, places, units)."""
         low, high = (side.cpu().double() for side in torch.aminmax(values.flatten(0, 1), dim=0))
         self.low, self.high = torch.minimum(self.low, low), torch.maximum(self.high, high)
         self.precision = torch.finfo(values.dtype).eps
-        if self.too_large:
+        if self.is_too_large:
             return
-        places = values.shape[1]
-        chosen = torch.linspace(0, places - 1, min(places, POSITIONS)).round().long()
-        rows = values[:, chosen.to(values.device)].flatten(0, 1).to(torch.float64)
-        if self.few:
-            self.rows.append(rows.cpu())
-            self.count += len(rows)
-            return
-        mean, total = rows.mean(0), self.count + len(rows)
-        rows, shift = rows - mean, mean - self.mean.to(mean.device)
-        share = (total - self.count) / total
-        self.squares = self.squares + rows.T @ rows + self.count * share * shift.outer(shift)
-        self.mean = self.mean.to(mean.device) + share * shift
-        self.count = total
+        places = torch.linspace(0, values.shape[1] - 1, min(values.shape[1], POSITIONS)).round().long()
+        rows = values[:, places.to(values.device)].flatten(0, 1).to(torch.float64)
+        mean, count = rows.mean(0), self.count + len(rows)
+        shift = mean - self.mean.to(mean.device)
+        self.centered.add(torch.cat([rows - mean, math.sqrt(self.count * len(rows) / count) * shift[None]]))
+        self.mean, self.count = self.mean.to(mean.device) + len(rows) / count * shift, count
 
-    def use(self, shares: Sequence[float]) -> LayerUse:
+    def use(self) -> LayerUse:
         """Return the result for all rows so far."""
-        unknown, dead = (math.nan,) * len(shares), float(((self.low == 0) & (self.high == 0)).sum())
-        dead = dead if self.several else math.nan  # of a single row, every unit has one value
-        if self.too_large:
+        unknown, dead = (math.nan,) * len(SHARES), float(((self.low == 0) & (self.high == 0)).sum())
+        dead = dead if self.samples > 1 else math.nan  # of a single row, every unit has one value
+        if self.is_too_large:
             text = f"{self.units} units need more than {MAX_ENTRIES} numbers"
             return LayerUse(self.units, unknown, dead, f"dimension: {text}")
         if self.count < 2:
             return LayerUse(self.units, unknown, dead, "dimension and dead units: one sample has no variance")
-        if self.few:
-            rows = torch.cat(self.rows)
-            rows = rows - rows.mean(0)
-            values = torch.linalg.svdvals(rows).square()
-        elif not bool(torch.isfinite(self.squares).all()):
-            return LayerUse(self.units, unknown, dead, "dimension: squares of the activations are not finite")
-        else:
-            values = torch.linalg.eigvalsh(self.squares).flip(0).clamp(min=0).cpu()
+        try:
+            values = self.centered.singular_values().square().cpu()
+        except ValueError:
+            values = torch.full((1,), math.inf)
         if not bool(torch.isfinite(values).all()):
-            return LayerUse(self.units, unknown, dead, "dimension: activations are NaN or infinite")
+            return LayerUse(self.units, unknown, dead, "dimension: activations, or their squares, are not finite")
         values = torch.where(values > 1e-14 * values.max() * len(values), values, 0.0)  # rounding of equal rows
         varying = self.varying()
         values = values[: min(self.count - 1, varying)]
-        return LayerUse(self.units, variance_dimension(values, self.count, max(1, varying), shares), dead)
+        return LayerUse(self.units, variance_dimension(values, self.count, max(1, varying)), dead)
 
     def varying(self) -> int:
         """Return how many units vary; 0 where none does by more than rounding, which depends on the rows in a block.
@@ -114,42 +116,6 @@ class _Rows:
         if not bool((moved > ROUNDING * self.precision * sizes.clamp(min=float(sizes.median()))).any()):
             return 0
         return int((moved > 0).sum())
-
-
-def layer_use(
-    net: nn.Module,
-    x: Any,
-    reading: Reading,
-    *,
-    chunk_size: int = 4096,
-    dtype: torch.dtype = torch.float64,
-    shares: Sequence[float] = SHARES,
-) -> dict[str, LayerUse]:
-    """Return what every layer uses of its width on data, by the layer's name.
-
-    Units are features, or channels of an image; the positions of an image or sequence count as samples, at most 64 of
-    each sample, evenly spaced. Dead units are 0 at every position.
-    Images and sequences that are flattened for the next layer are measured in the same way, but not several that are
-    flattened one by one and then joined: there every entry is a unit.
-
-    Parameters
-    ----------
-    net, x, reading, chunk_size, dtype
-        As in :func:`bnrank.spectra.activation_singular_values`.
-    shares : sequence of float
-        Shares of the variance.
-
-    Examples
-    --------
-    >>> import bnrank
-    >>> from bnrank.networks import read
-    >>> net, x = bnrank.MLP([3, 6, 2], seed=0), torch.randn(50, 3, generator=torch.Generator().manual_seed(0))
-    >>> {name: (use.units, use.dimensions) for name, use in layer_use(net, x, read(net, x)).items()}
-    {'layers.0': (6, (4, 5)), 'layers.1': (2, (2, 2))}
-    """
-    taker = Uses(reading, len(x))
-    stream(net, x, reading, [taker], chunk_size=chunk_size, dtype=dtype)
-    return taker.use(shares)
 
 
 def few_samples(samples: int, used: Mapping[Any, LayerUse]) -> list[dict[str, str]]:
@@ -165,7 +131,7 @@ def few_samples(samples: int, used: Mapping[Any, LayerUse]) -> list[dict[str, st
     texts = []
     if any(math.isfinite(d) for use in used.values() for d in use.dimensions):
         texts.append(f"from {samples} samples; with fewer than {FEW} they can be several times too large")
-    unknown = (use for use in used.values() if use.units and not use.note)
+    unknown = (use for use in used.values() if use.units > 0 and not use.note)
     if any(math.isnan(d) for use in unknown for d in use.dimensions):
         texts.append(TOO_FEW)
     return [{"name": "dimensions", "note": text} for text in texts]
@@ -180,17 +146,15 @@ class Uses(Taker):
 
     def activations(self, layer: int, values: Tensor) -> None:
         """Add a block."""
-        own = self.layers[layer]
-        following = self.layers[min(layer + 1, len(self.layers) - 1)]
-        rows = _by_unit(values, own, own if own.apart else following)
+        own, reader = self.layers[layer], self.layers[min(layer + 1, len(self.layers) - 1)]
+        rows = _by_unit(values, own, own if own.apart else reader)
         if own.name not in self.found:
-            places = min(rows.shape[1], POSITIONS)
-            self.found[own.name] = _Rows(rows.shape[2], self.samples * places)
+            self.found[own.name] = _Rows(rows.shape[2], self.samples * min(rows.shape[1], POSITIONS))
         self.found[own.name].add(rows)
 
-    def use(self, shares: Sequence[float] = SHARES, over: Callable[[], bool] = lambda: False) -> dict[str, LayerUse]:
+    def use(self, over: Callable[[], bool] = lambda: False) -> dict[str, LayerUse]:
         """Return what each layer uses, without what remains when ``over()``."""
-        return {layer.name: self.found.pop(layer.name).use(shares) for layer in self.layers if not over()}
+        return {layer.name: self.found.pop(layer.name).use() for layer in self.layers if not over()}
 
 
 def _by_unit(values: Tensor, own: Layer, reader: Layer) -> Tensor:
@@ -200,6 +164,9 @@ def _by_unit(values: Tensor, own: Layer, reader: Layer) -> Tensor:
     """
     if values.ndim == 2 and own.unflattened and math.prod(own.unflattened) == values.shape[1]:
         values = values.reshape(len(values), *own.unflattened)
+    dim = 0 if own.is_convolution or own.is_transposed else -1
+    if own.output_shape and own.output_shape[dim] == 1 and values.shape[1:].numel() == math.prod(own.output_shape):
+        return values.reshape(len(values), -1, 1)  # a single unit, whose dimension may have been left out
     if values.ndim < 3:
         return values.reshape(len(values), 1, -1)
     units_dim = own.units_dim

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from bnrank.measures.convolution import (
@@ -27,6 +27,7 @@ LARGEST = 6  # singular values that are computed without forming the matrix
 LANCZOS_RTOL = 1e-7
 SUBSPACE = 30  # vectors that Lanczos iterations keep
 PRODUCTS = 120  # expected number of products with the operator and its transpose
+DISJOINT = "exact: its patches do not overlap, so that the values are those of the kernel, once per patch"
 RANKS = "entropy and relative rank are those of the bounds, stable rank is"
 _NUMPY_MODES = {"zeros": "constant", "reflect": "reflect", "replicate": "edge", "circular": "wrap"}
 
@@ -90,37 +91,27 @@ def layer_singular_values(layer: Layer, size: Size | None = None) -> tuple[Tenso
     return values, f"{note}; {RANKS} exact"
 
 
-def are_disjoint_patches(layer: Layer, size: Size | None = None) -> bool:
-    """Return whether a convolution reads patches of several pixels that do not overlap, as a patch embedding does.
+def operator_values(layer: Layer, size: Size | None = None) -> tuple[Tensor | None, float | None, str]:
+    """Return the singular values of a convolutional layer, its squared norm where they are bounds, and a note.
+
+    The Frobenius norm is that of the operator on images, with the padding that it has: exact for all sizes, without
+    singular values. See :func:`layer_singular_values` for the rest.
 
     Examples
     --------
     >>> from torch import nn
     >>> from bnrank.networks import read
-    >>> [are_disjoint_patches(read(nn.Conv1d(1, 2, 4, stride=s)).layers[0], size=8) for s in (4, 3)]
-    [True, False]
+    >>> values, norm, note = operator_values(read(nn.Conv1d(1, 2, 4, stride=4)).layers[0], size=8)
+    >>> len(values), note
+    (4, 'exact: its patches do not overlap, so that the values are those of the kernel, once per patch')
     """
+    values, note = layer_singular_values(layer, size)
     operator, _ = _operator(layer, size)
-    return operator is not None and not operator.overlaps and math.prod(operator.kernel.shape[2:]) > 1
-
-
-def layer_squared_norm(layer: Layer, size: Size | None = None) -> float:
-    """Return the squared Frobenius norm of a convolutional layer as an operator on images, with the padding it has.
-
-    It is the sum of the squared singular values, for all sizes exact and without any of them. NaN where
-    :func:`layer_singular_values` has no values.
-
-    Examples
-    --------
-    >>> from torch import nn
-    >>> from bnrank.networks import read
-    >>> layer = read(nn.Conv1d(1, 1, 3, padding=1, bias=False)).layers[0]
-    >>> _ = nn.init.ones_(layer.weight)
-    >>> round(layer_squared_norm(layer, size=5), 12)                    # each end of the image is read by two taps only
-    13.0
-    """
-    operator, _ = _operator(layer, size)
-    return math.nan if operator is None else operator.squared_norm()
+    if values is None or operator is None:
+        return None, None, note
+    if note:
+        return values, operator.squared_norm(), note
+    return values, None, "" if operator.overlaps or math.prod(operator.kernel.shape[2:]) == 1 else DISJOINT
 
 
 class _Operator:
@@ -245,6 +236,8 @@ class _Operator:
 def _operator(layer: Layer, size: Size | None) -> tuple[_Operator | None, str]:
     """Return the operator of a layer, of a transposed convolution the one it transposes, or the reason without."""
     conv: Any = layer.module
+    if not isinstance(layer.module, nn.modules.conv._ConvNd):
+        return None, "its module is no convolution of torch, so that stride and padding are not known"
     d = layer.weight.ndim - 2
     if size is None and layer.input_shape is None:
         return None, "the spectrum of a convolution depends on the image size; give an example x or a size"

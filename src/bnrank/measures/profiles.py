@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,29 +14,39 @@ from torch import Tensor, nn
 
 from bnrank._core import remarks, validation
 from bnrank._core.deadline import Deadline
+from bnrank._core.progress import bar
 from bnrank._core.sampling import evenly_spaced
 from bnrank._core.validation import Data
 from bnrank._version import __version__
-from bnrank.measures import choices, usage, weights
+from bnrank.measures import bottlenecks, spectra, weights
 from bnrank.measures.frequencies.profiled import with_frequencies
-from bnrank.measures.layerwise import LayerUse
-from bnrank.measures.measuring import Found, Settings, measure
-from bnrank.measures.samplewise import RTOL
-from bnrank.networks.functional import Functional, check_finite, example
+from bnrank.measures.layerwise import LayerUse, Uses, by_variable, few_samples
+from bnrank.measures.nonlinearities import Ratio
+from bnrank.measures.samplewise import RTOL, SampleMeasures, of_samples, too_expensive
+from bnrank.measures.weights import Measured, padded
+from bnrank.networks.files import runnable
+from bnrank.networks.functional import Functional, check_finite, example, is_plain_mlp, unwrap
 from bnrank.networks.inputs import Example, Samples
-from bnrank.networks.reading import Layer, read
-from bnrank.networks.reasons import Skipped
+from bnrank.networks.reading import Reading, capture, leaving_out, read
+from bnrank.networks.reading.matrices import TIED
+from bnrank.networks.reasons import Skipped, only_weight
 
 if TYPE_CHECKING:
     import xarray as xr
 
 __all__ = ["describe", "profile"]
 
+WHAT = ("weights", "activations", "jacobian", "ntk", "operators")
+DEFAULT = WHAT[:4]
+MAX_ACTIVATION_WORK = 5 * 10**10  # samples x features x min(samples, features) of all layers, by default
+NUMBERS = ("nonlinearity", "units", "dimension_95", "dimension_99", "dead_units")  # of activations, by layer
+ACTIVATION_VALUES = ("activation_singular_values", "preactivation_singular_values")
+NOTHING = torch.zeros(0)
+UNMEASURED = "the weights were not measured"
 RANDOM = {
     "name": "output",
     "note": "random, in eval mode, too: activations contain the noise of one draw per pass",
 }
-METHOD = "qr"  # how spectra are combined over blocks of samples
 
 _LONG_NAMES = {
     **weights.LONG_NAMES,
@@ -75,6 +86,7 @@ def profile(
     max_minutes: float | None = None,
     progress: bool = False,
     dtype: torch.dtype = torch.float64,
+    activation: str | float | None = None,
 ) -> xr.Dataset:
     """Return the measures of a network on data, layer by layer and sample by sample; without data those of its weights.
 
@@ -82,10 +94,11 @@ def profile(
     ----------
     net : torch.nn.Module, mapping or path
         Any module that runs and has a weight matrix. It is left unchanged. Of several outputs the main one counts:
-        ``.logits``, ``.last_hidden_state`` or the first tensor; one of shape (N,) is one feature. Without x also a
-        state dict, or a file of weights: ``.safetensors``, ``.onnx`` (needs the package onnx), ``.pt``, ``.pth``,
-        ``.bin``, ``.ckpt`` or ``.pth.tar`` (tensors and plain values only), a TorchScript archive, or the
-        ``.index.json`` of split weights. No code of a file is run.
+        ``.logits``, ``.last_hidden_state`` or the first tensor; one of shape (N,) is one feature. Or a state dict, or a
+        file of weights: ``.safetensors``, ``.onnx`` (needs the package onnx), ``.pt``, ``.pth``, ``.bin``, ``.ckpt`` or
+        ``.pth.tar`` (tensors and plain values only), a TorchScript archive, or the ``.index.json`` of split weights. No
+        code of a file is run. With x, it is a network that bnrank saved, or a chain of linear layers with
+        ``activation``.
     x : Tensor or ndarray, tuple or mapping of them, optional
         Samples, (N, ...), or tokens, integers. A mapping is passed as ``net(**x)``, a tuple as ``net(*x)``. For
         recurrent and attention modules of torch by themselves with ``batch_first=False``: (time, N, features).
@@ -98,7 +111,7 @@ def profile(
         From "weights", "activations", "jacobian", "ntk" and "operators". Default: the first four, without what is
         expensive: spectra of whole activations, Jacobians and the NTK are left out beyond a number of operations, which
         are counted, not timed, and the result lists them. Naming one of them computes all of it, except that Jacobians
-        and the NTK keep their limits. For "weights", the kernels of large convolutions stand for their operators on
+        keep their limit. For "weights", the kernels of large convolutions stand for their operators on
         images, and a note says so; "operators", which includes "weights", measures all operators, see
         :func:`bnrank.spectra.weight_singular_values`.
     weight_rtol : float
@@ -118,6 +131,10 @@ def profile(
         Show a progress bar.
     dtype : torch.dtype
         Precision of forward and backward passes; spectra are computed in float64 in any case.
+    activation : str or float, optional
+        The activation between the layers of a state dict or file of weights that is run on x, which do not say it:
+        "relu", "linear", the slope of a leaky ReLU, or an elementwise function of ``torch.nn.functional`` by its name,
+        such as "tanh".
 
     Returns
     -------
@@ -141,8 +158,8 @@ def profile(
         - Attributes: tolerances, N, and the bottleneck as ``bottleneck_rank``, ``bottleneck_start``,
           ``bottleneck_end`` and ``bottleneck_gap``, absent where undetermined (``bottleneck_reason`` says why) or
           infinite.
-        - Along ``skipped``: modules (``skipped_name``, ``skipped_type``, ``skipped_reason``). Along ``note``:
-          assumptions (``note_name``, ``note_note``). See :func:`describe`.
+        - Along ``skipped``: modules, or without x tensors, that are not measured (``skipped_name``, ``skipped_type``,
+          ``skipped_reason``). Along ``note``: assumptions (``note_name``, ``note_note``). See :func:`describe`.
 
         If a layer is a circular convolution, also ``frequency_singular_values`` (layer, frequency, channel) and
         ``frequency_rank`` (layer, frequency), as in :mod:`bnrank.frequencies`, with coordinates ``multiplicity`` and
@@ -152,18 +169,19 @@ def profile(
     Raises
     ------
     TypeError, ValueError
-        If an argument is out of range, no layer is found, or the module cannot be run
-        on x.
+        If an argument is out of range, no layer is found, the module cannot be run on x, or the activation is not
+        known.
 
     Notes
     -----
-    Without x, ``layer`` counts matrices. Every matrix and every kernel of a convolution is measured, one tensor in
-    memory at a time; every other tensor is an entry along ``skipped`` with its reason. Recurrent weights are split by
-    gate, fused projections of attention in q, k and v; a tensor with two names is measured once. A convolution is
-    measured as the matrix (out, in x taps) that maps a patch of the input to one position of the output, kind "conv2d
-    patches": the image size is unknown. Its squared singular values are the eigenvalues of the covariance of the output
-    channels for white noise as input, by Parseval the mean over frequencies of K^(w) K^(w)^*. The coordinates
-    ``layer_kind`` and ``layer_shape`` tell what a matrix is; :func:`describe` lists the rest.
+    The weights are those of one list, with and without x: every matrix and every kernel of a convolution. With x, those
+    whose values are not observed, such as stacked experts, come last, with their weights alone, and a note says why.
+    Without x, one tensor is in memory at a time. Recurrent weights are split by gate, fused projections of attention in
+    q, k and v; a tensor with two names is measured once. Without the size of the images, a convolution is measured as
+    the matrix (out, in x taps) that maps a patch of the input to one position of the output, kind "conv2d patches". Its
+    squared singular values are the eigenvalues of the covariance of the output channels for white noise as input, by
+    Parseval the mean over frequencies of K^(w) K^(w)^*. The coordinates ``layer_kind`` and, without x, ``layer_shape``
+    tell what a matrix is; :func:`describe` lists the rest.
 
     Examples
     --------
@@ -176,129 +194,202 @@ def profile(
     >>> ds.weight_rank.values
     array([3., 7., 2.])
     """
-    import xarray as xr
-
+    parts = _parts(what)
     if x is None:
         validation.expect(y is None, "y", "targets without x", "them together with samples x")
-        parts = choices.Choice.of(what)
+        validation.expect(activation is None, "activation", f"{activation!r} without x", "it together with samples x")
         wanted = repr(what) if isinstance(what, str) else what
         on_images = "'weights' without x: 'operators' measures convolutions on images, whose size x gives"
         validation.expect("operators" not in parts, "what", wanted, on_images)
         validation.expect("weights" in parts, "what", wanted, "'weights' without x: the others are measured on samples")
         limits: dict[str, Any] = {"max_values": max_values, "max_minutes": max_minutes, "progress": progress}
         return _described(weights.weights(net, atol=atol, rtol=weight_rtol, **limits))
-    if not isinstance(net, nn.Module):
-        expected = "a torch.nn.Module where x is given: tensors alone cannot be run"
-        raise TypeError(f"net: got {validation.describe(net)}, expected {expected}")
-    choice, deadline = choices.Choice.of(what), Deadline(max_minutes)
-    x = example(net, x, inputs=True)
-    settings = Settings(
-        atol=validation.number(atol, "atol", 0.0),
-        weight_rtol=validation.rtol(weight_rtol, "weight_rtol"),
-        chunk_size=validation.integer(chunk_size, "chunk_size"),
-        samples=evenly_spaced(len(x), validation.integer(max_jacobian_samples, "max_jacobian_samples")),
-        max_values=validation.integer(max_values, "max_values"),
-        deadline=deadline,
-        progress=progress,
-        dtype=dtype,
-    )
-    reading = read(net, x, dtype=settings.dtype)
-    shape, is_random = _tried(Functional(net, dtype), x[:2])  # no copy of the weights is kept
-    target = None if y is None else _target(y, len(x), shape)
-    check_finite(net)
-    found = measure(net, x, choice, reading, math.prod(shape), settings)
-    lengths = found.lengths
-    length = min(max(lengths), settings.max_values)
-    variables = _variables(found, settings.weight_rtol, length)
-    if target is not None:
-        loss = "mse" if target.is_floating_point() else "cross_entropy"
-        cost = _cost(Functional(net, dtype), x, target, settings.chunk_size)
-        variables["cost"] = xr.DataArray(cost, attrs={"loss": loss})
-    about = {
+    net, names = runnable(net, activation)
+    deadline, x = Deadline(max_minutes), example(net, x, inputs=True)
+    about: dict[str, Any] = {
         "title": f"profile of {type(net).__name__}",
         "samples": len(x),
-        "index_cut": int(max(lengths[:-1], default=0) > settings.max_values),
-        "what": sorted(choice.parts),
-    }
-    coords = {
-        "layer": np.arange(1, len(found.layers) + 1),
-        "layer_name": ("layer", np.array([layer.name for layer in found.layers], dtype=str)),
-        "layer_kind": ("layer", np.array([layer.kind for layer in found.layers], dtype=str)),
-        "index": np.arange(1, length + 1),
-        "sample": settings.samples.numpy(),
-    }
-    dataset = xr.Dataset(variables, coords, about | _attrs(found, settings))
-    noisy = is_random and "activations" in choice
-    dataset = remarks.attach(dataset, "skipped", [*map(vars, found.skipped), *found.samples.skipped])
-    dataset = remarks.attach(dataset, "note", [*found.notes, *([RANDOM] if noisy else [])])
-    return _described(with_frequencies(dataset, found.reading, found.bottleneck))
-
-
-def _tried(function: Functional, x: Samples) -> tuple[tuple[int, ...], bool]:
-    """Return the shape of the output for one sample, and whether the output is random."""
-    with torch.no_grad():
-        return tuple(function(x).shape[1:]), function.is_random(x)
-
-
-def _variables(found: Found, weight_rtol: float, length: int) -> dict[str, Any]:
-    """Return the variables of a profile over layers and samples, with ``length`` singular values."""
-    layers, every = found.layers, found.reading.weights
-    variables: dict[str, Any] = {
-        name: (("layer", "index"), _padded(rows, length)) for name, rows in found.spectra.items()
-    }
-    columns = {
-        "nonlinearity": [layer.nonlinearity for layer in layers],
-        "weight_rank": [math.nan if layer.count is None else float(layer.count) for layer in layers],
-        **weights.ranks([layer.singular_values for layer in layers], weight_rtol, [one.squared_norm for one in layers]),
-    }
-    unused = LayerUse(0, (math.nan, math.nan), 0)
-    uses = [found.used.get(layer.name, unused) for layer in layers]
-    for i, share in enumerate(("95", "99")):
-        columns[f"dimension_{share}"] = [float(use.dimensions[i]) for use in uses]
-    columns["units"] = [float(use.units) if use.units else math.nan for use in uses]
-    columns["dead_units"] = [float(use.dead) if use.units else math.nan for use in uses]
-    columns["subnormals"] = [float(usage.subnormals(layer.weight)) for layer in every]
-    columns["parameter_norm"] = [_squared_norm(layer) for layer in every]
-    variables |= {name: ("layer", column) for name, column in columns.items()}
-    samples = found.samples
-    variables["jacobian_singular_values"] = ("sample", "index"), _padded(samples.jacobian_singular_values, length)
-    variables["log_pseudo_determinant"] = "sample", samples.log_pseudo_determinant.numpy()
-    variables["ntk_trace"] = "sample", samples.ntk_trace.numpy()
-    return variables
-
-
-def _attrs(found: Found, settings: Settings) -> dict[str, Any]:
-    """Return the tolerances and settings of a profile, and its bottleneck."""
-    bottleneck, chunk_size = found.bottleneck, settings.chunk_size
-    attrs: dict[str, Any] = {
+        "what": sorted(parts),
+        "atol": validation.number(atol, "atol", 0.0),
+        "weight_rtol": validation.rtol(weight_rtol, "weight_rtol"),
+        "max_values": validation.integer(max_values, "max_values"),
+        "chunk_size": validation.integer(chunk_size, "chunk_size"),
+        "dtype": str(dtype).removeprefix("torch."),
         "rtol": RTOL,
-        "weight_rtol": settings.weight_rtol,
-        "atol": bottleneck.atol,
-        "near_one": list(bottleneck.near_one),
-        "min_layers": bottleneck.min_layers,
-        "chunk_size": chunk_size,
-        "max_values": settings.max_values,
-        "jacobian_samples": len(settings.samples),
-        "method": METHOD,
-        "floor": found.floor,
-        "dtype": str(settings.dtype).removeprefix("torch."),
-        "bottleneck_reason": bottleneck.reason,
         "bnrank_version": __version__,
-        "how": (
-            f"forward passes in eval mode, at most {chunk_size} samples at a time; spectra in float64, activations and "
-            f"preactivations by {METHOD} over blocks, not centered, values below {found.floor:g} of the largest "
-            "are rounding noise"
-        ),
     }
+    chosen = evenly_spaced(len(x), validation.integer(max_jacobian_samples, "max_jacobian_samples"))
+    passes: dict[str, Any] = {"chunk_size": chunk_size, "dtype": dtype}
+    reading = read(net, x, dtype=dtype)
+    if not reading.weights:
+        capture(net, x, reading)  # says so
+    shape, is_random, cost = _tried(Functional(net, dtype), x, y, chunk_size)  # no copy of the weights is kept
+    check_finite(net)
+    with bar(progress, "weights", 3, counted=False) as tell:
+        max_work = math.inf if "operators" in parts else weights.MAX_WORK
+        known = reading.weights if "weights" in parts else ()
+        measured, late = weights.measured(known, deadline, lambda done, name: tell(done, f"weights: {name}"), max_work)
+        tell(1, "activations")
+        acting, reading, _ = leaving_out(
+            net, x, reading, lambda reading: _activations(net, x, reading, what, deadline, passes), dtype
+        )
+        tell(2, "Jacobians and the NTK")
+        limited = what is None and not is_plain_mlp(unwrap(net))
+        reason = too_expensive(reading, len(chosen), math.prod(shape)) if limited else ""
+        samples = of_samples(net, x, chosen, math.prod(shape), () if reason else parts, dtype, deadline)
+    of_layer = {part.matrix.name: part for part in measured}
+    bottleneck = _bottleneck(net, x, reading, of_layer, about["atol"], passes)
+    about |= {"floor": acting.floor, "bottleneck_reason": bottleneck.reason}
     for name in ("rank", "start", "end", "gap"):
         value = getattr(bottleneck, name)
-        if value is not None and math.isfinite(value):
-            attrs[f"bottleneck_{name}"] = value
-    return attrs
+        about |= {f"bottleneck_{name}": value} if value is not None and math.isfinite(value) else {}
+    dataset = _tabulated(reading, of_layer, acting.columns, samples, about).assign(cost)
+    skipped = [*reading.unread, *acting.skipped]
+    skipped += [Skipped.part(layer.name, layer.module, f"weight_singular_values: {why}") for layer, why in late]
+    reasons = [*acting.reasons, *samples.reasons, *([reason] if reason else [])]
+    skipped += [Skipped("", type(net).__name__, why) for why in reasons]
+    notes = [*_notes(reading, of_layer), *acting.notes, *samples.notes]
+    notes += [RANDOM] if is_random and "activations" in parts else []
+    texts = {"skipped": [vars(part) for part in dict.fromkeys(skipped)], "note": notes}
+    for key, lines in texts.items():
+        dataset = remarks.attach(
+            dataset, key, [{**line, "name": names.get(line["name"], line["name"])} for line in lines]
+        )
+    dataset["layer_name"] = "layer", [names.get(name, name) for name in dataset["layer_name"].values.tolist()]
+    return _described(with_frequencies(dataset, reading, bottleneck))
+
+
+def _parts(what: object) -> frozenset[str]:
+    """Return what is measured, from the argument ``what``; operators are weights, too."""
+    if what is None:
+        return frozenset(DEFAULT)
+    parts = [what] if isinstance(what, str) else validation.sequence(what, "what", f"some of {', '.join(WHAT)}")
+    validation.expect(parts, "what", "nothing", f"some of {', '.join(WHAT)}")
+    chosen = {validation.choice(part, "what", WHAT) for part in parts}
+    return frozenset(chosen | ({"weights"} if "operators" in chosen else set()))
+
+
+def _tried(
+    function: Functional, x: Samples, y: Data | None, chunk_size: int
+) -> tuple[tuple[int, ...], bool, dict[str, Any]]:
+    """Return the shape of the output for one sample, whether the output is random, and the cost on (x, y)."""
+    with torch.no_grad():
+        shape, is_random = tuple(function(x[:2]).shape[1:]), function.is_random(x[:2])
+    return shape, is_random, {} if y is None else {"cost": _cost(function, x, _target(y, len(x), shape), chunk_size)}
+
+
+@dataclass(frozen=True)
+class _Activations:
+    """The measures of activations by variable and layer, why some are missing, and notes."""
+
+    columns: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    skipped: Sequence[Skipped] = ()
+    reasons: Sequence[str] = ()
+    notes: Sequence[dict[str, str]] = ()
+    floor: float = 0.0
+
+
+def _activations(
+    net: nn.Module, x: Samples, reading: Reading, what: object, deadline: Deadline, passes: Mapping[str, Any]
+) -> _Activations:
+    """Measure spectra, nonlinearity and use of the layers in the same passes over the data."""
+    if "activations" not in _parts(what):
+        return _Activations()
+    widths = [math.prod(layer.output_shape) for layer in reading.layers if layer.output_shape]
+    work = sum(len(x) * width * min(len(x), width) for width in widths)
+    which: Sequence[str] = spectra.WHICH
+    reasons: list[str] = []
+    if what is None and work > MAX_ACTIVATION_WORK:
+        limit = f"{work:.1e} operations, by default the limit is {MAX_ACTIVATION_WORK:.0e}"
+        which, reasons = (), [f'spectra of whole activations: {limit}; what=("activations", ...) computes them']
+    if not reading.layers:
+        return _Activations(reasons=reasons)
+    ratio, uses = Ratio(reading), Uses(reading, len(x))
+    found = spectra.activation_spectra(net, x, reading, which, also=[ratio, uses], deadline=deadline, **passes)
+    columns: dict[str, Mapping[str, Any]] = {f"{kind[:-1]}_singular_values": s for kind, s in found.values.items()}
+    late: dict[str, list[str]] = {}
+    for (kind, i), reason in found.late.items():
+        late.setdefault(f"{kind[:-1]} spectra, {reason}", []).append(reading.layers[i].name)
+    used: dict[str, LayerUse] = {}
+    if found.samples < len(x):
+        text = "nonlinearity, units, dimensions and dead units of the activations"
+        reasons.append(f"{text}: {deadline.cut(found.samples, len(x))}")
+    else:
+        used = uses.use(over=deadline.over)
+        columns |= {"nonlinearity": ratio.ratios(), **by_variable(used)}
+        late[f"dimensions and dead units, {deadline.missed}"] = [x.name for x in reading.layers if x.name not in used]
+    reasons += [f"{text}: layers {', '.join(names)}" for text, names in late.items() if names]
+    wide = [part for s in found.values.values() for part in s.skipped if part not in reading.skipped]
+    notes = [{"name": name, "note": use.note} for name, use in used.items() if use.note] + few_samples(len(x), used)
+    floor = max((s.floor for s in found.values.values()), default=0.0)
+    return _Activations(columns, wide, reasons, notes, floor)
+
+
+def _bottleneck(
+    net: nn.Module,
+    x: Samples,
+    reading: Reading,
+    measured: Mapping[str, Measured],
+    atol: float,
+    passes: Mapping[str, Any],
+) -> bottlenecks.Bottleneck:
+    """Return the bottleneck among the layers, undetermined where weights were not measured."""
+    values = {name: part.values for name, part in measured.items()}
+    missing = [layer.name for layer in reading.layers or reading.weights if layer.name not in values]
+    bottleneck = bottlenecks.of_network(net, x, reading, {} if missing else values, atol=atol, **passes)
+    if not missing:
+        return bottleneck
+    reason = f"weights that were not measured: {', '.join(missing)}" if values else UNMEASURED
+    return replace(bottleneck, reason=reason)
+
+
+def _notes(reading: Reading, measured: Mapping[str, Measured]) -> list[dict[str, str]]:
+    """Return what else to know of the weights of layers: how they are computed and measured, and why only they are."""
+    notes = []
+    for layer in reading.weights:
+        part = measured.get(layer.name)
+        texts = [layer.matrix.note, part.note, layer.reason and only_weight(layer.reason)] if part else []
+        if any(texts):
+            notes.append({"name": layer.name, "note": "; ".join(filter(None, texts))})
+    return notes
+
+
+def _tabulated(
+    reading: Reading,
+    measured: Mapping[str, Measured],
+    columns: Mapping[str, Mapping[str, Any]],
+    samples: SampleMeasures,
+    about: Mapping[str, Any],
+) -> xr.Dataset:
+    """Return all measures as a dataset over layer, index and sample."""
+    import xarray as xr
+
+    names, jacobians = [layer.name for layer in reading.weights], list(samples.jacobian_singular_values)
+    parts = [measured.get(layer.name, Measured(layer.matrix, NOTHING, layer.kind)) for layer in reading.weights]
+    values = {name: [columns.get(name, {}).get(layer, NOTHING) for layer in names] for name in ACTIVATION_VALUES}
+    values["weight_singular_values"] = [part.values for part in parts]
+    longest = max((len(row) for column in values.values() for row in column), default=0)
+    length = min(max(longest, len(jacobians[0])), about["max_values"])
+    numbers = {name: [float(columns.get(name, {}).get(layer, math.nan)) for layer in names] for name in NUMBERS}
+    numbers |= weights.columns(parts, about["atol"], about["weight_rtol"])
+    variables: dict[str, Any] = {name: (("layer", "index"), padded(column, length)) for name, column in values.items()}
+    variables |= {name: ("layer", column) for name, column in numbers.items()}
+    variables["jacobian_singular_values"] = ("sample", "index"), padded(jacobians, length)
+    variables["log_pseudo_determinant"] = "sample", samples.log_pseudo_determinant.numpy()
+    variables["ntk_trace"] = "sample", samples.ntk_trace.numpy()
+    coords = {
+        "layer": np.arange(1, len(names) + 1),
+        "layer_name": ("layer", np.array(names, dtype=str)),
+        "layer_kind": ("layer", np.array([part.kind for part in parts], dtype=str)),
+        "index": np.arange(1, length + 1),
+        "sample": samples.numbers,
+    }
+    cut = {"index_cut": int(longest > about["max_values"]), "jacobian_samples": len(jacobians)}
+    return xr.Dataset(variables, coords, {**about, **cut})
 
 
 def describe(profile: xr.Dataset) -> list[str]:
-    """Return lines of text on the modules or tensors skipped by a profile, and on assumptions.
+    r"""Return lines of text on the modules or tensors skipped by a profile, and on assumptions.
 
     Parameters
     ----------
@@ -308,8 +399,8 @@ def describe(profile: xr.Dataset) -> list[str]:
     Returns
     -------
     list of str
-        One line per skipped module and per note. Of a profile without samples: what it covers, one line per reason for
-        which tensors were not measured, and one per note.
+        One line per skipped module, and per note. Of a profile without samples: what it covers, one line per reason
+        for which tensors were not measured, and one per note.
 
     Examples
     --------
@@ -318,14 +409,38 @@ def describe(profile: xr.Dataset) -> list[str]:
     >>> ds = profile(nn.Sequential(nn.Linear(2, 3), nn.PReLU(), nn.Linear(3, 1)), torch.randn(50, 2))
     >>> describe(ds)
     ['skipped 1 (PReLU): activation with a learned slope and no weight matrix']
+    >>> state = {"a.weight": torch.eye(3), "a.bias": torch.ones(3), "b.bias": torch.ones(2)}
+    >>> print("\n".join(describe(profile(state))))
+    1 of 3 tensors measured, with 9 of 14 entries
+    not measured: 2 x bias (a.bias, b.bias)
     """
-    known = "bottleneck_reason" in getattr(profile, "attrs", ())
-    validation.expect(known, "profile", "a dataset without 'bottleneck_reason'", "the result of bnrank.profile")
-    if "tensors" in profile.attrs:
-        return weights.summary(profile)
-    skipped = [Skipped(**row) for row in remarks.rows(profile, "skipped")]
-    notes = remarks.rows(profile, "note")
-    return [f"skipped {part}" for part in skipped] + [f"{row['name']}: {row['note']}" for row in notes]
+    attrs = getattr(profile, "attrs", {})
+    expected = "the result of bnrank.profile"
+    validation.expect("bottleneck_reason" in attrs, "profile", "a dataset without 'bottleneck_reason'", expected)
+    skipped, lines = remarks.rows(profile, "skipped"), []
+    if "tensors" not in attrs:
+        lines = [f"skipped {Skipped(**row)}" for row in skipped]
+    else:
+        counts = [attrs[key] for key in ("tensors_measured", "tensors", "entries_measured", "entries")]
+        lines = ["{:,} of {:,} tensors measured, with {:,} of {:,} entries".format(*counts)]
+        reasons: dict[str, list[str]] = {}
+        for row in skipped:
+            reason, name = row["reason"], row["name"]
+            if reason.startswith(TIED[0]):
+                name += f" = {reason.removeprefix(TIED[0]).removesuffix(TIED[1])}"
+                reason = "another".join(TIED)
+            reasons.setdefault(reason, []).append(name)
+        for reason, names in reasons.items():
+            times = f"{len(names)} x " if len(names) > 1 else ""
+            lines.append(f"not measured: {times}{reason} ({_some(names)})")
+    notes: dict[str, list[str]] = {}
+    for row in remarks.rows(profile, "note"):
+        notes.setdefault(row["note"], []).append(row["name"])
+    return lines + [f"{_some(names)}: {note}" for note, names in notes.items()]
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:2]) + (f" and {len(names) - 2} others" if len(names) > 2 else "")
 
 
 def _described(dataset: xr.Dataset) -> xr.Dataset:
@@ -336,36 +451,15 @@ def _described(dataset: xr.Dataset) -> xr.Dataset:
     return dataset
 
 
-def _padded(rows: Sequence[Tensor | None] | Tensor, length: int) -> np.ndarray:
-    """Return rows of different lengths as (rows, length): cut, or padded with NaN; None is all NaN."""
-    out = np.full((len(rows), length), np.nan)
-    rows = rows.cpu() if isinstance(rows, Tensor) else rows
-    for line, row in zip(out, rows, strict=True):
-        if row is not None:
-            line[: len(row)] = row[:length].cpu()
-    return out
-
-
-def _squared_norm(layer: Layer) -> float:
-    given = (p.detach() for p in (layer.weight, layer.bias) if p is not None)
-    return sum(float(torch.linalg.vector_norm(p, dtype=torch.float64)) ** 2 for p in given)
-
-
 def _target(y: Data, n: int, shape: tuple[int, ...]) -> Tensor:
     """Return targets of n outputs of a shape: real numbers, (n, d_out), or class indices, one for each distribution."""
     d_out = math.prod(shape)
-    try:
-        if not isinstance(y, Tensor | list | tuple):
-            y = validation.from_array(np.asanyarray(y), "y")
-        y = validation.dense(torch.as_tensor(y), "y")
-    except (TypeError, ValueError, RuntimeError) as error:
-        if str(error).startswith("y: "):
-            raise
-        expected = "targets, floating point of shape (N, d_out), or class indices"
-        raise TypeError(f"y: got {validation.describe(y)}, expected {expected}") from error
+    if not isinstance(y, Tensor | np.ndarray):
+        expected = "a tensor or array of targets, floating point of shape (N, d_out), or class indices"
+        raise TypeError(f"y: got {validation.describe(y)}, expected {expected}")
+    y = validation.dense(validation.from_array(y, "y") if isinstance(y, np.ndarray) else y, "y")
     if y.is_floating_point():
-        y = validation.targets(y, d_out)
-        y = validation.samples(y, "y", ndim=None if y.ndim > 2 else 2).flatten(1)
+        y = validation.samples(validation.targets(y, d_out), "y", ndim=None if y.ndim > 2 else 2).flatten(1)
         got = f"{y.shape[1]} outputs per sample"
         validation.expect(y.shape[1] == d_out, "y", got, f"{d_out} as in the network's output")
     else:
@@ -379,7 +473,8 @@ def _target(y: Data, n: int, shape: tuple[int, ...]) -> Tensor:
     return y
 
 
-def _cost(function: Functional, x: Samples, y: Tensor, chunk_size: int) -> float:
+def _cost(function: Functional, x: Samples, y: Tensor, chunk_size: int) -> Any:
+    """Return the cost and its loss, as a variable of a dataset."""
     regression = y.is_floating_point()
     loss, dtype = (nn.functional.mse_loss, torch.float64) if regression else (nn.functional.cross_entropy, torch.int64)
     total = 0.0
@@ -389,4 +484,5 @@ def _cost(function: Functional, x: Samples, y: Tensor, chunk_size: int) -> float
             if not regression:
                 out, target = out.reshape(target.numel(), -1), target.flatten()
             total += float(loss(out, target, reduction="sum"))
-    return total / (len(y) if regression else y.numel())
+    cost = total / (len(y) if regression else y.numel())
+    return (), cost, {"loss": "mse" if regression else "cross_entropy"}

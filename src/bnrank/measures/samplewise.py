@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,35 +15,20 @@ from bnrank._core import heap, linalg
 from bnrank._core.deadline import Deadline
 from bnrank.measures import kinks, ntk
 from bnrank.measures.jacobian import KINK_RTOL, Jacobian
-from bnrank.networks.functional import is_plain_mlp, unwrap
 from bnrank.networks.inputs import Inputs, Samples
+from bnrank.networks.reading import Reading
 
 RTOL = 1e-6  # singular values of a Jacobian above this, relative to its largest, count as non-zero
 MAX_JACOBIAN_WORK = 10**11  # samples x d_in x d_out x min(d_in, d_out)
+MAX_PASS_WORK = 10**10  # samples x d_out x the work of a backward pass, by default: some seconds
+PER_ENTRY = 8.0  # a number that an operation writes, in the time of an arithmetic operation of a matrix product
+PER_LAYER = 2e4  # the nodes of a layer in the graph of automatic differentiation: some 10 microseconds
 BLOCKS = 10  # of samples, after each of which the time is looked at
-MAX_PASSES = 4000  # samples x d_out where outputs are differentiated one by one: some ten seconds
-MAX_NTK_WORK = 2 * 10**10  # samples x d_out x parameters, for modules other than MLP
 
 
+@dataclass
 class SampleMeasures:
-    """Jacobians and the NTK sample by sample, NaN where they are undefined or too expensive, with the reasons.
-
-    Parameters
-    ----------
-    net : nn.Module
-        The network.
-    x : Tensor or Inputs
-        The samples that are measured.
-    d_out : int
-        Outputs per sample.
-    dtype : torch.dtype
-        Precision of the passes.
-    numbers : ndarray
-        Which samples of the data they are, for notes.
-    parts : sequence of str
-        From "jacobian" and "ntk".
-    deadline : Deadline, optional
-        The time that may be used.
+    """Jacobians and the NTK sample by sample, NaN where they are undefined or too expensive.
 
     Attributes
     ----------
@@ -49,111 +36,140 @@ class SampleMeasures:
         (N, K).
     log_pseudo_determinant, ntk_trace : Tensor
         (N,).
-    skipped, notes : list of dict
-        What is not measured, and remarks.
+    numbers : ndarray
+        Which samples of the data they are.
+    reasons : list of str
+        Why some are not measured.
+    notes : list of dict
+        Remarks.
     """
 
-    def __init__(
-        self,
-        net: nn.Module,
-        x: Samples,
-        d_out: int,
-        dtype: torch.dtype,
-        numbers: np.ndarray,
-        parts: Sequence[str],
-        deadline: Deadline | None = None,
-    ) -> None:
-        deadline = deadline or Deadline()
-        self.kind, self.n = type(net).__name__, len(x)
-        self.skipped: list[dict[str, str]] = []
-        self.notes: list[dict[str, str]] = []
-        self.jacobian_singular_values = torch.full((self.n, 1), math.nan, dtype=torch.float64)
-        self.log_pseudo_determinant = self.jacobian_singular_values[:, 0]
-        self.ntk_trace = self.jacobian_singular_values[:, 0]
-        d_in, closed, traced = x[0].numel(), is_plain_mlp(unwrap(net)), False
-        name = "jacobian_singular_values"
-        if isinstance(x, Inputs):
-            told = "x is several tensors, or (time, N, ...)"
-            advice = {"jacobian": "f is differentiated in one tensor (N, ...)", "ntk": "wrap net in a module of one"}
-            measures = {"jacobian": name, "ntk": "ntk_trace"}
-            for part in parts:
-                self._skip(f"{measures[part]}: {told}; {advice[part]}")
-            return
-        if "jacobian" not in parts:
-            pass
-        elif not x.is_floating_point():
-            self._skip(f"{name}: x has integers, so f cannot be differentiated in x")
-        elif self._affordable(name, self.n * d_in * d_out * min(d_in, d_out), MAX_JACOBIAN_WORK):
-            try:
-                traced = self._jacobians(net, x, dtype, numbers, closed and "ntk" in parts, deadline)
-            except ValueError as error:  # not differentiable, or samples not independent
-                self._skip(f"{name}: {error}")
-        parameters = sum(p.numel() for p in net.parameters())
-        heap.give_back()
-        if (
-            "ntk" in parts
-            and not traced
-            and (closed or self._affordable("ntk_trace", self.n * d_out * parameters, MAX_NTK_WORK))
-            and self._passable(net, d_out)
-        ):
-            try:
-                found = [ntk.trace(net, part, dtype=dtype).cpu() for part in self._blocks(x, "ntk_trace", deadline)]
-                if found:
-                    self.ntk_trace = self._filled(torch.cat(found))
-            except ValueError as error:
-                self._skip(f"ntk_trace: {error}")
+    jacobian_singular_values: Tensor
+    log_pseudo_determinant: Tensor
+    ntk_trace: Tensor
+    numbers: np.ndarray
+    reasons: list[str] = field(default_factory=list)
+    notes: list[dict[str, str]] = field(default_factory=list)
 
-    def _jacobians(
-        self, net: nn.Module, x: Tensor, dtype: torch.dtype, numbers: np.ndarray, traced: bool, deadline: Deadline
-    ) -> bool:
-        """Measure Jacobians, with the NTK if ``traced``, which one pass computes both; return whether it was."""
-        name, found = "jacobian_singular_values", []
-        for part in self._blocks(x, name, deadline):
-            jacobian = Jacobian(net, part, dtype=dtype, kink_rtol=None)
-            trace = jacobian.ntk_trace.cpu() if traced else None
-            found.append((jacobian.singular_values.cpu(), trace, jacobian.near_kinks().cpu()))
-        if not found:
-            return False
-        values = torch.cat([row[0] for row in found])
-        self.jacobian_singular_values = self._filled(values)
-        self.log_pseudo_determinant = self._filled(linalg.log_pseudo_determinant(values, rtol=RTOL))
-        if traced:
-            self.ntk_trace = self._filled(torch.cat([row[1] for row in found if row[1] is not None]))
-        note = kinks.describe(torch.cat([row[2] for row in found]), KINK_RTOL, numbers)
-        self.notes += [{"name": name, "note": note}] if note else []
-        return traced
 
-    def _blocks(self, x: Tensor, name: str, deadline: Deadline) -> Iterator[Tensor]:
-        """Iterate over all samples, or over some after others until the time is over."""
-        size = max(1, self.n // BLOCKS) if deadline.is_set else self.n
-        for start in range(0, self.n, size):
-            if deadline.over():
-                self._skip(f"{name}: {deadline.cut(start, self.n)}")
-                return
-            yield x[start : start + size]
+def of_samples(
+    net: nn.Module,
+    x: Samples,
+    chosen: Tensor,
+    d_out: int,
+    parts: Collection[str],
+    dtype: torch.dtype,
+    deadline: Deadline,
+) -> SampleMeasures:
+    """Return Jacobians and the NTK at some samples, in the time that there is.
 
-    def _filled(self, values: Tensor) -> Tensor:
-        """Return values with NaN for the samples that were not reached."""
-        rest = values.new_full((self.n - len(values), *values.shape[1:]), math.nan)
-        return torch.cat([values, rest])
+    Parameters
+    ----------
+    net, x : nn.Module, Tensor or Inputs
+        The network and all samples.
+    chosen : Tensor
+        Which samples are measured.
+    d_out : int
+        Outputs per sample.
+    parts : collection of str
+        Those of "jacobian" and "ntk" that are measured.
+    dtype : torch.dtype
+        Precision of the passes.
+    deadline : Deadline
+        The time that may be used.
+    """
+    heap.give_back()
+    x, unknown = x[chosen.to(x.device)], torch.full((len(chosen), 1), math.nan, dtype=torch.float64)
+    found = SampleMeasures(unknown, unknown[:, 0], unknown[:, 0], chosen.numpy())
 
-    def _skip(self, reason: str) -> None:
-        self.skipped.append({"name": "", "type": self.kind, "reason": reason})
+    def jacobian(rows: Any) -> tuple[Tensor, Tensor]:
+        measured = Jacobian(net, rows, dtype=dtype, kink_rtol=None)
+        return measured.singular_values.cpu(), measured.near_kinks().cpu()
 
-    def _passable(self, net: nn.Module, d_out: int) -> bool:
-        """Return whether the outputs of recurrent layers, which are differentiated one by one, are few enough."""
-        passes = self.n * d_out
-        if passes <= MAX_PASSES or not any(isinstance(part, nn.RNNBase) for part in net.modules()):
-            return True
-        most = MAX_PASSES // d_out
-        hint = f"max_jacobian_samples={most} stays below it" if most else "one sample exceeds it"
-        text = f"{passes} backward passes, one per output, since it has recurrent layers; the limit is {MAX_PASSES}"
-        self._skip(f"ntk_trace: {text}; {hint}")
-        return False
+    def trace(rows: Any) -> tuple[Tensor]:
+        return (ntk.trace(net, rows, dtype=dtype).cpu(),)
 
-    def _affordable(self, what: str, work: int, limit: int) -> bool:
-        if work > limit:
-            most = limit // (work // self.n)
-            hint = f"max_jacobian_samples={most} stays below it" if most else "one sample exceeds it"
-            self._skip(f"{what}: {self.n} samples are {work:.1e} operations, the limit is {limit:.0e}; {hint}")
-        return work <= limit
+    for name, part, measure in (("jacobian_singular_values", "jacobian", jacobian), ("ntk_trace", "ntk", trace)):
+        if part not in parts:
+            continue
+        blocks, reason = _in_blocks(x, measure, deadline, _undefined(part, x, d_out))
+        found.reasons += [f"{name}: {reason}"] if reason else []
+        if blocks:
+            values, *near = map(torch.cat, zip(*blocks, strict=True))
+            rest = values.new_full((len(x) - len(values), *values.shape[1:]), math.nan)
+            setattr(found, name, torch.cat([values, rest]))
+            note = kinks.describe(near[0], KINK_RTOL, found.numbers) if near else ""
+            found.notes += [{"name": name, "note": note}] if note else []
+        if part == "jacobian":
+            determinants = linalg.log_pseudo_determinant(found.jacobian_singular_values, rtol=RTOL)
+            is_known = torch.isfinite(found.jacobian_singular_values[:, 0])
+            found.log_pseudo_determinant = torch.where(is_known, determinants, math.nan)
+    return found
+
+
+def _in_blocks(
+    x: Samples, measure: Callable[[Any], tuple[Tensor, ...]], deadline: Deadline, reason: str
+) -> tuple[list[tuple[Tensor, ...]], str]:
+    """Return what is measured of the samples, or of the first ones until the time is over, and why of no others."""
+    size = max(1, len(x) // BLOCKS) if deadline.is_set else len(x)
+    blocks: list[tuple[Tensor, ...]] = []
+    for start in range(0, 0 if reason else len(x), size):
+        if deadline.over():
+            return blocks, deadline.cut(start, len(x))
+        try:
+            blocks.append(measure(x[start : start + size]))
+        except ValueError as error:  # not differentiable, or samples not independent
+            return [], str(error)
+    return blocks, reason
+
+
+def _undefined(part: str, x: Samples, d_out: int) -> str:
+    """Return why Jacobians or the NTK of d_out outputs are not defined, or Jacobians too expensive, or ""."""
+    if isinstance(x, Inputs):
+        return "x is several tensors, or (time, N, ...); wrap net in a module of one tensor (N, ...)"
+    if part == "ntk":
+        return ""
+    if not x.is_floating_point():
+        return "x has integers, so f cannot be differentiated in x"
+    d_in = x[0].numel()
+    each = d_in * d_out * min(d_in, d_out)
+    if len(x) * each <= MAX_JACOBIAN_WORK:
+        return ""
+    text = f"{len(x)} samples are {len(x) * each:.1e} operations, the limit is {MAX_JACOBIAN_WORK:.0e}"
+    return text + _hint(each, MAX_JACOBIAN_WORK)
+
+
+def _hint(each: float, limit: float) -> str:
+    return f", max_jacobian_samples={int(limit // each)} stays below it" if each <= limit else ""
+
+
+def too_expensive(reading: Reading, samples: int, d_out: int) -> str:
+    """Return why the backward passes of all outputs at all samples are too expensive, or "".
+
+    Their work is counted, not timed: the same on every machine.
+    """
+    each = d_out * pass_work(reading)
+    if samples * each <= MAX_PASS_WORK:
+        return ""
+    text = f"{samples * each:.1e} operations, by default the limit is {MAX_PASS_WORK:.0e}"
+    computes = f'what=("jacobian", "ntk", ...) computes them{_hint(each, MAX_PASS_WORK)}'
+    return f"Jacobians and the NTK: {text}; {computes}"
+
+
+def pass_work(reading: Reading) -> float:
+    """Return the work of one output's backward pass at one sample, in arithmetic operations of a matrix product.
+
+    It is that of the layers: a weight acts once at every position of the layer's output.
+
+    Examples
+    --------
+    >>> from bnrank.networks import read
+    >>> pass_work(read(nn.Linear(100, 50), torch.ones(2, 100)))         # 2 * 100 * 50 + 8 * 50 + 20,000
+    30400.0
+    """
+    work = 0.0
+    for layer in reading.weights:
+        outputs, rows = math.prod(layer.output_shape or (1,)), layer.matrix.size[0] * layer.matrix.groups
+        products = 0.0 if layer.kind == "embedding" else math.prod(layer.matrix.shape) * max(1.0, outputs / rows)
+        work += 2 * products + PER_ENTRY * outputs + PER_LAYER
+    return work

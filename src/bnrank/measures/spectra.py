@@ -13,7 +13,7 @@ from bnrank._core.deadline import Deadline
 from bnrank._core.linalg import effective_rank, entropy_rank, rank, stable_rank, stable_rank_from
 from bnrank.measures.accumulating import METHODS, Accumulator
 from bnrank.measures.convolution import conv_singular_values, per_dimension
-from bnrank.measures.operators import are_disjoint_patches, layer_singular_values, layer_squared_norm
+from bnrank.measures.operators import operator_values
 from bnrank.networks.functional import example
 from bnrank.networks.inputs import Example, Samples
 from bnrank.networks.reading import Reading, Taker, leaving_out, named, read_or, stream
@@ -23,7 +23,6 @@ __all__ = ["Accumulator", "Spectra", "activation_singular_values", "conv_singula
 __all__ += ["entropy_rank", "singular_values", "stable_rank", "weight_singular_values"]
 
 WHICH = ("activations", "preactivations")
-DISJOINT = "exact: its patches do not overlap, so that the values are those of the kernel, once per patch"
 MAX_ENTRIES = 2**27  # entries of one R factor or Gram matrix: 1 GiB
 MAX_TOGETHER = 2**24  # entries of all those in memory at a time, if there are several: 128 MiB
 Key = tuple[str, int]  # "activations" or "preactivations", and the number of a layer from 0
@@ -142,37 +141,24 @@ def weight_singular_values(
     """
     if size is not None:
         per_dimension(size, "size")
-    return weight_spectra(read_or(reading, net, x), size)
-
-
-def weight_spectra(
-    reading: Reading, size: int | Sequence[int] | None = None, deadline: Deadline | None = None
-) -> Spectra:
-    """Return the singular values of every weight of a reading; with a deadline, from the smallest weight on."""
-    deadline = deadline or Deadline()
+    reading = read_or(reading, net, x)
     values: dict[str, Tensor] = {}
     notes: dict[str, str] = {}
     norms: dict[str, float] = {}
     skipped = list(reading.unread)
-    weights = reading.weights
-    for layer in sorted(weights, key=lambda layer: layer.weight.numel()) if deadline.is_set else weights:
-        if deadline.over():
-            skipped.append(Skipped.part(layer.name, layer.module, f"weight_singular_values: {deadline.missed}"))
-            continue
+    for layer in reading.weights:
+        name, norm, note = layer.name, None, ""
         if layer.is_convolution or layer.is_transposed:
-            found, note = layer_singular_values(layer, size)
-            norms |= {layer.name: layer_squared_norm(layer, size)} if note and found is not None else {}
-            note = note or (DISJOINT if are_disjoint_patches(layer, size) else "")
+            spectrum, norm, note = operator_values(layer, size)
         else:
-            found, note = singular_values(layer.weight, f"net: the weight of layer {layer.name!r}"), ""
-        if found is None:
-            skipped.append(Skipped.part(layer.name, layer.module, f"weight_singular_values: {note}"))
+            spectrum = singular_values(layer.weight, f"net: the weight of layer {name!r}")
+        if spectrum is None:
+            skipped.append(Skipped.part(name, layer.module, f"weight_singular_values: {note}"))
             continue
-        values[layer.name] = found
-        remarks = [note, only_weight(layer.reason) if layer.reason else ""]
-        if any(remarks):
-            notes[layer.name] = "; ".join(filter(None, remarks))
-    values = {layer.name: values[layer.name] for layer in weights if layer.name in values}
+        values[name] = spectrum
+        norms |= {} if norm is None else {name: norm}
+        if note or layer.reason:
+            notes[name] = "; ".join(filter(None, [note, layer.reason and only_weight(layer.reason)]))
     return Spectra(values, skipped, notes, floor=1e-15, squared_norms=norms)
 
 
@@ -237,7 +223,7 @@ def activation_singular_values(
     reading = read_or(reading, net, given, dtype)
     passes: dict[str, Any] = {"method": method, "chunk_size": chunk_size, "dtype": dtype}
     found, _, _ = leaving_out(
-        net, given, reading, lambda some: activation_spectra(net, given, some, (which,), **passes), dtype
+        net, given, reading, lambda reading: activation_spectra(net, given, reading, (which,), **passes), dtype
     )
     return found.values[which]
 
@@ -253,7 +239,7 @@ class Passes:
     late : dict
         Why there is none of a layer for lack of time, by these names and the number of the layer.
     samples : int
-        Number of samples for which further measures were run.
+        Number of samples for which the further measures were run.
     """
 
     values: dict[str, Spectra]
@@ -262,33 +248,34 @@ class Passes:
 
 
 class _Blocks(Taker):
-    """The spectra of some layers: pairs of "activations" or "preactivations" and the number of a layer."""
+    """The spectra of as many of some layers as fit in memory together; one always does, if not too large by itself.
+
+    ``pieces`` has those that are measured, ``too_large`` why others never are.
+    """
 
     def __init__(self, keys: Iterable[Key], method: str, samples: int) -> None:
-        self.pieces = {key: Accumulator(method, samples) for key in keys}
+        self.keys, self.method, self.samples, self.room = set(keys), method, samples, MAX_TOGETHER
+        self.pieces: dict[Key, Accumulator] = {}
+        self.too_large: dict[Key, str] = {}
 
     def activations(self, layer: int, values: Tensor) -> None:
-        self._add(("activations", layer), values)
+        self._add(("activations", layer), values.flatten(1))
 
     def preactivations(self, layer: int, values: Tensor) -> None:
-        self._add(("preactivations", layer), values)
+        self._add(("preactivations", layer), values.flatten(1))
 
-    def _add(self, key: Key, values: Tensor) -> None:
+    def _add(self, key: Key, rows: Tensor) -> None:
+        if key in self.keys and key not in self.pieces and key not in self.too_large:  # the first block
+            width = rows.shape[1]
+            held = width * (width if self.method == "gram" else min(width, self.samples))
+            if held > MAX_ENTRIES:
+                need = f"{width} features for {self.samples} samples need {held} numbers"
+                self.too_large[key] = f"{need}, the limit is {MAX_ENTRIES}"
+            elif held <= self.room or not self.pieces:
+                self.pieces[key] = Accumulator(self.method)
+                self.room -= held
         if key in self.pieces:
-            self.pieces[key].add(values.flatten(1))
-
-
-class Widths(Taker):
-    """The number of features of every layer."""
-
-    def __init__(self) -> None:
-        self.found: dict[Key, int] = {}
-
-    def activations(self, layer: int, values: Tensor) -> None:
-        self.found["activations", layer] = int(values[0].numel())
-
-    def preactivations(self, layer: int, values: Tensor) -> None:
-        self.found["preactivations", layer] = int(values[0].numel())
+            self.pieces[key].add(rows)
 
 
 def activation_spectra(
@@ -320,57 +307,41 @@ def activation_spectra(
         The time that may be used.
     """
     deadline, samples, layers = deadline or Deadline(), len(x), reading.layers
-    passes: dict[str, Any] = {"chunk_size": chunk_size, "dtype": dtype}
-    sizes = Widths()
-    stream(net, x[:2], reading, [sizes], **passes)
     keys = [(kind, i) for i in range(len(layers)) for kind in which]
-    width = sizes.found
-    held = {key: width[key] * (width[key] if method == "gram" else min(width[key], samples)) for key in keys}
-    skipped = {kind: list(reading.skipped) for kind in which}
-    reasons: dict[Key, str] = {}
-    for kind, i in keys:
-        if held[kind, i] > MAX_ENTRIES:
-            need = f"{width[kind, i]} features for {samples} samples need {held[kind, i]} numbers"
-            reasons[kind, i] = f"{need}, the limit is {MAX_ENTRIES}"
-    groups = grouped([key for key in keys if key not in reasons], held)
-    if also and (deadline.is_set or not groups):
-        groups.insert(0, [])
-    found: dict[Key, Tensor] = {}
+    spectra: dict[Key, Tensor] = {}
     late: dict[Key, str] = {}
-    first = samples
-    for number, group in enumerate(groups):
+    too_large: dict[Key, str] = {}
+    rest, ran = list(keys), samples
+    while rest or also:
+        blocks = _Blocks([] if also and deadline.is_set else rest, method, samples)
+        takers: list[Taker] = [blocks, *also]
+        passes: dict[str, Any] = {"chunk_size": chunk_size, "dtype": dtype, "over": deadline.over}
+        done = 0 if deadline.over() else stream(net, x, reading, takers, **passes)
         heap.give_back()
-        blocks = _Blocks(group, method, samples)
-        takers: list[Taker] = [blocks, *(also if not number else ())]
-        done = 0 if deadline.over() else stream(net, x, reading, takers, **passes, over=deadline.over)
-        first = first if number else done
-        heap.give_back()
-        for kind, i in sorted(group, key=lambda key: (key[1], key[0] == "activations")):  # errors name the first
+        for kind, i in sorted(blocks.pieces, key=lambda key: (key[1], key[0] == "activations")):
             if done < samples or deadline.over():
                 late[kind, i] = deadline.cut(done if done < samples else 0, samples)
                 continue
-            try:
-                found[kind, i] = blocks.pieces.pop((kind, i)).singular_values() / math.sqrt(samples)
+            try:  # errors name the first layer
+                spectra[kind, i] = blocks.pieces.pop((kind, i)).singular_values() / math.sqrt(samples)
                 heap.give_back()
             except ValueError as error:
                 text = str(error).removeprefix("piece: ")
                 raise ValueError(f"net: {named(layers, i, kind)}: {text}") from error
-    for kind, i in keys:
-        if (kind, i) in reasons:
-            skipped[kind].append(Skipped.part(layers[i].name, layers[i].module, f"{kind}: {reasons[kind, i]}"))
+        ran, also = (done if also else ran), ()
+        too_large |= blocks.too_large
+        rest = [key for key in rest if key not in spectra and key not in late and key not in too_large]
+        if done < samples:
+            late |= dict.fromkeys(rest, deadline.missed)
+            rest = []
     floor = max(1e-8 if method == "gram" else 1e-15, torch.finfo(dtype).eps)
-    values = {kind: {layers[i].name: found[k, i] for k, i in keys if k == kind and (k, i) in found} for kind in which}
-    return Passes({kind: Spectra(values[kind], skipped[kind], floor=floor) for kind in which}, late, first)
-
-
-def grouped(keys: Sequence[Key], held: Mapping[Key, int]) -> list[list[Key]]:
-    """Return the layers of each pass over the data, as many as fit in memory together by the numbers held of them."""
-    groups: list[list[Key]] = []
-    room = 0
-    for key in keys:
-        if not groups or held[key] > room:
-            groups.append([])
-            room = MAX_TOGETHER
-        groups[-1].append(key)
-        room -= held[key]
-    return groups
+    values = {}
+    for kind in which:
+        measured = {layer.name: spectra[kind, i] for i, layer in enumerate(layers) if (kind, i) in spectra}
+        wide = [
+            Skipped.part(layer.name, layer.module, f"{kind}: {too_large[kind, i]}")
+            for i, layer in enumerate(layers)
+            if (kind, i) in too_large
+        ]
+        values[kind] = Spectra(measured, [*reading.skipped, *wide], floor=floor)
+    return Passes(values, late, ran)

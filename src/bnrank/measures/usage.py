@@ -1,4 +1,4 @@
-"""How much of its width a layer uses: dimension of centered activations, dead units, subnormal numbers, soft ranks."""
+"""How much of its width a layer uses: dimension of centered activations, subnormal numbers, soft ranks."""
 
 import math
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from bnrank._core import validation
 from bnrank._core.linalg import Values, effective_rank, stable_rank
 from bnrank._core.validation import Data
 
-__all__ = ["centered_dimension", "dead_units", "effective_rank", "stable_rank", "subnormals", "variance_dimension"]
+__all__ = ["centered_dimension", "effective_rank", "stable_rank", "subnormals", "variance_dimension"]
 
 Array = NDArray[np.float64]
 
@@ -196,45 +196,6 @@ def _population(values: Array, n: int, d: int) -> tuple[Array, Array]:
     matrix = np.concatenate([terms.real, terms.imag, known])
     masses, _ = nnls(matrix, np.concatenate([sides.real, sides.imag, np.full(2, CONSTRAINT)]), maxiter=50 * GRID)
     return levels[::-1], (masses / masses.sum())[::-1]
-
-
-def dead_units(activations: Data, *, constant: bool = False, dim: int = 1) -> Tensor:
-    """Return which units of a layer are dead: 0 on every sample, as a ReLU unit that never turns on.
-
-    Parameters
-    ----------
-    activations : Tensor or ndarray
-        (N, units, ...), after the nonlinearity. A channel of a convolution is dead if it is 0 at every place.
-    constant : bool
-        Whether a unit with the same value on every sample and at every place counts as dead, whatever the value: use it
-        for other nonlinearities than ReLU, whose dead units saturate.
-    dim : int
-        The dimension of the units, for example -1 for (batch, time, units).
-
-    Returns
-    -------
-    Tensor
-        (units,), bool, on the device of the activations. The number of dead units is its sum.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If an argument is out of range, or an entry is NaN or infinite.
-
-    Examples
-    --------
-    >>> a = torch.tensor([[0.0, 1.0, 2.0], [0.0, 3.0, 2.0]])
-    >>> dead_units(a).tolist(), int(dead_units(a, constant=True).sum())
-    ([True, False, False], 2)
-    """
-    activations = validation.real(activations, "activations")
-    constant = validation.flag(constant, "constant")
-    expected = "(N, units, ...) with at least one sample and unit"
-    full = activations.ndim > 1 and activations.numel() > 0
-    validation.expect(full, "activations", f"shape {tuple(activations.shape)}", expected)
-    dim = validation.integer(dim, "dim", -activations.ndim, activations.ndim - 1)
-    low, high = torch.aminmax(activations.movedim(dim, 0).flatten(1), dim=1)
-    return low == high if constant else (low == 0) & (high == 0)
 
 
 def subnormals(tensor: Data) -> int:

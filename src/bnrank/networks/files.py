@@ -9,14 +9,16 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from bnrank._core import sources, store, validation
 from bnrank.networks.convolutional import CircularConvolutional, Convolutional, LinearConvolutional
+from bnrank.networks.functional import sandbox
 from bnrank.networks.mlp import MLP, from_layers, make
+from bnrank.networks.reading.matrices import Source, listing
 from bnrank.networks.stack import ResNetDiagonal, ResNetFree, ResNetIdentity, Stack
 
 _STACKS = (ResNetIdentity, ResNetDiagonal, ResNetFree, Convolutional, LinearConvolutional, CircularConvolutional)
@@ -124,28 +126,33 @@ def write(net: nn.Module, path: str | os.PathLike[str], name: str) -> Path:
     return store.save(path, net.state_dict(), {"plan": plan}, "network")
 
 
-def load(path: str | os.PathLike[str], slope: float = 0.0, order: Sequence[str] | None = None) -> MLP | Stack:
+def load(
+    path: str | os.PathLike[str], activation: str | float | None = None, order: Sequence[str] | None = None
+) -> nn.Module:
     """Return a network from a file of :func:`save`, or from any safetensors state dict of a chain of linear layers.
 
     Parameters
     ----------
     path : path
         A safetensors file. Pickles (.pt, .pth, ...) are refused, since opening one can run code.
-    slope : float
-        Slope of the activation of a foreign state dict, which does not contain it; 0 is ReLU.
+    activation : str or float, optional
+        The activation between the layers of a foreign state dict, which does not say it: "relu", "linear", the slope of
+        a leaky ReLU, or an elementwise function of ``torch.nn.functional`` by its name, such as "tanh". A saved network
+        knows its own; another one is an error.
     order : sequence of str, optional
         Names of the weights of a foreign state dict, first layer first. Needed where the names contain no numbers
         to sort by.
 
     Returns
     -------
-    MLP, or the class that was saved
+    MLP, or the class that was saved; nn.Sequential where the activation has no slope
         In the precision of the file.
 
     Raises
     ------
     ValueError
-        If the file is missing, a pickle, damaged, or not a chain of 2-D weights; the message names the file.
+        If the file is missing, a pickle, damaged, or not a chain of 2-D weights; the message names the file. If the
+        activation is not known, or another one.
 
     Examples
     --------
@@ -155,63 +162,147 @@ def load(path: str | os.PathLike[str], slope: float = 0.0, order: Sequence[str] 
     ...     bnrank.networks.load(path).widths
     [3, 5, 2]
     """
-    slope = validation.slope(slope)
     if order is not None:
         order = validation.sequence(order, "order", "a sequence of names")
     stored = store.read(path)
     if not stored.kind:
-        return _from_foreign(stored.path, stored.tensors, slope, order)
+        return chained(stored.tensors, activation, f"path: {stored.path}", order)[0]
+    validation.expect(order is None, "order", f"{order} for {stored.path}", "none: it has its own")
     stored = store.load(path, "network")
     try:
         plan = stored.about["plan"]
-        net = build(plan, _one_dtype(stored.path, stored.tensors), stored.tensors)
+        net = build(plan, _one_dtype(f"path: {stored.path}", stored.tensors), stored.tensors)
         net.load_state_dict(stored.tensors)
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RuntimeError) as error:
         raise ValueError(f"path: {stored.path} has tensors that do not fit the plan of its network: {error}") from error
+    expect_own(net, activation)
     return net
 
 
-def _from_foreign(path: Path, tensors: Mapping[str, Tensor], slope: float, order: Sequence[str] | None) -> MLP:
-    """Return the chain of the layers of a state dict without other tensors."""
+def runnable(net: object, activation: str | float | None = None, name: str = "net") -> tuple[nn.Module, dict[str, str]]:
+    """Return a module as it is, and of a state dict or a file the network, with the names that its layers have there.
+
+    A network or run that bnrank saved is opened; other tensors are a chain of linear layers with the activation.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If it is none of these, or the activation is not known, or another one.
+
+    Examples
+    --------
+    >>> state = {"body.0.weight": torch.eye(2), "body.2.weight": torch.ones(1, 2)}
+    >>> runnable(state, "relu")[1]
+    {'layers.0': 'body.0', 'layers.1': 'body.2'}
+    """
+    if isinstance(net, str | os.PathLike) and Path(net).suffix == ".safetensors" and store.read(net, name=name).kind:
+        return load(net, activation), {}
+    if isinstance(net, nn.Module):
+        expect_own(net, activation)
+        return net, {}
+    with listing(cast(Source, net), name) as held:
+        tensors = {stored.name: stored.load() for stored in held.records if stored.is_tensor}
+    return chained(tensors, activation, f"{name}: {held.title}")
+
+
+def expect_own(net: nn.Module, activation: str | float | None) -> None:
+    """Raise ValueError if an activation is given for a network that has another one, or one that is not known."""
+    own = getattr(net, "slope", getattr(net, "settings", {}).get("slope"))
+    if activation is not None and (own is None or _function(activation) != own):
+        known = f"its own, slope {own:g}" if isinstance(own, float | int) else "none, as its code says it"
+        raise ValueError(f"activation: got {activation!r} for a {type(net).__name__}, expected {known}")
+
+
+def _function(activation: object) -> float | Callable[[Tensor], Tensor]:
+    """Return the slope of an activation, or the elementwise function of torch of this name."""
+    expected = (
+        '"relu", "linear", a slope, or the name of an elementwise function in torch.nn.functional, such as "tanh"'
+    )
+    if not isinstance(activation, str):
+        return validation.slope(activation, "activation", linear=True)
+    if activation in ("relu", "linear"):
+        return float(activation == "linear")
+    function, values = getattr(nn.functional, activation, None), torch.linspace(-2, 2, 9)
+    try:
+        with sandbox():
+            elementwise = torch.equal(function(values), function(values[:, None])[:, 0])  # type: ignore[misc]
+    except Exception:  # whatever other functions raise without their further arguments
+        elementwise = False
+    validation.expect(elementwise, "activation", repr(activation), expected)
+    return cast(Callable[[Tensor], Tensor], function)
+
+
+class Elementwise(nn.Module):
+    """A function of ``torch.nn.functional`` as a layer."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the values of the function."""
+        return cast(Tensor, getattr(nn.functional, self.name)(x))
+
+    def extra_repr(self) -> str:
+        """Return its name."""
+        return self.name
+
+
+def chained(
+    tensors: Mapping[str, Tensor], activation: object, source: str, order: Sequence[str] | None = None
+) -> tuple[nn.Module, dict[str, str]]:
+    """Return the chain of the linear layers among tensors, and the names that its layers have there.
+
+    ``source`` begins the messages of errors: the argument and what it is.
+    """
     weights = [name for name, t in tensors.items() if t.ndim == 2 and re.fullmatch(r"(.*\.)?weight", name)]
     known = {*weights, *(_bias(name) for name in weights)}
     other = [f"{name} {tuple(t.shape)}" for name, t in tensors.items() if name not in known]
     if other or not weights:
         also = f", but it also has {', '.join(other[:5])}{' ...' if len(other) > 5 else ''}" if other else ""
         raise ValueError(
-            f"path: {path} is not a plain chain of linear layers, expected 2-D weights and their biases only{also}. "
+            f"{source} is not a plain chain of linear layers, expected 2-D weights and their biases only{also}. "
             'Read other modules with bnrank.load(path, bnrank.networks.load_module("file.py:function"))'
         )
     if order is not None:
-        expected = f"the weights of {path} in some order: {sorted(weights)}"
+        expected = f"the weights of {source.partition(': ')[2]} in some order: {sorted(weights)}"
         validation.expect(sorted(map(str, order)) == sorted(weights), "order", f"{list(order)}", expected)
     elif len({re.sub(r"\d+", "", name) for name in weights}) > 1:
         raise ValueError(
-            f"path: {path}: the names {', '.join(sorted(weights))} do not say which layer comes first; "
+            f"{source}: the names {', '.join(sorted(weights))} do not say which layer comes first; "
             "give them in order with order=[...]"
         )
     names = order or sorted(weights, key=lambda name: [(len(n), n) for n in re.findall(r"0*(\d+)", name)])
     biases = [tensors[_bias(name)] for name in names if _bias(name) in tensors]
-    dtype = _one_dtype(path, tensors)
+    dtype, function = _one_dtype(source, tensors), 0.0 if activation is None else _function(activation)
     try:
-        net = from_layers([tensors[name] for name in names], biases, slope).to(dtype)
+        chain = from_layers([tensors[name] for name in names], biases, function if isinstance(function, float) else 0.0)
     except ValueError as error:
+        raise ValueError(f"{source}, {', '.join(names)}: {error}; give the names in order with order=[...]") from error
+    if activation is None and len(names) > 1:
+        which = '"relu", "linear", a slope, or a function of torch.nn.functional such as "tanh"'
         raise ValueError(
-            f"path: {path}, {', '.join(names)}: {error}; give the names in order with order=[...]"
-        ) from error
-    net.init = "he"  # where its parameters are drawn again
-    return net
+            f"activation: got none, but {source.partition(': ')[2]} does not say the activation between its layers; "
+            f"expected {which}"
+        )
+    chain.init = "he"  # where its parameters are drawn again
+    net: nn.Module = chain.to(dtype)
+    own = [f"layers.{i}" for i in range(len(names))]
+    if not isinstance(function, float):
+        layers = [part for layer in chain.layers for part in (layer, Elementwise(str(activation)))]
+        net, own = nn.Sequential(*layers[:-1]), [str(2 * i) for i in range(len(names))]
+    return net, dict(zip(own, (name.removesuffix(".weight") for name in names), strict=True))
 
 
 def _bias(weight: str) -> str:
     return f"{weight.removesuffix('weight')}bias"
 
 
-def _one_dtype(path: Path, tensors: Mapping[str, Tensor]) -> torch.dtype:
-    dtypes = list({t.dtype for t in tensors.values()})
-    shown = f"{path} with dtypes {', '.join(sorted(map(str, dtypes)))}"
-    validation.expect(len(dtypes) == 1 and dtypes[0].is_floating_point, "path", shown, "one floating-point dtype")
-    return dtypes[0]
+def _one_dtype(source: str, tensors: Mapping[str, Tensor]) -> torch.dtype:
+    dtypes = {t.dtype for t in tensors.values()}
+    if len(dtypes) != 1 or not next(iter(dtypes)).is_floating_point:
+        raise ValueError(f"{source} has dtypes {', '.join(sorted(map(str, dtypes)))}, expected one floating-point one")
+    return dtypes.pop()
 
 
 def load_module(spec: str) -> nn.Module:

@@ -298,7 +298,8 @@ def hooked(net: nn.Module) -> bool:
 
 def check_finite(net: nn.Module) -> None:
     """Raise ValueError, naming them, if parameters have NaN or infinite entries."""
-    bad = [name for name, p in unwrap(net).named_parameters() if not bool(torch.isfinite(p.detach()).all())]
+    values = {name: p.detach() for name, p in unwrap(net).named_parameters()}
+    bad = [name for name, p in values.items() if not bool((p.float() if p.element_size() == 1 else p).isfinite().all())]
     if bad:
         shown = ", ".join(bad[:5]) + (f" and {len(bad) - 5} more" if len(bad) > 5 else "")
         raise ValueError(f"net: got NaN or infinite entries in {shown}, expected finite parameters")

@@ -31,7 +31,7 @@ def load(
     path: str | os.PathLike[str],
     net: nn.Module | None = None,
     *,
-    slope: float = 0.0,
+    activation: str | float | None = None,
     order: Sequence[str] | None = None,
 ) -> Any:
     """Return the contents of a file or folder: a network, a run, another result that `bnrank.save` wrote.
@@ -44,8 +44,9 @@ def load(
     net : nn.Module, optional
         The architecture of a stored run that is not a network of bnrank; the original network, if a compression
         replaced only segments of it; or the network whose state dict the file contains. It is copied.
-    slope : float
-        Slope of the activation of a foreign state dict, which does not contain it; 0 is ReLU.
+    activation : str or float, optional
+        The activation of a foreign state dict, which does not say it: "relu", "linear", a slope, or an elementwise
+        function of ``torch.nn.functional`` by its name, such as "tanh". A stored network knows its own.
     order : sequence of str, optional
         Names of the weights of a foreign state dict, first layer first. Needed where the names contain no numbers to
         sort by.
@@ -71,12 +72,13 @@ def load(
     """
     path = sources.as_path(path, "path")
     validation.optional(validation.kind, net, "net", nn.Module)
-    slope = validation.slope(slope)
     if os.path.isdir(path):  # noqa: PTH112 - no error for names that are too long
+        validation.expect(activation is None, "activation", f"{activation!r} for the folder of a run", "none")
         return open_run(path, net if net is None else copied(net), "path")
     stored = store.read(path)
-    if stored.kind and (slope or order is not None):
-        raise ValueError(f"slope, order: got {slope:g}, {order}, expected neither for {path}, which has its own")
+    if stored.kind and stored.kind != "network":
+        given = f"{activation!r}, {order} for {path}"
+        validation.expect(activation is None and order is None, "activation, order", given, "neither: it has its own")
     if stored.kind == "compressed network":
         return open_compressed(stored, net)
     if stored.kind == "estimator":
@@ -88,7 +90,7 @@ def load(
     if stored.kind in RECORDS:
         return RECORDS[stored.kind](datasets.dataset_of(stored))
     if net is None:
-        return load_network(path, slope, order)
+        return load_network(path, activation, order)
     if stored.kind:
         own = identity.describe(load_network(path), "net", values=False)
         identity.expect_same(own, net, stored.path, values=False)

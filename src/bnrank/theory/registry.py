@@ -1,12 +1,14 @@
 """All statements of the theory, and their verdicts on one network."""
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 import numpy as np
 from torch import Tensor, nn
 
 from bnrank._core import validation
+from bnrank.networks.files import runnable
 from bnrank.theory.facts import Facts
 from bnrank.theory.statements import (
     convergence,
@@ -37,7 +39,7 @@ STATEMENTS: tuple[Statement, ...] = tuple(sorted((s for topic in TOPICS for s in
 
 
 def check(
-    net: nn.Module,
+    net: nn.Module | Mapping[str, Tensor] | str | os.PathLike[str],
     x: Tensor | np.ndarray,
     y: Tensor | np.ndarray | None = None,
     ridge: float | None = None,
@@ -47,6 +49,7 @@ def check(
     rtol: float = 1e-6,
     seed: int = 0,
     max_samples: int = 500,
+    activation: str | float | None = None,
 ) -> Verdicts:
     """Return the verdicts of all statements of the theory on a network, with both sides of each.
 
@@ -55,7 +58,8 @@ def check(
     net : torch.nn.Module
         Any module with finite parameters. Most statements are about a chain of linear layers with one activation
         sigma_s between them (a :class:`bnrank.MLP`, or a Sequential of Linear and ReLU or LeakyReLU); for other
-        modules they are "not applicable".
+        modules they are "not applicable". Or the file of a network that bnrank saved, or the state dict or weights of
+        such a chain, with ``activation``.
     x : Tensor or ndarray
         Samples, (N, ...).
     y : Tensor or ndarray, optional
@@ -75,6 +79,9 @@ def check(
     max_samples : int
         Largest number of samples on which statements are checked, evenly spaced. The loss and its gradient use all
         samples.
+    activation : str or float, optional
+        The activation between the layers of a state dict or file of weights, which do not say it: "relu", "linear", the
+        slope of a leaky ReLU, or an elementwise function of ``torch.nn.functional`` by its name, such as "tanh".
 
     Returns
     -------
@@ -88,7 +95,8 @@ def check(
     Raises
     ------
     TypeError, ValueError
-        If an argument is out of range, parameters are NaN or infinite, or the module cannot be run on x.
+        If an argument is out of range, parameters are NaN or infinite, the module cannot be run on x, or the
+        activation is not known.
 
     Examples
     --------
@@ -98,6 +106,7 @@ def check(
     [('T4', 'holds'), ('T14', 'not applicable'), ('T14', 'not applicable')]
     """
     wanted = _given(statements)
+    net, _ = runnable(net, activation)
     facts = Facts(net, x, y, ridge, rtol=rtol, seed=seed, max_samples=max_samples)
     if only is not None:
         given = (

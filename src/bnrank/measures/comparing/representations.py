@@ -20,7 +20,7 @@ from bnrank.measures import similarity
 from bnrank.measures.layerwise import ROUNDING, LayerUse, Uses, few_samples
 from bnrank.measures.spectra import MAX_TOGETHER
 from bnrank.networks.functional import check_finite, example
-from bnrank.networks.reading import Reading, Taker, leaving_out, read, stream
+from bnrank.networks.reading import Reading, Taker, leaving_out, named, read, stream
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -114,7 +114,11 @@ class View:
             waiting = [i for i in waiting if i not in rows.blocks]
             output = torch.cat(rows.blocks.pop(OUTPUT)).cpu() if output is None else output
             for i in sorted(rows.blocks):
-                grams[i] = similarity.gram(torch.cat(rows.blocks.pop(i)))
+                values = torch.cat(rows.blocks.pop(i))
+                if not bool(torch.isfinite(values).all()):
+                    what = named(layers, i, "activations")
+                    raise ValueError(f"net: {what}: got NaN or infinite entries, expected finite ones")
+                grams[i] = similarity.gram(values)
         use = {} if output is None else uses.use()
         missed = [layer.name for i, layer in enumerate(layers) if i not in grams]
         left_out = [f"activations of {', '.join(missed)}: {deadline.missed}"] if missed else []

@@ -416,7 +416,7 @@ def _is_turned(stored: Stored, shape: tuple[int, int], shapes: Shapes) -> bool:
     """Return whether a matrix is (in, out), by the length of its bias or by its class (GPT-2's Conv1D)."""
     if stored.role:
         return False
-    if type(stored.module).__name__ == "Conv1D":
+    if type(stored.module).__name__ == "Conv1D" or (_FUSED.search(stored.name) and shape[1] == 3 * shape[0]):
         return True
     bias = shapes.get(_name_of_bias(stored.name), ())
     return bias == (shape[1],) and shape[0] != shape[1]

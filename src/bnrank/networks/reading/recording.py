@@ -364,7 +364,8 @@ class Trial:
         possible = [dim for dim in (0, len(given) - 1) if given[dim] == own[axis]]
         units = possible[0] if len(possible) == 1 and not vector else None
         if possible and units is None:  # by chance both have as many entries
-            units = self._dim_of_units(name, reader, axis + (axis >= about["samples_dim"]), given, possible)
+            least = 0.5 if vector else 0.0
+            units = self._dim_of_units(name, reader, axis + (axis >= about["samples_dim"]), given, possible, least)
         if vector and units is None:
             return {}
         if shape and units is None:
@@ -372,16 +373,22 @@ class Trial:
         return {"unflattened": shape, "units_dim": units}
 
     def _dim_of_units(
-        self, name: str, reader: str | None, dim: int, given: tuple[int, ...], possible: Sequence[int]
+        self,
+        name: str,
+        reader: str | None,
+        dim: int,
+        given: tuple[int, ...],
+        possible: Sequence[int],
+        least: float,
     ) -> int | None:
         """Return which dimension of what is read has the units: the one whose entries depend on one unit each most."""
         read, left = self._entered[reader].tensor, self._left[name].tensor
         places = read.reshape(len(read), *given)
-        shares = {}
-        for k in (0, len(given) - 1):
+        shares = dict.fromkeys((0, len(given) - 1), 0.0)
+        for k, i in ((d, i) for d in (0, len(given) - 1) for i in range(given[d])):  # some entries may be dead
             gradient = None
             with suppress(RuntimeError):
-                entry = places.select(k + 1, 0).double()
+                entry = places.select(k + 1, i).double()
                 weights = (
                     torch.cos(torch.arange(entry.numel(), dtype=entry.dtype)).reshape(entry.shape).to(entry.device)
                 )
@@ -389,9 +396,9 @@ class Trial:
             if gradient is None:
                 return None
             sizes = gradient.abs().movedim(dim, 0).flatten(1).sum(1)
-            shares[k] = float(sizes.max() / sizes.sum()) if bool(sizes.any()) else 0.0
+            shares[k] = max(shares[k], float(sizes.max() / sizes.sum()) if bool(sizes.any()) else 0.0)
         best = max(shares, key=lambda k: shares[k])
-        return best if best in possible and shares[best] > 0.5 else None
+        return best if best in possible and shares[best] > least else None
 
     def is_once(self, name: str) -> bool:
         """Return whether a module runs once, on one tensor with the samples first."""
