@@ -5,15 +5,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from bnrank.networks.graph.nodes import Node
-
-if TYPE_CHECKING:
-    from bnrank.networks.graph.tracing import Tracer
 
 SAMPLES = 2  # a module is traced on two samples, to detect operations that mix samples
 NO_SAMPLES = -1  # the dimension of the samples of a tensor that has none
@@ -84,12 +81,27 @@ class Value:
         return self.batch, self.merged
 
 
+class Tracing(Protocol):
+    """What an operation knows of the trace that it belongs to."""
+
+    weights: dict[str, nn.Parameter]
+    nodes: dict[str, Node]
+    calls: dict[str, Call]
+    starts: dict[str, int]
+    entries: int
+    scope: list[str]
+
+    def value(self, tensor: Tensor) -> Value: ...  # noqa: D102
+    def numbers(self, value: Value) -> Tensor: ...  # noqa: D102
+    def indexed(self, numbers: Tensor, tensor: Tensor, call: Call, part: str = "") -> Value: ...  # noqa: D102
+
+
 class Call:
     """One operation of a module.
 
     Attributes
     ----------
-    tracer : Tracer
+    tracer : Tracing
         What traces it.
     name : str
         Name of the function, without underscores at its ends, or class of the module, e.g. "relu", "conv2d", "Linear".
@@ -110,7 +122,7 @@ class Call:
     """
 
     def __init__(
-        self, tracer: Tracer, name: str, arguments: Any, run: Any, module: Any = None, place: str = ""
+        self, tracer: Tracing, name: str, arguments: Any, run: Any, module: Any = None, place: str = ""
     ) -> None:
         self.tracer, self.name, self.run, self.module, self.place = tracer, name, run, module, place
         self.args, self.kwargs = arguments
