@@ -10,11 +10,11 @@ import torch
 from matplotlib.figure import Figure
 from torch import nn
 
+from bnrank.discovery.attention import FactoredAttention
 from bnrank.discovery.estimators import linear_maps
 from bnrank.discovery.films import components, networks
-from bnrank.networks.attention import FactoredAttention
+from bnrank.discovery.gated import FactoredRecurrent
 from bnrank.networks.files import load_module
-from bnrank.networks.gated import FactoredRecurrent
 from bnrank.reporting.blocks import drawn
 from helpers import normal
 

@@ -79,7 +79,7 @@ def test_formulas_in_docstrings_are_just_characters(line, expected):
         ("bnrank.theory.rank_bounds.rank", (True, "bnrank.rank")),
         ("bnrank.Run.history", (True, "bnrank.Run.history")),
         ("bnrank.frequencies", (True, "bnrank.frequencies")),
-        ("bnrank.networks.attention.FactoredAttention", (True, "bnrank.networks.attention.FactoredAttention")),
+        ("bnrank.discovery.attention.FactoredAttention", (True, "bnrank.discovery.attention.FactoredAttention")),
         ("bnrank.measures.operators.layer_singular_values", (True, "")),
         ("bnrank.Run.nothing", (False, "")),
         ("bnrank.nothing", (False, "")),

@@ -21,7 +21,7 @@ ROOMS = ("tasks", "networks", "measures", "training", "theory", "discovery", "re
 # Public modules that no __all__ names: used by their full names.
 MORE = (
     *("measures.dimension", "measures.plateaus"),
-    *("networks.attention", "networks.gated", "theory.tangents", "theory.tours"),
+    *("discovery.attention", "discovery.gated", "theory.tangents", "theory.tours"),
 )
 REQUEST = re.compile(r"set_\w+_request$")  # methods that scikit-learn adds
 

@@ -16,11 +16,11 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
 from bnrank._core import validation
+from bnrank.discovery.attention import FactoredAttention
 from bnrank.discovery.columns import index_of
-from bnrank.networks.attention import FactoredAttention
+from bnrank.discovery.gated import FactoredRecurrent
 from bnrank.networks.files import blueprint, build
 from bnrank.networks.functional import hooked
-from bnrank.networks.gated import FactoredRecurrent
 from bnrank.networks.mlp import MLP
 
 MAX_TEXTS = 1 << 26  # bytes of an array of texts

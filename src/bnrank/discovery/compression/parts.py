@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
+from bnrank.discovery.gated import FactoredRecurrent
 from bnrank.measures.convolution import conv_singular_values
 from bnrank.networks import Segment, Skipped, reasons
 from bnrank.networks.functional import hooked
-from bnrank.networks.gated import FactoredRecurrent
 from bnrank.networks.reading import read
 from bnrank.networks.reading.stored import derived
 from bnrank.networks.replicas import copied, sandbox

@@ -75,7 +75,7 @@ def compress(
     In a module of several segments, steps 3 and 4 come last and cover all layers together, also those that code calls
     one by one; units are removed where a trial shows that only the next layer reads them. The projections of
     ``nn.MultiheadAttention`` and the matrices of LSTM and GRU are layers, too: these modules become a
-    :class:`~bnrank.networks.attention.FactoredAttention` or :class:`~bnrank.networks.gated.FactoredRecurrent`.
+    :class:`~bnrank.discovery.attention.FactoredAttention` or :class:`~bnrank.discovery.gated.FactoredRecurrent`.
     Segments are reduced with 0, 60 or 100 percent of the tolerance before; the outcome with the fewest parameters is
     selected. Layers with masks of ``torch.nn.utils.prune`` count with the masked weights.
 

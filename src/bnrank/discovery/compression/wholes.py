@@ -8,6 +8,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from bnrank.discovery.attention import FactoredAttention
 from bnrank.discovery.compression import budget
 from bnrank.discovery.compression.judging import Judge, tuned
 from bnrank.discovery.compression.lowrank import Choice, Factoring
@@ -15,10 +16,9 @@ from bnrank.discovery.compression.parts import LINEAR, Counts, Parts, parameters
 from bnrank.discovery.compression.returned import alike
 from bnrank.discovery.compression.stages import Step, inlined, most
 from bnrank.discovery.compression.widths import Narrowing, pairs
+from bnrank.discovery.gated import FactoredRecurrent
 from bnrank.networks import Skipped
-from bnrank.networks.attention import FactoredAttention
 from bnrank.networks.chain import registered
-from bnrank.networks.gated import FactoredRecurrent
 from bnrank.networks.replicas import copied
 
 SPLIT = (FactoredAttention, FactoredRecurrent)
@@ -97,7 +97,7 @@ def layer_widths(net: nn.Module, known: set[nn.Module] | None = None) -> tuple[t
 def put(net: nn.Module, name: str, part: nn.Module) -> nn.Module:
     """Return the module with a submodule replaced, in place and wherever it is registered; the part for the name "".
 
-    A ``nn.TransformerEncoder`` around a :class:`~bnrank.networks.attention.FactoredAttention` no longer reads the
+    A ``nn.TransformerEncoder`` around a :class:`~bnrank.discovery.attention.FactoredAttention` no longer reads the
     weights of its first layer to pack sequences.
     """
     if not name:

@@ -10,12 +10,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from bnrank.discovery.attention import FactoredAttention
 from bnrank.discovery.compression.fits import with_weight
 from bnrank.discovery.compression.lowrank import Choice, Factoring, step_of, swapped
 from bnrank.discovery.compression.neurons import by_unit, forward_selection, rewritten, takes_constants
 from bnrank.discovery.compression.parts import cheapest, first_input, share
 from bnrank.discovery.compression.returned import alike
-from bnrank.networks.attention import FactoredAttention
 from bnrank.networks.replicas import copied
 
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)

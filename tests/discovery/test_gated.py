@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from bnrank.networks.gated import FactoredRecurrent
+from bnrank.discovery.gated import FactoredRecurrent
 from helpers import normal
 
 SETTINGS = [

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from bnrank.networks.attention import factors, has_bias, projection, rank_of, set_copies
+from bnrank.discovery.attention import factors, has_bias, projection, rank_of, set_copies
 
 KINDS = {"LSTM": 4, "LSTMCell": 4, "GRU": 3, "GRUCell": 3}  # gates
 State = Tensor | tuple[Tensor, Tensor]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from bnrank.networks.attention import FactoredAttention
+from bnrank.discovery.attention import FactoredAttention
 from helpers import normal
 
 KINDS = list(itertools.product([True, False], [True, False], [None, (5, 7)]))
