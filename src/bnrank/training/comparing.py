@@ -95,7 +95,7 @@ def compare(
         All are NaN where shapes differ; ranks and shares of a change of 0, and angles beyond the subspaces, are NaN.
         Over tensor: ``tensor_change`` of vectors and other tensors that are no matrix.
 
-        With x, over (layer_a, layer_b): ``cka``, ``cka_debiased`` and ``cca`` (:mod:`bnrank.measures.similarity`) of
+        With x, over (layer_a, layer_b): ``cka``, ``cka_debiased`` and ``cca`` (:mod:`bnrank.similarity`) of
         the activations, flattened to (N, features); over layer_a and over layer_b, ``dimension_95_a`` and so on, as in
         a profile. Attributes ``output_change`` and ``output_change_of_spread``: the norm of the difference of the
         outputs over that of the outputs of a, and over that of their deviation from the mean, unless this is rounding.
