@@ -166,7 +166,8 @@ def test_the_architecture_is_read_as_the_page_says(tmp_path_factory):
     reading, net = after["reading"], after["net"]
     assert (len(reading.weights), len(reading.skipped)) == (9, 3)
     measured = reading.listing.measured
-    assert {name.split(".")[2] for name, _ in net.named_parameters() if name not in measured} == {"norm"}
+    others = {name.split(".")[2] for name, _ in net.named_parameters() if name not in measured}
+    assert others == {"norm", "up"}  # of up, the weight that its two parameters give is measured
     assert {v.id: v.status for v in after["verdicts"]} == {"T4": "not applicable", "T44": "holds"}
     assert after["chain"][0].status == "holds"
     assert after["values"].shape == (40, 3)

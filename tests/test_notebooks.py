@@ -57,7 +57,7 @@ def test_a_sweep_is_shown_with_a_row_per_network(tmp_path):
 
 
 def test_names_of_layers_are_escaped():
-    for name in ("Account", "LayerGraph", "Reading", "LayerTable", "Structure", "Watch"):
+    for name in ("Listing", "LayerGraph", "Reading", "LayerTable", "Structure", "Watch"):
         html = results.made(name)._repr_html_()
         assert "<b>" not in html, name
         assert "&lt;b&gt;&amp;amp;" in html, name

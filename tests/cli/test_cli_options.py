@@ -80,6 +80,8 @@ TEXTS = {
     "--units": ["", "x", "z=m"],
     "--kind": ["", "x"],
     "--only": ["T99"],
+    "--dtype": ["", "x", "int32"],
+    "--outputs": ["x", "1:"],
     "--what": ["x", "weights,x"],
     "--scale": ["", "x"],
 }

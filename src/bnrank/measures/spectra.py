@@ -83,7 +83,9 @@ class Spectra(dict[str, Tensor]):
 
 
 def singular_values(matrix: Tensor, name: str = "matrix") -> Tensor:
-    """Return the singular values of (batches of) matrices in float64, descending; refuse NaN and infinity by name.
+    """Return the singular values of (batches of) real or complex matrices in float64, descending.
+
+    NaN and infinity are refused by name.
 
     Examples
     --------
@@ -92,8 +94,12 @@ def singular_values(matrix: Tensor, name: str = "matrix") -> Tensor:
     [4.0, 3.0]
     """
     name = validation.text(name, "name")
-    expected = "real numbers (..., n_out, n_in)"
-    matrix = validation.real(validation.kind(matrix, name, Tensor), name, expected).to(torch.float64)
+    expected = "numbers (..., n_out, n_in)"
+    if validation.kind(matrix, name, Tensor).is_complex():
+        parts = validation.real(torch.view_as_real(matrix.detach().resolve_conj()), name, expected)
+        matrix = torch.view_as_complex(parts.to(torch.float64).contiguous())
+    else:
+        matrix = validation.real(matrix, name, expected).to(torch.float64)
     validation.expect(matrix.ndim >= 2, name, f"shape {tuple(matrix.shape)}", expected)
     values: Tensor = torch.linalg.svdvals(matrix)
     return values

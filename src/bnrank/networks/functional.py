@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, Literal, TypeGuard, TypeVar, overload
@@ -17,7 +18,7 @@ from bnrank._core import validation
 from bnrank._core.onlooker import only_looks_on
 from bnrank.networks.inputs import OUTPUTS, Inputs, Samples, columns, floating_outputs, main_output, several
 from bnrank.networks.mlp import MLP, LinearNetwork
-from bnrank.networks.replicas import replica, restored, sandbox
+from bnrank.networks.replicas import ForeignTensorError, replica, restored, sandbox
 
 MAX_WHOLE = 2**22  # numbers in x for which an error tells whether the module runs on all samples
 Returned = TypeVar("Returned")
@@ -76,6 +77,8 @@ class Functional:
         self.parameters = {name: p.detach() for name, p in self.module.named_parameters()}
         self.buffers = dict(self.module.named_buffers())
         self._aliases = aliases(self.module)
+        self._foreign = {id(tensor): tensor for tensor in (*self._net.parameters(), *self._net.buffers())}
+        self._lock = threading.RLock()
         tensors = [*self.parameters.values(), *self.buffers.values()]
         self.device = tensors[0].device if tensors else torch.device("cpu")
 
@@ -160,9 +163,11 @@ class Functional:
             return torch.compiler.disable(self._returned)(parameters, x, seed)
         # a copy: the module's first operation may work in place
         given = (x if isinstance(x, Inputs) else Inputs((x,))).to(self.device, self.dtype)
-        held = {**parameters, **self.buffers}
+        held = {**parameters, **{name: tensor.clone() for name, tensor in self.buffers.items()}}
         held |= {alias: held[name] for alias, name in self._aliases.items()}
-        with restored(self.module), sandbox(seed):
+        known = {id(tensor) for tensor in held.values()}
+        foreign = {key: tensor for key, tensor in self._foreign.items() if key not in known}
+        with self._lock, restored(self.module), sandbox(seed, foreign):
             return torch.func.functional_call(self.module, held, given.positional, given.named, tie_weights=False)
 
     def _failure(self, parameters: dict[str, Tensor], x: Samples, error: Exception) -> ValueError:
@@ -170,6 +175,10 @@ class Functional:
         kind, why = type(self.module).__name__, str(error).removesuffix(".")
         if getattr(type(self.module), "forward", None) is nn.Module.forward and "forward" not in vars(self.module):
             return ValueError(f"net: {kind} has no forward, expected a module that runs on x")
+        if isinstance(error, ExplainedError):
+            return error
+        if isinstance(error, ForeignTensorError):
+            return ExplainedError(f"net: {kind} cannot be run as a copy: {why}")
         if not self._explained:  # trials cost time: not for every sample, where a caller goes on without
             self._explained = True
             for runs, explanation in self._explanations(parameters, x, why):
@@ -351,7 +360,7 @@ def unwrap(net: nn.Module, values: bool = True) -> nn.Module:
         raise TypeError(f"net: got {validation.describe(net)}, expected a torch.nn.Module")
     while True:
         parallel = isinstance(net, nn.DataParallel | nn.parallel.DistributedDataParallel)
-        inner = net.module if parallel else getattr(net, "_orig_mod", None)
+        inner = net.module if parallel else dict(net.named_children()).get("_orig_mod")
         if not isinstance(inner, nn.Module):
             break
         net = inner

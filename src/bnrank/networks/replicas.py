@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import math
 import types
-from collections.abc import Iterator
-from contextlib import contextmanager
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar, cast
 
 import torch
@@ -43,7 +45,7 @@ def copied(value: Copied, memo: dict[int, Any] | None = None) -> Copied:
 
     Such is the weight of a layer with ``torch.nn.utils.weight_norm``, which ``copy.deepcopy`` refuses: it is copied
     without its history, and computed anew when the layer runs. Attributes that cannot be copied, such as locks, are
-    shared. A function on a module that has parts of the module in its closure gets the copies of these.
+    shared. Functions on a module that reach parts of it by their closure or defaults get the copies of these.
 
     Examples
     --------
@@ -53,7 +55,8 @@ def copied(value: Copied, memo: dict[int, Any] | None = None) -> Copied:
     True
     """
     known: dict[int, Any] = {} if memo is None else memo
-    modules = [sub for net in ([value] if isinstance(value, nn.Module) else value) for sub in net.modules()]
+    given: list[nn.Module] = [value] if isinstance(value, nn.Module) else list(value)
+    modules = [sub for net in given for sub in net.modules()]
     for sub in modules:
         for held in vars(sub).values():
             if isinstance(held, Tensor) and not held.is_leaf:
@@ -62,50 +65,88 @@ def copied(value: Copied, memo: dict[int, Any] | None = None) -> Copied:
         done = dict(known)
         made = copy.deepcopy(value, done)
     except Exception:
-        shared = {id(held): held for sub in modules for held in vars(sub).values() if not _is_copied(held, modules)}
+        without = dict.fromkeys(map(id, modules))
+        shared = {id(held): held for sub in modules for held in _uncopied(vars(sub), without, set())}
         if not shared:
             raise
         done = {**shared, **known}
         made = copy.deepcopy(value, done)
-    parts = {id(sub): done[id(sub)] for sub in modules if isinstance(done.get(id(sub)), nn.Module)}
-    for part in parts.values():
+    for part in [done[id(sub)] for sub in modules if isinstance(done.get(id(sub)), nn.Module)]:
         hooks: list[Any] = [registry for name, registry in vars(part).items() if name.endswith("_hooks") and registry]
-        for functions in [vars(part), *hooks]:
-            functions.update({key: _rebound(value, parts) for key, value in functions.items() if _closure(value)})
+        for functions in (vars(part), *hooks):
+            functions.update({key: _rebound(content, done) for key, content in functions.items()})
     return made
 
 
-def _is_copied(held: object, modules: list[nn.Module]) -> bool:
-    """Return whether an attribute of a module can be copied, apart from the modules in it."""
+def _uncopied(held: Any, without: dict[int, None], seen: set[int]) -> Iterator[Any]:
+    """Iterate over the objects in an attribute of a module that cannot be copied, apart from the modules in it."""
+    if isinstance(held, Tensor | nn.Module) or id(held) in seen:
+        return
+    seen.add(id(held))
     try:
-        copy.deepcopy(held, {id(part): None for part in modules})
+        copy.deepcopy(held, dict(without))
     except Exception:
-        return isinstance(held, Tensor | nn.Module | dict)
-    return True
+        inside = _contents(held)
+        found = [each for content in inside for each in _uncopied(content, without, seen)]
+        yield from found or ([] if isinstance(held, dict) else [held])
 
 
-def _closure(function: object) -> list[Any]:
-    """Return what the closure of a function holds."""
-    cells = function.__closure__ if isinstance(function, types.FunctionType) else None
-    contents = []
-    for cell in cells or ():
-        try:
-            contents.append(cell.cell_contents)
-        except ValueError:  # an empty cell
-            contents.append(None)
-    return contents
+def _contents(held: Any) -> list[Any]:
+    """Return what a collection, a bound method or another object holds."""
+    if isinstance(held, types.MethodType):
+        return [held.__self__]
+    if isinstance(held, list | tuple | dict):
+        return list(held.values() if isinstance(held, dict) else held)
+    return list(getattr(held, "__dict__", {}).values())
 
 
-def _rebound(function: Any, parts: dict[int, nn.Module]) -> Any:
-    """Return a function with other modules in its closure; itself where it has none of them."""
-    contents = _closure(function)
-    if not any(id(content) in parts for content in contents):
-        return function
-    closure = tuple(types.CellType(parts.get(id(content), content)) for content in contents)
-    code, named = function.__code__, function.__globals__
-    again = types.FunctionType(code, named, function.__name__, function.__defaults__, closure)
-    again.__kwdefaults__ = function.__kwdefaults__
-    return again
+def _rebound(held: Any, done: dict[int, Any]) -> Any:
+    """Return a function, or a collection with some, that refers to the copies of what has been copied.
+
+    ``copy.deepcopy`` leaves functions and weak references as they are.
+    """
+    if id(held) in done:
+        return done[id(held)]
+    done[id(held)] = held
+    done.setdefault(id(done), []).append(held)  # as copy.deepcopy does: the id stays its own
+    made: Any = held
+    if isinstance(held, weakref.ref):
+        target = held()
+        made = weakref.ref(done[id(target)]) if target is not None and id(target) in done else held
+    elif isinstance(held, types.MethodType):
+        made = types.MethodType(held.__func__, _rebound(held.__self__, done))
+    elif isinstance(held, functools.partial):
+        args, named = _rebound(held.args, done), _rebound(held.keywords, done)
+        made = functools.partial(_rebound(held.func, done), *args, **named)
+    elif isinstance(held, types.FunctionType):
+        made = _function(held, done)
+    elif type(held) in (list, tuple):
+        made = type(held)(_rebound(content, done) for content in held)
+    elif type(held) is dict:
+        made = {key: _rebound(content, done) for key, content in held.items()}
+    if type(held) in (list, tuple, dict):  # one that refers to nothing copied is shared as before
+        pairs = zip(_contents(made), _contents(held), strict=True)
+        made = held if all(new is old for new, old in pairs) else made
+    done[id(held)] = made
+    return made
+
+
+def _function(held: types.FunctionType, done: dict[int, Any]) -> types.FunctionType:
+    """Return a function whose closure, defaults and attributes refer to copies; itself where none does."""
+    cells = held.__closure__ or ()
+    closure = tuple(types.CellType() for _ in cells)
+    made = types.FunctionType(held.__code__, held.__globals__, held.__name__, None, closure)
+    done[id(held)] = made  # a function can be in its own closure
+    changed = False
+    for cell, own in zip(cells, closure, strict=True):
+        with suppress(ValueError):  # an empty cell
+            own.cell_contents = _rebound(cell.cell_contents, done)
+            changed |= own.cell_contents is not cell.cell_contents
+    for name in ("__defaults__", "__kwdefaults__"):
+        setattr(made, name, _rebound(getattr(held, name), done))
+        changed |= getattr(made, name) != getattr(held, name)
+    vars(made).update({key: _rebound(content, done) for key, content in vars(held).items()})
+    return made if changed or vars(made) != vars(held) else held
 
 
 def replica(net: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
@@ -131,7 +172,9 @@ def replica(net: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
     for tensor in (tensor for sub in plain for tensor in _tensors(list(vars(sub).values()))):
         if id(tensor) not in memo:
             own = converted(tensor.detach(), dtype or tensor.dtype)
-            memo[id(tensor)] = nn.Parameter(own, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else own
+            own = nn.Parameter(own, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else own
+            vars(own).update(vars(tensor))
+            memo[id(tensor)] = own
     try:
         made = copied(net, memo)
     except Exception as error:
@@ -141,11 +184,14 @@ def replica(net: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
         )
         advice = advice if any(hasattr(p, "full_tensor") for p in net.parameters()) else ""
         raise ValueError(f"net: {type(net).__name__} cannot be copied: {error}{advice}") from error
+    if not {id(sub) for sub in made.modules()}.isdisjoint(map(id, net.modules())):
+        got = f"{type(net).__name__} with a part that copy.deepcopy does not copy"
+        raise ValueError(f"net: got {got}, expected modules without a __deepcopy__ that returns themselves")
     for sub in made.eval().modules():
         if isinstance(sub, torch.jit.ScriptModule):
             sub.to(dtype)
         elif "_orig_mod" in sub._modules:  # torch.compile
-            sub.forward = cast(nn.Module, sub._modules["_orig_mod"]).forward
+            sub.forward = functools.partial(nn.Module.__call__, sub._modules["_orig_mod"])
         elif type(sub).forward is nn.MultiheadAttention.forward and "forward" not in vars(sub):
             _with_products(cast(nn.MultiheadAttention, sub))
         for name, held in list(vars(sub).items()):
@@ -156,11 +202,14 @@ def replica(net: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
 
 def _tensors(structure: Any) -> Iterator[Tensor]:
     """Iterate over the tensors in nested lists, tuples and dictionaries."""
-    if isinstance(structure, Tensor):
-        yield structure
-    elif isinstance(structure, list | tuple | dict):
-        for held in structure.values() if isinstance(structure, dict) else structure:
-            yield from _tensors(held)
+    waiting, seen = [structure], set[int]()
+    while waiting:
+        held = waiting.pop()
+        if isinstance(held, Tensor):
+            yield held
+        elif isinstance(held, list | tuple | dict) and id(held) not in seen:
+            seen.add(id(held))
+            waiting.extend(reversed(_contents(held)))
 
 
 def _with_products(attention: nn.MultiheadAttention) -> None:
@@ -168,11 +217,16 @@ def _with_products(attention: nn.MultiheadAttention) -> None:
 
     Products can be differentiated twice, and tell what enters the output projection.
     """
-    plain, signature = attention.forward, inspect.signature(attention.forward)
+    plain = nn.MultiheadAttention.forward
+    signature = inspect.signature(plain)
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        call = signature.bind(*args, **kwargs)
+        call = signature.bind(attention, *args, **kwargs)
         call.apply_defaults()
+        further = attention.bias_k is not None or attention.add_zero_attn
+        if further and call.arguments["is_causal"] and not call.arguments["need_weights"]:
+            text = "is_causal with add_bias_kv or add_zero_attn, whose mask torch applies to other keys with weights"
+            raise ValueError(f"MultiheadAttention: got {text}, expected a mask without is_causal")
         output, weights = plain(**{**call.arguments, "need_weights": True, "average_attn_weights": False})
         vars(attention)["products"] = weights
         if not call.arguments["need_weights"]:
@@ -185,14 +239,34 @@ def _with_products(attention: nn.MultiheadAttention) -> None:
 class _Products(TorchFunctionMode):
     """Attention as matrix products, in this thread: it is observed and differentiated as any other operation.
 
-    Layers of transformers take no path of their own, which calls no hooks, while any such mode is on.
+    Layers of transformers take no path of their own, which calls no hooks, while any such mode is on. A function of one
+    of the tensors in ``foreign``, by their ids, is refused.
     """
+
+    def __init__(self, foreign: Mapping[int, Tensor] | None = None) -> None:
+        super().__init__()
+        self.foreign = foreign or {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run a function of torch."""
-        if func is nn.functional.scaled_dot_product_attention and not args[0].is_nested:
-            return _attention(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        foreign = bool(self.foreign) and any(id(tensor) in self.foreign for tensor in _tensors([args, kwargs]))
+        if func is nn.functional.scaled_dot_product_attention:
+            query = args[0] if args else kwargs["query"]
+            if not query.is_nested and not foreign:
+                return _attention(*args, **kwargs)
+        asked = getattr(func, "__name__", "") == "__get__"  # for its shape, say
+        result: Any = None if foreign and not asked else func(*args, **kwargs)
+        if foreign and (not asked or isinstance(result, Tensor)):
+            raise ForeignTensorError(
+                "it computes with tensors of the original module, not of its copy, as a function does that keeps the "
+                "module out of reach; let forward and hooks get at tensors by self or by their arguments"
+            )
+        return result
+
+
+class ForeignTensorError(ValueError):
+    """The error of a replica that computes with tensors of the module that it is a copy of."""
 
 
 def _attention(
@@ -213,7 +287,8 @@ def _attention(
     if is_causal:
         attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
     if attn_mask is not None:
-        scores = scores.masked_fill(~attn_mask, -math.inf) if attn_mask.dtype == torch.bool else scores + attn_mask
+        no_score = attn_mask.dtype == torch.bool
+        scores = scores.masked_fill(~attn_mask, -math.inf) if no_score else scores + attn_mask.to(scores.dtype)
     masked = (scores == -math.inf).all(-1, keepdim=True)  # rows that attend to nothing give 0
     weights = scores.masked_fill(masked, 0.0).softmax(-1).masked_fill(masked, 0.0)
     return (nn.functional.dropout(weights, dropout_p) if dropout_p else weights) @ value
@@ -248,16 +323,18 @@ class _Draws(TorchDispatchMode):
             like = torch.empty_like(args[0], **kwargs)
             fill: Any = {"rand_like": like.uniform_, "randn_like": like.normal_, "randint_like": like.random_}[name]
             return fill(*([0, *args[1:]][-2:] if name == "randint_like" else []), **drawn)
-        overload = {"default": "generator", "low": "low_generator"}.get(func._overloadname, "")
+        with_generator = {"default": "generator", "low": "low_generator", "out": "generator_out"}
+        overload = {**with_generator, "low_out": "low_generator_out"}.get(func._overloadname, "")
         known = overload in func.overloadpacket.overloads()
         return getattr(func.overloadpacket, overload)(*args, **kwargs, **drawn) if known else func(*args, **kwargs)
 
 
 @contextmanager
-def sandbox(seed: int = 0) -> Iterator[None]:
+def sandbox(seed: int = 0, foreign: Mapping[int, Tensor] | None = None) -> Iterator[None]:
     """Run a replica so that nothing outside it is changed or depended on, in this thread alone.
 
-    Random numbers come from an own generator; attention runs as matrix products.
+    Random numbers come from an own generator; attention runs as matrix products. A function of one of the tensors in
+    ``foreign``, by their ids, is refused with :class:`ForeignTensorError`.
 
     Examples
     --------
@@ -267,7 +344,7 @@ def sandbox(seed: int = 0) -> Iterator[None]:
     >>> torch.equal(torch.get_rng_state(), before)
     True
     """
-    with _Draws(seed), _Products():
+    with _Draws(seed), _Products(foreign):
         yield
 
 

@@ -243,7 +243,7 @@ def _spectrum(layer: reading.Layer, k: int) -> tuple[Callable[[Tensor], Tensor] 
 
 def _of_layer(layer: reading.Layer, values: Callable[[Tensor, int], Tensor], k: int, tensor: Tensor) -> Tensor:
     """Return the k largest singular values of a layer's weight from the tensor that stores it, perhaps among others."""
-    return values(layer.matrix.part(tensor), k)
+    return values(layer.matrix.weight(tensor), k)
 
 
 def top_singular_values(matrix: Tensor, k: int) -> Tensor:

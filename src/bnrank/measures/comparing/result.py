@@ -110,6 +110,8 @@ class Comparison(Printed):
 
     def overlaps(self) -> np.ndarray:
         """Return the mean squared cosines of the left and right angles, (2, layers); NaN without angles."""
+        if "left_angles" not in self.data:  # no layers are matched
+            return np.empty((2, 0))
         angles = np.stack([self.data[f"{side}_angles"].values for side in ("left", "right")])
         count = np.isfinite(angles).sum(2)
         return np.asarray(np.nansum(np.cos(angles) ** 2, axis=2) / np.where(count > 0, count, np.nan))

@@ -122,6 +122,10 @@ def _scaled(codes: Stored, known: Known) -> dict[str, Stored]:
         reason = f"8-bit codes, of which the file does not say how {', '.join(near[:2])} scale them"
         return {name: replace(known[name], reason=reason) for name in (codes.name, *near)} if near else {}
     zero, sizes = known.get(f"{codes.name}_zero_point"), _blocks(codes.shape, scale.shape)
+    further = next((known[name] for name in (f"{scale.name}_2", f"{codes.name}_global_scale") if name in known), None)
+    if further is not None or not scale.floating or (codes.dtype == "uint8" and zero is None):
+        reason = f"packed codes of {codes.dtype} with scales of {scale.dtype}, whose format the tensors do not tell"
+        return {stored.name: replace(stored, reason=reason) for stored in (codes, scale, further) if stored is not None}
     if sizes is None or (zero is not None and zero.shape != scale.shape):
         reason = f"8-bit codes of shape {codes.shape}, whose scale of shape {scale.shape} does not fit"
         return {name: replace(known[name], reason=reason) for name in (codes.name, scale.name)}
@@ -153,6 +157,8 @@ def _blocks(shape: Sequence[int], scales: Sequence[int]) -> list[int] | None:
         sizes.append(block)
         if len(scales) != len(shape) or block == 0 or math.ceil(size / block) != count:
             return None
+        if count > 1 and block & (block - 1):  # of equal blocks whose size is no power of 2: as well longer ones
+            return None
     return sizes
 
 
@@ -167,8 +173,9 @@ def _spread(scales: Tensor, shape: Sequence[int], sizes: Sequence[int]) -> Tenso
 def _packed(stored: Stored, known: Known) -> dict[str, Stored]:
     """Return the record, with the reason, of a tensor of a layer whose weight is packed, as by GPTQ, AWQ and NF4."""
     advice = "; dequantize the network and measure that"
-    if f"{stored.owner}.qweight" in known:
-        text = f"of the packed weights {stored.owner}.qweight, whose number of bits and order are not in the tensors"
+    packed = [name for key in ("qweight", "weight_packed") if (name := f"{stored.owner}.{key}".lstrip(".")) in known]
+    if packed:
+        text = f"of the packed weights {packed[0]}, whose number of bits and order are not in the tensors"
     elif any(stored.name.startswith(f"{name}.") for name in _parents(stored.name) if name in known):
         text = f"of the packed weights {stored.owner}"
     else:

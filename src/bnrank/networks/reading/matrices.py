@@ -109,29 +109,25 @@ class Matrix:
         first, second, taps = self.shape[0] // self.groups, self.shape[1], math.prod(self.shape[2:])
         return (second, first * taps) if self.kind.startswith("transposed") else (first, second * taps)
 
-    def weight(self) -> Tensor:
+    def weight(self, tensor: Tensor | None = None) -> Tensor:
         """Return the weight as it is now, (out, in), or the kernel as it is stored; float8 as float32.
+
+        With ``tensor``, the loaded tensor, nothing is loaded.
 
         Raises
         ------
         ValueError
             If it cannot be read.
         """
-        return self.part(self.stored.load())
-
-    def part(self, tensor: Tensor) -> Tensor:
-        """Return the weight of the loaded tensor."""
-        tensor = tensor.detach()
-        tensor = tensor.float() if tensor.element_size() == 1 else tensor
-        return self.take(tensor)
+        tensor = (self.stored.load() if tensor is None else tensor).detach()
+        return self.take(tensor.float() if tensor.element_size() == 1 else tensor)
 
     def blocks(self, tensor: Tensor | None = None) -> Tensor:
         """Return the weight as (groups, out, in x taps): what maps a patch of each group to its outputs.
 
-        With ``tensor``, the loaded tensor, nothing is loaded.
+        ``tensor`` as for :meth:`weight`.
         """
-        weight = self.weight() if tensor is None else self.part(tensor)
-        return blocks(weight, self.kind.startswith("transposed"), self.groups)
+        return blocks(self.weight(tensor), self.kind.startswith("transposed"), self.groups)
 
     def bias(self) -> Tensor | None:
         """Return the bias, (out,), or None."""

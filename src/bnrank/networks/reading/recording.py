@@ -121,15 +121,15 @@ def _is_faithful(part: nn.Module, matrix: Matrix, values: Values) -> bool:
     """Return whether a module computes what its matrix says, a linear map or a convolution."""
     before, after, _ = values
     base: Any = base_of(part)
-    if base is None and matrix.kind != "matrix":
-        return matrix.kind in ("embedding", "recurrent", "linear")  # of a layer of torch
+    if isinstance(part, nn.MultiheadAttention | nn.RNNBase | nn.RNNCellBase | nn.Embedding | nn.EmbeddingBag):
+        return "products" in vars(part) or "forward" not in vars(part)
     if base is not None and (not overrides_forward(part) or not hasattr(part, "weight")):
         return True
     if base is None or base is nn.Linear:
-        weight = matrix.part(effective(part, matrix.stored.key)).to(before.dtype)
+        weight = matrix.weight(effective(part, matrix.stored.key)).to(before.dtype)
         bias = None if matrix.bias_stored is None else effective(part, matrix.bias_stored.key)
         bias = bias if bias is None or matrix.rows is None else bias[slice(*matrix.rows)]
-        if before.shape[-1] != weight.shape[1] or not before.is_floating_point():
+        if weight.ndim != 2 or before.shape[-1] != weight.shape[1] or not before.is_floating_point():
             return False
         return _close(linear(before, weight, bias), after)
     if not hasattr(base, "_conv_forward"):
@@ -235,6 +235,7 @@ class Trial:
         self._entered: dict[str | None, Point] = {}
         self._left: dict[str, Point] = {}
         self._mode, self._order = mode, itertools.count()
+        self._inference = torch.is_inference_mode_enabled()
         with ExitStack() as stack:
             for name, part in function.module.named_modules():
                 if not isinstance(part, torch.jit.ScriptModule):
@@ -287,6 +288,10 @@ class Trial:
             return about, f"called {len(calls)} times on the example x: its weight is shared between places"
         if value is None:
             return about, _unknown(matrix)
+        if any(tensor.is_complex() for tensor in value[:2]):
+            return about, "its values are complex numbers"
+        if value[1].is_inference() and not self._inference:
+            return about, "it runs in torch.inference_mode, where what follows is not seen; torch.no_grad shows it"
         if known is None:
             return about, f"its input has shape {tuple(value[0].shape)}, and no dimension of it is that of the samples"
         if not calls[0].faithful:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -208,8 +209,18 @@ def of_module(net: nn.Module) -> list[Stored]:
     net = unwrap(net)
     if isinstance(net, torch.jit.ScriptModule):
         return [record(name, value) for name, value in net.state_dict(keep_vars=True).items()]
-    state = net.state_dict(keep_vars=True)
+    stated: Mapping[str, Any] = {}
+    with suppress(Exception):  # it can leave out, rename and add tensors: only what it adds counts
+        stated = net.state_dict(keep_vars=True)
     owners = dict(net.named_modules(remove_duplicate=False))
+    state = {
+        f"{place}.{own}".lstrip("."): value
+        for place, part in owners.items()
+        for own, value in [*part._parameters.items(), *part._buffers.items()]
+        if value is not None and own not in getattr(part, "_non_persistent_buffers_set", ())
+    }
+    known = set(map(id, state.values()))
+    state |= {name: value for name, value in stated.items() if name not in state and id(value) not in known}
     records: dict[str, Stored] = {}
     for name, value in state.items():
         place, key = _computed_of(name, owners)

@@ -11,6 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from bnrank._core import validation
 from bnrank._core.sampling import evenly_spaced
+from bnrank.measures.products import differentiating
 from bnrank.networks.functional import Functional, example
 from bnrank.networks.graph.layers import LayerGraph
 from bnrank.theory.invariants.conserved import Array, Conserved, Loss, cost
@@ -133,7 +134,8 @@ class Pair(Conserved):
             with watch:
                 outputs = function(x)
             value = outputs.sum() if y is None else cost(outputs, y, loss)
-            torch.autograd.grad(value, leaves, allow_unused=True)
+            with differentiating(net):
+                torch.autograd.grad(value, leaves, allow_unused=True)
         reached = [i for i, call in enumerate(watch.calls) if len(call) == 3]
         nodes = [node for node in self.graph if node.op == "activation"]
         expected = (
