@@ -174,7 +174,9 @@ def test_the_architecture_is_read_as_the_page_says(tmp_path_factory):
     assert {part.name.split(".")[-1] for part in after["smaller"].skipped} == {"mix", "norm"}
     assert any("parametrized" in part.reason for part in after["small"].skipped)
     batch = after["batch"]
-    with pytest.raises(ValueError, match=r"needs 2 arguments \(values, mask\), expected one tensor; wrap it"):
+    with pytest.raises(
+        TypeError, match=r"^example: got .* mapping of tensors, expected one tensor \(N, ...\): wrap net"
+    ):
         bnrank.graph.trace(after["net"], batch)
     with pytest.raises(ValueError, match=r"missing 1 required positional argument: 'mask'; wrap it in a module"):
         bnrank.train(after["net"], bnrank.Task(after["x"], after["y"]), steps=1, progress=False)

@@ -1,0 +1,205 @@
+"""Copies of modules whose parts are reached in other ways than by attributes: followed, or refused in words."""
+
+import functools
+import threading
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+import bnrank
+from bnrank.networks.functional import Functional
+from bnrank.networks.reading import read
+from helpers import normal
+
+X = normal(20, 3)
+
+
+class Plain(nn.Module):
+    """Two linear layers, of which a subclass reaches the first in its own way."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b = nn.Linear(3, 4), nn.Linear(4, 2)
+        self.prepare()
+
+    def prepare(self):
+        pass
+
+    def first(self, x):
+        return self.a(x)
+
+    def forward(self, x):
+        return self.b(torch.tanh(self.first(x)))
+
+
+class InClosure(Plain):
+    def prepare(self):
+        before = self.a.forward
+        self.a.forward = lambda x: before(x)
+
+
+class InNestedClosure(Plain):
+    def prepare(self):
+        inner = lambda x: self.a(x)  # noqa: E731
+        self.fns = [{"a": lambda x: inner(x)}]
+
+    def first(self, x):
+        return self.fns[0]["a"](x)
+
+
+class InDefault(Plain):
+    def prepare(self):
+        def first(x, a=self.a):
+            return a(x)
+
+        self.first = first
+
+
+class InPartial(Plain):
+    def prepare(self):
+        self.fns = (functools.partial(lambda a, x: a(x), self.a),)
+
+    def first(self, x):
+        return self.fns[0](x)
+
+
+class InWeakReference(Plain):
+    def prepare(self):
+        self.held = weakref.ref(self.a)
+
+    def first(self, x):
+        return self.held()(x)
+
+
+class Helper:
+    def __init__(self, net):
+        self.net, self.lock = net, threading.Lock()
+
+    def __call__(self, x):
+        with self.lock:
+            return self.net.a(x)
+
+
+class InHelperWithLock(Plain):
+    def prepare(self):
+        self.helper = Helper(self)
+
+    def first(self, x):
+        return self.helper(x)
+
+
+class Compiled(Plain):
+    def prepare(self):
+        self.forward = torch.compile(self.forward, backend="eager")
+
+
+@pytest.mark.parametrize(
+    "kind", [InClosure, InNestedClosure, InDefault, InPartial, InWeakReference, InHelperWithLock, Compiled]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_parts_are_reached_in_the_copy(kind, dtype):
+    def gradients(net):
+        function = Functional(net, dtype)
+        leaves = [p.requires_grad_() for p in function.parameters.values()]
+        return torch.autograd.grad(function(X).square().sum(), leaves)
+
+    for own, plain in zip(gradients(kind()), gradients(Plain()), strict=True):
+        torch.testing.assert_close(own, plain)
+    assert [layer.name for layer in read(kind(), X).layers] == ["a", "b"]
+
+
+def test_what_reaches_the_original_is_refused_and_leaves_it_as_it_is():
+    outside = {}
+
+    class Global(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.BatchNorm1d(3)
+            outside["norm"] = self.norm
+
+        def forward(self, x):
+            return outside["norm"](x)
+
+    net = Global().train()
+    with pytest.raises(ValueError, match=r"^net: Global cannot be run as a copy: it computes with tensors of the orig"):
+        Functional(net, torch.float32)(X)
+    assert net.norm.num_batches_tracked == 0
+    assert net.norm.running_mean.tolist() == [0, 0, 0]
+
+
+def test_a_module_that_copies_as_itself_is_refused():
+    class Shared(nn.Dropout):
+        def __deepcopy__(self, memo):
+            return self
+
+    net = nn.Sequential(Shared(), nn.Linear(3, 2)).train()
+    with pytest.raises(ValueError, match="expected modules without a __deepcopy__ that returns themselves"):
+        Functional(net)
+    assert net[0].training
+
+
+def test_hooks_with_locks_act_on_copies():
+    class Counter:
+        def __init__(self):
+            self.lock, self.calls = threading.Lock(), 0
+
+        def hook(self, *_):
+            self.calls += 1
+
+    counter, layer = Counter(), nn.Linear(3, 2)
+    layer.register_forward_hook(counter.hook)
+    layer.own = {"lock": threading.Lock()}
+    layer.own["self"] = layer.own
+    assert Functional(layer)(X).shape == (20, 2)
+    assert counter.calls == 0
+
+
+def test_one_function_runs_in_several_threads():
+    function, errors = Functional(nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)), []
+    x = normal(5, 3, 4)
+    right = function(x)
+
+    def work():
+        for _ in range(20):
+            if not torch.equal(function(x), right):
+                errors.append("differs")
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+
+
+def test_layers_are_those_of_the_module_whatever_its_state_dict_says():
+    class Saved(Plain):
+        def state_dict(self, *args, **kwargs):
+            return {f"b.{key}": value for key, value in self.b.state_dict(*args, **kwargs).items()}
+
+    assert bnrank.profile(Saved(), X).layer_name.values.tolist() == ["a", "b"]
+
+
+def test_values_of_own_attention_and_in_inference_mode_are_not_observed():
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.in_proj_weight, self.out_proj = nn.Parameter(normal(18, 6)), nn.Linear(6, 6)
+
+        def forward(self, x):
+            q, k, v = nn.functional.linear(x, self.in_proj_weight).chunk(3, -1)
+            return self.out_proj(nn.functional.scaled_dot_product_attention(query=q, key=k, value=v))
+
+    reading = read(nn.Sequential(Attention()), normal(5, 4, 6))
+    assert [layer.name for layer in reading.unobserved] == ["0.q", "0.k", "0.v"]
+
+    class Inference(Plain):
+        @torch.inference_mode()
+        def forward(self, x):
+            return super().forward(x)
+
+    unobserved = read(Inference(), X).unobserved
+    assert {layer.reason.partition(",")[0] for layer in unobserved} == {"it runs in torch.inference_mode"}
