@@ -9,7 +9,7 @@ from urllib.parse import unquote, urlsplit
 LINKS = (
     ("theory/cost.html", "../api/cost.html#bnrank.cost.bracket"),
     ("theory/structure.html", "../api/theory.tangents.html#bnrank.theory.tangents.tangent_change_at"),
-    ("api/rank.html", "../theory/ranks.html#t5-jacobian-rank-limit-of-the-cost-and-bottleneck-rank"),
+    ("api/discovery.html", "../theory/ranks.html#t5-jacobian-rank-limit-of-the-cost-and-bottleneck-rank"),
     ("minima.html", "gallery/F4.html"),
     ("theory/ranks.html", "../errata.html#e9-the-function-of-jacobian-rank-one-and-bottleneck-rank-two"),
     ("errata.html", "theory.html"),

@@ -173,7 +173,8 @@ def replica(net: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
         if id(tensor) not in memo:
             own = converted(tensor.detach(), dtype or tensor.dtype)
             own = nn.Parameter(own, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else own
-            vars(own).update(vars(tensor))
+            if type(own) is type(tensor) and type(tensor) in (Tensor, nn.Parameter):  # others hold their numbers there
+                vars(own).update(vars(tensor))
             memo[id(tensor)] = own
     try:
         made = copied(net, memo)

@@ -103,7 +103,7 @@ def record(name: str, value: object, load: Callable[[], Tensor] | None = None, *
         return Stored(name, (), "", nothing, reason=f"{what} ({type(value).__name__}){advice}")
     tensor, dtype = value.detach(), str(value.dtype).removeprefix("torch.")
     read: Callable[[], Tensor] = (lambda: tensor) if load is None else lambda: load().detach()
-    decoded = tensor.is_quantized or (type(tensor) is not Tensor and hasattr(tensor, "dequantize"))
+    decoded = tensor.is_quantized or type(tensor).dequantize is not Tensor.dequantize
     more.setdefault("floating", tensor.is_floating_point() or tensor.is_complex() or decoded)
     if tensor.is_meta:
         more["reason"] = "on the meta device, which holds no numbers"

@@ -178,7 +178,7 @@ def _known(names: Iterable[Any], whose: str, arguments: Iterable[str] | None) ->
 
 def _unpacked(values: Any) -> Any:
     """Return an array of NumPy or PyTorch, or a series or index of pandas, as a list; anything else as it is."""
-    if isinstance(values, torch.Tensor | np.ndarray):
+    if isinstance(values, torch.Tensor | np.ndarray) and not getattr(values, "is_meta", False):
         return values.tolist()
     return values.to_numpy().tolist() if hasattr(values, "to_numpy") else values
 
