@@ -96,7 +96,7 @@ def _contents(held: Any) -> list[Any]:
     if isinstance(held, types.MethodType):
         return [held.__self__]
     if isinstance(held, list | tuple | dict):
-        return list(held.values() if isinstance(held, dict) else held)
+        return list(iter(held.values() if isinstance(held, dict) else held))  # asks no subclass for its length
     return list(getattr(held, "__dict__", {}).values())
 
 
