@@ -97,7 +97,8 @@ class Compiled(Plain):
 
 
 @pytest.mark.parametrize(
-    "kind", [InClosure, InNestedClosure, InDefault, InPartial, InWeakReference, InHelperWithLock, Compiled]
+    "kind",
+    [InClosure, InNestedClosure, InDefault, InPartial, InWeakReference, InHelperWithLock, Compiled],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_parts_are_reached_in_the_copy(kind, dtype):
@@ -124,10 +125,37 @@ def test_what_reaches_the_original_is_refused_and_leaves_it_as_it_is():
             return outside["norm"](x)
 
     net = Global().train()
-    with pytest.raises(ValueError, match=r"^net: Global cannot be run as a copy: it computes with tensors of the orig"):
+    with pytest.raises(ValueError, match=r"^net: Global cannot be run as a copy: it computes with tensors that are"):
         Functional(net, torch.float32)(X)
     assert net.norm.num_batches_tracked == 0
     assert net.norm.running_mean.tolist() == [0, 0, 0]
+
+
+class InList(Plain):
+    def prepare(self):
+        self.held = [self.a.weight]
+
+    def first(self, x):
+        return x @ self.held[0].mT
+
+
+class TensorInDefault(Plain):
+    def prepare(self):
+        def first(x, weight=self.a.weight, *, bias=self.a.bias):
+            return nn.functional.linear(x, weight, bias)
+
+        first.weight = self.a.weight
+        self.fns = [first]
+
+    def first(self, x):
+        return self.fns[0](x)
+
+
+@pytest.mark.parametrize("kind", [InList, TensorInDefault])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_parameters_beside_the_modules_are_refused_as_no_gradient_reaches_them(kind, dtype):
+    with pytest.raises(ValueError, match=r"a global variable, a list or a closure keeps them; let forward and hooks"):
+        bnrank.measures.ntk.trace(kind(), X, dtype=dtype)
 
 
 def test_a_module_that_copies_as_itself_is_refused():
@@ -155,6 +183,19 @@ def test_hooks_with_locks_act_on_copies():
     layer.own["self"] = layer.own
     assert Functional(layer)(X).shape == (20, 2)
     assert counter.calls == 0
+
+
+def test_what_cannot_be_copied_even_without_its_locks_is_shared():
+    class Stubborn:
+        def __init__(self):
+            self.lock = threading.Lock()
+
+        def __reduce_ex__(self, protocol):
+            raise TypeError("cannot be copied")
+
+    net = nn.Linear(3, 2)
+    net.stubborn = [Stubborn()]
+    assert Functional(net).module.stubborn[0] is net.stubborn[0]
 
 
 def test_one_function_runs_in_several_threads():

@@ -77,7 +77,8 @@ class Functional:
         self.parameters = {name: p.detach() for name, p in self.module.named_parameters()}
         self.buffers = dict(self.module.named_buffers())
         self._aliases = aliases(self.module)
-        self._foreign = {id(tensor): tensor for tensor in (*self._net.parameters(), *self._net.buffers())}
+        kept = (*self._net.parameters(), *self._net.buffers(), *self.module.parameters())  # a call replaces the last
+        self._foreign = {id(tensor): tensor for tensor in kept}
         self._lock = threading.RLock()
         tensors = [*self.parameters.values(), *self.buffers.values()]
         self.device = tensors[0].device if tensors else torch.device("cpu")

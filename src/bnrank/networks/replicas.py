@@ -65,8 +65,9 @@ def copied(value: Copied, memo: dict[int, Any] | None = None) -> Copied:
         done = dict(known)
         made = copy.deepcopy(value, done)
     except Exception:
-        without = dict.fromkeys(map(id, modules))
-        shared = {id(held): held for sub in modules for held in _uncopied(vars(sub), without, set())}
+        without = {**known, **dict.fromkeys(map(id, modules))}
+        held_by = [held for sub in modules for held in vars(sub).values()]
+        shared = {id(each): each for held in held_by for each in _uncopied(held, without, set())}
         if not shared:
             raise
         done = {**shared, **known}
@@ -78,17 +79,23 @@ def copied(value: Copied, memo: dict[int, Any] | None = None) -> Copied:
     return made
 
 
-def _uncopied(held: Any, without: dict[int, None], seen: set[int]) -> Iterator[Any]:
-    """Iterate over the objects in an attribute of a module that cannot be copied, apart from the modules in it."""
-    if isinstance(held, Tensor | nn.Module) or id(held) in seen:
-        return
+def _uncopied(held: Any, without: dict[int, Any], seen: set[int]) -> list[Any]:
+    """Return the smallest objects in an attribute of a module that cannot be copied, apart from the modules in it."""
+    if isinstance(held, Tensor | nn.Module) or id(held) in seen or _is_copied(held, without):
+        return []
     seen.add(id(held))
+    found = [each for content in _contents(held) for each in _uncopied(content, without, seen)]
+    if _is_copied(held, {**without, **{id(each): each for each in found}}):
+        return found
+    return found if isinstance(held, dict) else [held]
+
+
+def _is_copied(held: Any, memo: dict[int, Any]) -> bool:
     try:
-        copy.deepcopy(held, dict(without))
+        copy.deepcopy(held, dict(memo))
     except Exception:
-        inside = _contents(held)
-        found = [each for content in inside for each in _uncopied(content, without, seen)]
-        yield from found or ([] if isinstance(held, dict) else [held])
+        return False
+    return True
 
 
 def _contents(held: Any) -> list[Any]:
@@ -137,16 +144,17 @@ def _function(held: types.FunctionType, done: dict[int, Any]) -> types.FunctionT
     closure = tuple(types.CellType() for _ in cells)
     made = types.FunctionType(held.__code__, held.__globals__, held.__name__, None, closure)
     done[id(held)] = made  # a function can be in its own closure
-    changed = False
+    pairs: list[tuple[Any, Any]] = []
     for cell, own in zip(cells, closure, strict=True):
         with suppress(ValueError):  # an empty cell
             own.cell_contents = _rebound(cell.cell_contents, done)
-            changed |= own.cell_contents is not cell.cell_contents
+            pairs.append((own.cell_contents, cell.cell_contents))
     for name in ("__defaults__", "__kwdefaults__"):
         setattr(made, name, _rebound(getattr(held, name), done))
-        changed |= getattr(made, name) != getattr(held, name)
+        pairs.append((getattr(made, name), getattr(held, name)))
     vars(made).update({key: _rebound(content, done) for key, content in vars(held).items()})
-    return made if changed or vars(made) != vars(held) else held
+    pairs += [(vars(made)[key], content) for key, content in vars(held).items()]
+    return held if all(new is old for new, old in pairs) else made
 
 
 def replica(net: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
@@ -260,14 +268,14 @@ class _Products(TorchFunctionMode):
         result: Any = None if foreign and not asked else func(*args, **kwargs)
         if foreign and (not asked or isinstance(result, Tensor)):
             raise ForeignTensorError(
-                "it computes with tensors of the original module, not of its copy, as a function does that keeps the "
-                "module out of reach; let forward and hooks get at tensors by self or by their arguments"
+                "it computes with tensors that are not those of the copy's modules: a global variable, a list or a "
+                "closure keeps them; let forward and hooks get at parameters and buffers as attributes of modules"
             )
         return result
 
 
 class ForeignTensorError(ValueError):
-    """The error of a replica that computes with tensors of the module that it is a copy of."""
+    """The error of a replica that computes with tensors that a call cannot replace."""
 
 
 def _attention(
