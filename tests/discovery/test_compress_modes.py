@@ -8,7 +8,7 @@ from torch.nn.utils import prune
 import bnrank
 from bnrank import compress
 from bnrank.discovery import Timing
-from bnrank.discovery.compression.parts import parameters
+from bnrank.discovery.compression.parts import parameters, segments
 from helpers import normal
 
 QUICK = {"timing": Timing(repeats=2, batch_size=16)}
@@ -254,3 +254,26 @@ def test_plain_tensors_inside_a_segment_are_returned_as_they_were():
     assert mixing.mask is not net[2].mask
     assert change(net, small, NEW) < 0.05
     assert not any("_given" in key for part in small.modules() for key in vars(part))
+
+
+def test_segments_share_no_layer_with_other_places_and_are_listed_once():
+    class Keeper(nn.Module):
+        """Keeps a module that runs elsewhere."""
+
+        def __init__(self, kept):
+            super().__init__()
+            self.kept = kept
+
+    class Kept(nn.Module):
+        def __init__(self, net, *others):
+            super().__init__()
+            self.net, self.others = net, nn.ModuleList(map(Keeper, others))
+
+        def forward(self, x):
+            return self.net(x)
+
+    x = torch.ones(4, 6, dtype=torch.float64)
+    net = nn.Sequential(nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 9), nn.ReLU(), nn.Linear(9, 2)).double()
+    cases = ((), ["net"]), ((net,), ["net"]), ((net[1],), ["net"]), ((net, net[0]), ["net.0"])
+    for others, names in cases:
+        assert [segment.name for segment in segments(Kept(net, *others).eval(), x)[0]] == names

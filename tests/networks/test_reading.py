@@ -412,21 +412,6 @@ def test_a_layer_with_several_names_that_runs_twice_or_is_read_without_an_exampl
         assert reading.unobserved[0].reason == reason
 
 
-def test_segments_share_no_layer_with_other_places_and_are_listed_once():
-    class Kept(nn.Module):
-        def __init__(self, net, *others):
-            super().__init__()
-            self.net, self.others = net, nn.ModuleList(Updater(other) for other in others)
-
-        def forward(self, x):
-            return self.net(x)
-
-    x, net = torch.ones(4, 6), Named(False).net
-    cases = ((), ["net"]), ((net,), ["net"]), ((net[1],), ["net"]), ((net, net[0]), ["net.0"])
-    for others, names in cases:
-        assert [segment.name for segment in read(Kept(net, *others), x).segments] == names
-
-
 def test_a_watch_records_a_layer_with_several_names_once():
     net, x, found = Named(True), torch.randn(50, 6, generator=generator()), []
     for watched in (net, net.net):

@@ -66,14 +66,19 @@ class Ratio(Taker):
     def __init__(self, reading: Reading) -> None:
         self.layers = reading.layers
         self.changed, self.total = np.zeros((2, len(self.layers)))
+        self.before: dict[int, Tensor] = {}  # Z_l of a block, until sigma(Z_l) is there
 
-    def pairs(self, layer: int, before: Tensor, after: Tensor) -> None:
+    def preactivations(self, layer: int, values: Tensor) -> None:
+        """Keep Z_l, where the next layer reads sigma(Z_l)."""
+        if layer < len(self.layers) - 1 and not self.layers[layer].apart:
+            self.before[layer] = values.flatten(1).to(torch.float64, copy=True)
+
+    def activations(self, layer: int, values: Tensor) -> None:
         """Add a block."""
-        if layer == len(self.layers) - 1 or self.layers[layer].apart:  # the next layer reads something else
-            return
-        z, a = before.flatten(1).double(), after.flatten(1).double()
-        self.total[layer] += float(torch.linalg.vector_norm(z)) ** 2
-        self.changed[layer] += float(torch.linalg.vector_norm(z - a)) ** 2 if z.shape == a.shape else np.nan
+        if layer in self.before:
+            z, a = self.before.pop(layer), values.flatten(1).double()
+            self.total[layer] += float(torch.linalg.vector_norm(z)) ** 2
+            self.changed[layer] += float(torch.linalg.vector_norm(z - a)) ** 2 if z.shape == a.shape else np.nan
 
     def ratios(self) -> dict[str, float]:
         """Return the ratios by the names of the layers."""

@@ -19,7 +19,7 @@ from bnrank._core.sampling import evenly_spaced
 from bnrank._core.validation import Data
 from bnrank._version import __version__
 from bnrank.measures import bottlenecks, spectra, weights
-from bnrank.measures.frequencies.profiled import with_frequencies
+from bnrank.measures.frequencies.profiled import is_circular, with_frequencies
 from bnrank.measures.layerwise import LayerUse, Uses, by_variable, few_samples
 from bnrank.measures.nonlinearities import Ratio
 from bnrank.measures.samplewise import RTOL, SampleMeasures, of_samples, too_expensive
@@ -256,7 +256,9 @@ def profile(
             dataset, key, [{**line, "name": names.get(line["name"], line["name"])} for line in lines]
         )
     dataset["layer_name"] = "layer", [names.get(name, name) for name in dataset["layer_name"].values.tolist()]
-    return _described(with_frequencies(dataset, reading, bottleneck))
+    if any(map(is_circular, reading.layers)):
+        dataset = with_frequencies(dataset, reading, bottleneck)
+    return _described(dataset)
 
 
 def _parts(what: object) -> frozenset[str]:

@@ -38,10 +38,10 @@ class Segment:
     Examples
     --------
     >>> import torch, bnrank
-    >>> net = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.ReLU(), torch.nn.Linear(5, 2))
-    >>> segment, = bnrank.networks.read(net).segments           # a bnrank.networks.Segment
-    >>> segment.names, [type(part).__name__ for part in segment.parts]
-    (('0', '1', '2'), ['Linear', 'ReLU', 'Linear'])
+    >>> net = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.ReLU())
+    >>> segment = bnrank.networks.Segment("", tuple(net), ("0", "1"))
+    >>> [type(part).__name__ for part in segment.parts]
+    ['Linear', 'ReLU']
     """
 
     name: str

@@ -2,7 +2,8 @@
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import torch
@@ -12,8 +13,10 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 from bnrank.discovery.gated import FactoredRecurrent
 from bnrank.measures.convolution import conv_singular_values
 from bnrank.networks import Segment, Skipped, reasons
+from bnrank.networks.chain import outermost, parts_of, registered
 from bnrank.networks.functional import hooked
-from bnrank.networks.reading import read
+from bnrank.networks.reading import Reading, read
+from bnrank.networks.reading.recording import base_of
 from bnrank.networks.reading.stored import derived
 from bnrank.networks.replicas import copied, sandbox
 
@@ -103,7 +106,7 @@ def segments(net: nn.Module, x: Tensor) -> tuple[list[Segment], list[Skipped]]:
     ['Linear', 'ReLU', 'Linear']
     """
     reading = read(net, x)
-    linear = [segment for segment in reading.segments if any(map(is_linear, segment.parts))]
+    linear = [segment for segment in _read_segments(net, reading) if any(map(is_linear, segment.parts))]
     found = [_folded(segment) for segment in linear]
     left = [
         _skipped(name, part)
@@ -115,6 +118,24 @@ def segments(net: nn.Module, x: Tensor) -> tuple[list[Segment], list[Skipped]]:
     whole = {layer.matrix.stored.owner: layer.module for layer in reading.layers}
     others = [*reading.skipped, *(_skipped(name, module) for name, module in whole.items())]
     return found, left + [other for other in others if not f"{other.name}.".startswith(inside)]
+
+
+def _read_segments(net: nn.Module, reading: Reading) -> Iterator[Segment]:
+    """Iterate over the segments of a module that share no parameter or layer with other places and run exactly once."""
+    uses = Counter(id(p) for part in net.modules() for p in part._parameters.values() if p is not None)
+    whole = [layer for layer in reading.layers if base_of(layer.module) is not None and not layer.samples_dim]
+    single = {layer.module for layer in whole if not layer.is_transposed}
+    observed = {layer.module for layer in reading.layers}
+    first, places = {part: name for name, part in net.named_modules()}, registered(net)
+    for sub in dict.fromkeys(sub for _, sub in outermost(net, single)):
+        name, within = first[sub], set(sub.modules())
+        names, parts = zip(*parts_of(sub, name), strict=True)
+        with_layers = [part for part in within - {sub} if any(base_of(held) is not None for held in part.modules())]
+        shared = any(uses[id(p)] > 1 for p in sub.parameters())
+        shared |= any(holder not in within for part in with_layers for holder, _ in places[part])
+        unobserved = any(part not in observed for part in parts if base_of(part) is not None)
+        if not shared and not unobserved and (sub in observed or name in reading.once):
+            yield Segment(name, parts, names)
 
 
 def _folded(segment: Segment) -> Segment:

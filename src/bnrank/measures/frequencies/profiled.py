@@ -17,10 +17,8 @@ MAX_FREQUENCY_VALUES = 2**22  # singular values, 32 MiB
 
 
 def with_frequencies(dataset: xr.Dataset, reading: Reading, bottleneck: bottlenecks.Bottleneck) -> xr.Dataset:
-    """Return a profile with the variables over frequencies, if a layer is a circular convolution."""
+    """Return a profile with the variables over frequencies of its convolutions."""
     convolutions = [layer for layer in reading.layers if layer.is_convolution]
-    if not any(map(_is_circular, convolutions)):
-        return dataset
     shapes = [(len(layer.weight), *(layer.input_shape or (0,))) for layer in convolutions]
     count = sum(min(c_out, c_in) * math.prod(size) for c_out, c_in, *size in shapes)
     if count > MAX_FREQUENCY_VALUES:
@@ -46,9 +44,9 @@ def with_frequencies(dataset: xr.Dataset, reading: Reading, bottleneck: bottlene
     return remarks.attach(dataset, "note", notes).assign_attrs(attrs)
 
 
-def _is_circular(layer: Layer) -> bool:
-    """Return whether a convolution commutes with translations of the torus."""
-    if layer.input_shape is None or layer.output_shape is None:
+def is_circular(layer: Layer) -> bool:
+    """Return whether a layer is a convolution that commutes with translations of the torus."""
+    if not layer.is_convolution or layer.input_shape is None or layer.output_shape is None:
         return False
     conv: Any = layer.module
     same = layer.input_shape[1:] == layer.output_shape[1:]

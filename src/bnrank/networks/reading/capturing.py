@@ -149,10 +149,7 @@ class Taker:
         """Take the outputs of a layer for a block of samples."""
 
     def activations(self, layer: int, values: Tensor) -> None:
-        """Take the activations a_l of a layer, see :class:`Captured`, for the same block."""
-
-    def pairs(self, layer: int, before: Tensor, after: Tensor) -> None:
-        """Take both together, which keeps a copy of the outputs until the activations are there."""
+        """Take the activations a_l of a layer, see :class:`Captured`, for the same block, after its outputs."""
 
     def output(self, values: Tensor) -> None:
         """Take the output of the module for a block of samples."""
@@ -245,10 +242,8 @@ class _Block:
             for name, matrices in holders.items()
         }
         self.holders = {name: holders[name] for name, places in self.of_part.items() if places}
-        self.paired = [taker for taker in takers if type(taker).pairs is not Taker.pairs]
         self.seen: set[int] = set()
         self.given: set[int] = set()
-        self.waiting: dict[int, Tensor] = {}  # outputs whose activations are not there yet
         self.early: dict[int, Tensor] = {}  # activations of layers that run later than in the reading
         self.error: Exception | None = None
         self.missed: dict[str, str] = {}  # why a layer has no value, by its name
@@ -300,22 +295,18 @@ class _Block:
             taker.inputs(i, before)
             taker.preactivations(i, after)
         known = own if own is not None else after if self.layers[i].apart else self.early.pop(i, None)
-        if known is None and self.paired:
-            self.waiting[i] = after.clone()
         if known is not None:
-            self._give(i, known, after)
+            self._give(i, known)
         if i and i - 1 not in self.given and not self.layers[i - 1].apart:
             if i - 1 in self.seen:
-                self._give(i - 1, before, self.waiting.pop(i - 1, None))
+                self._give(i - 1, before)
             else:
                 self.early[i - 1] = before.clone()
 
-    def _give(self, i: int, values: Tensor, before: Tensor | None) -> None:
+    def _give(self, i: int, values: Tensor) -> None:
         self.given.add(i)
         for taker in self.takers:
             taker.activations(i, values)
-        for taker in self.paired:
-            taker.pairs(i, cast(Tensor, before), values)
 
     def end(self, out: Tensor) -> None:
         """Pass on the output of the module, as such and as the activations of the last layer."""
@@ -327,7 +318,7 @@ class _Block:
             taker.output(out)
         last = len(self.layers) - 1
         if self.layers and last not in self.given:
-            self._give(last, out, self.waiting.pop(last, None))
+            self._give(last, out)
 
 
 def named(layers: Sequence[Layer], number: int, which: str) -> str:

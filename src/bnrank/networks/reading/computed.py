@@ -15,6 +15,7 @@ from bnrank.networks.reading.stored import Stored
 Known = Mapping[str, Stored]
 BLOCK = 128  # rows and columns that share a scale, where this fits the number of scales (DeepSeek-V3 and others)
 _OF_PARAMETRIZATION = re.compile(r"(?P<owner>(?:.*\.)?)parametrizations\.(?P<key>[^.]+)\.(?P<rest>.+)")
+_SIGNS = re.compile(r"(^|\.)(parametrizations\.|\w+_(orig|v)$|qweight$|weight_packed$)")  # in the names of such tensors
 _CODES = re.compile(r"float8_|u?int8$")
 
 
@@ -32,6 +33,8 @@ def resolved(records: Iterable[Stored]) -> list[Stored]:
     [('weight', ''), ('weight_mask', 'mask of a pruning, multiplied into weight')]
     """
     found = list(records)
+    if not any(_SIGNS.search(stored.name) or _CODES.match(stored.dtype) for stored in found):
+        return found
     for step in (_packed, _pruned, _weight_normalized, _spectrally_normalized, _scaled, _unresolved):
         known = {stored.name: stored for stored in found}  # a pruned v is a v
         changed: dict[str, Stored] = {}

@@ -1,8 +1,8 @@
-"""Layers of a module: its matrices with the values that enter and leave them when it runs, and its segments."""
+"""Layers of a module: its matrices with the values that enter and leave them when it runs."""
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -14,7 +14,6 @@ from bnrank._core import validation
 from bnrank._core.content import Part, Table, remarks
 from bnrank._core.results import Printed
 from bnrank.networks import reasons
-from bnrank.networks.chain import Segment, outermost, parts_of, registered
 from bnrank.networks.functional import example, unwrap
 from bnrank.networks.inputs import Example
 from bnrank.networks.reading.matrices import Listing, Matrix, listed
@@ -122,10 +121,8 @@ class Reading(Printed):
         Matrices without these values (``reason`` says why), such as those of a layer that runs more than once.
     skipped : tuple of Skipped
         All other tensors by the modules that hold them, and the unobserved matrices, with the reasons.
-    segments : tuple of Segment
-        Outermost ``nn.Sequential`` modules and MLPs, and single layers elsewhere, in order of registration. A segment
-        shares no parameter or layer with other places and, where the module was read with an example, runs exactly
-        once.
+    once : frozenset of str
+        Names of the submodules that run once, on one tensor with the samples first, where read with an example.
     listing : Listing
         The matrices and all other tensors of the module.
 
@@ -141,7 +138,7 @@ class Reading(Printed):
     layers: tuple[Layer, ...]
     unobserved: tuple[Layer, ...]
     skipped: tuple[Skipped, ...]
-    segments: tuple[Segment, ...]
+    once: frozenset[str]
     listing: Listing
 
     @property
@@ -168,7 +165,7 @@ def read(
     dtype: torch.dtype = torch.float64,
     unobserved: Mapping[str, str] | None = None,
 ) -> Reading:
-    """Return the layers of a module, its segments, and the parts that are not read.
+    """Return the layers of a module, and the parts that are not read.
 
     Layers are the matrices of the module (see :class:`Matrix`) whose values are observed when it runs: linear and
     convolutional modules, parametrized and pruned ones with the effective weight, the projections of attention (three
@@ -239,8 +236,8 @@ def read(
     layers = _connected(observed, trial)
     numbered = [replace(layer, index=i) for i, layer in enumerate(layers + rest, 1)]
     done, others = tuple(numbered[: len(layers)]), tuple(numbered[len(layers) :])
-    segments = tuple(_segments(net, done, trial))
-    return Reading(done, others, tuple(_skipped(net, held, others)), segments, held)
+    once = frozenset() if trial is None else trial.once()
+    return Reading(done, others, tuple(_skipped(net, held, others)), once, held)
 
 
 def _connected(rows: Sequence[tuple[float, Layer, str, int]], trial: Trial | None) -> list[Layer]:
@@ -315,25 +312,6 @@ def _skipped(net: nn.Module, held: Listing, unobserved: Sequence[Layer]) -> Iter
         elif others and not layers:
             keys = ", ".join(stored.key for stored in others)
             yield Skipped.part(name, part, f"parameters besides its weights: {keys}")
-
-
-def _segments(net: nn.Module, layers: Sequence[Layer], trial: Trial | None) -> Iterator[Segment]:
-    uses = Counter(id(p) for part in net.modules() for p in part._parameters.values() if p is not None)
-    whole = [layer for layer in layers if base_of(layer.module) is not None and not layer.samples_dim]
-    single = {layer.module for layer in whole if not layer.is_transposed}
-    observed = {layer.module for layer in layers}
-    first, places = {part: name for name, part in net.named_modules()}, registered(net)
-    for sub in dict.fromkeys(sub for _, sub in outermost(net, single)):
-        name, within = first[sub], set(sub.modules())
-        names, parts = zip(*parts_of(sub, name), strict=True)
-        shared = any(uses[id(p)] > 1 for p in sub.parameters())
-        with_layers = [part for part in within - {sub} if any(base_of(held) is not None for held in part.modules())]
-        shared |= any(holder not in within for part in with_layers for holder, _ in places[part])
-        if trial is not None:
-            shared |= any(part not in observed for part in parts if base_of(part) is not None)
-            shared |= sub not in observed and not trial.is_once(name)
-        if not shared:
-            yield Segment(name, parts, names)
 
 
 def read_or(reading: Reading | None, net: nn.Module, x: Example | None, dtype: torch.dtype = torch.float64) -> Reading:

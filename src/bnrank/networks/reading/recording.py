@@ -405,9 +405,9 @@ class Trial:
         best = max(shares, key=lambda k: shares[k])
         return best if best in possible and shares[best] > least else None
 
-    def is_once(self, name: str) -> bool:
-        """Return whether a module runs once, on one tensor with the samples first."""
-        return len(self.calls[name]) == 1 and self.calls[name][0].alone
+    def once(self) -> frozenset[str]:
+        """Return the names of the modules that run once, on one tensor with the samples first."""
+        return frozenset(name for name, calls in self.calls.items() if len(calls) == 1 and calls[0].alone)
 
 
 class _Attached(TorchFunctionMode):
