@@ -13,12 +13,13 @@ if TYPE_CHECKING:
     from bnrank import discovery, figures, measures, networks, reporting, tasks, theory, training
     from bnrank.discovery.adapters import lora_ranks
     from bnrank.discovery.compression import compress
-    from bnrank.measures import frequencies, layer_table, ntk, profile, regions, similarity, spectra
+    from bnrank.measures import frequencies, ntk, profile, regions, similarity, spectra
     from bnrank.measures.bottlenecks import bottleneck
     from bnrank.measures.jacobian import Jacobian
     from bnrank.measures.nonlinearities import nonlinearity
     from bnrank.networks import MLP, LinearNetwork, constructions, graph
     from bnrank.reporting import Section, load, plots, report, save
+    from bnrank.reporting.by_layer import layer_table
     from bnrank.tasks import Task
     from bnrank.theory import check, cost, escape, invariants
     from bnrank.theory.rank_bounds import rank
@@ -75,12 +76,13 @@ __all__ = [
 _ROOMS = {
     "discovery.adapters": ("lora_ranks",),
     "discovery.compression": ("compress",),
-    "measures": ("frequencies", "layer_table", "ntk", "profile", "regions", "similarity", "spectra"),
+    "measures": ("frequencies", "ntk", "profile", "regions", "similarity", "spectra"),
     "measures.bottlenecks": ("bottleneck",),
     "measures.jacobian": ("Jacobian",),
     "measures.nonlinearities": ("nonlinearity",),
     "networks": ("MLP", "LinearNetwork", "constructions", "graph"),
     "reporting": ("Section", "load", "plots", "report", "save"),
+    "reporting.by_layer": ("layer_table",),
     "tasks": ("Task",),
     "theory": ("check", "cost", "escape", "invariants"),
     "theory.rank_bounds": ("rank",),

@@ -27,7 +27,7 @@ NAN = {
 MEANT = {
     "bnrank.compare": "padding, and numbers that a layer, a change of 0 or few samples do not have, as documented",
     "bnrank.layer_table": "the values of the given profile",
-    "bnrank.measures.LayerTable": "the values of the given profile",
+    "bnrank.reporting.LayerTable": "the values of the given profile",
     "bnrank.similarity.cca": "of a constant representation, as documented",
     "bnrank.similarity.cka": "of a constant representation, as documented",
     "bnrank.nonlinearity": "of a layer without an activation after it, as documented",

@@ -12,10 +12,10 @@ import bnrank
 import helpers
 from bnrank._core import remarks
 from bnrank.measures import describe, layerwise, usage
-from bnrank.measures.by_layer import headline
 from bnrank.measures.layerwise import LayerUse
 from bnrank.networks import read
 from bnrank.networks.reading import stream
+from bnrank.reporting.by_layer import headline
 
 KNOWN = LayerUse(2, (1, 1), 0)
 normal = functools.partial(helpers.normal, dtype=torch.float32)

@@ -26,7 +26,6 @@ class Kept(capturing.Taker):
         assert len(self.after[layer]) == len(self.before[layer])
 
 
-
 class Branches(nn.Module):
     """Two layers read one tensor, activations work in place, and a sum joins them."""
 

@@ -4,7 +4,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from bnrank.measures import usage
-from bnrank.measures.by_layer import LayerTable, layer_table
 from bnrank.measures.comparing import Comparison
 from bnrank.measures.jacobian import JacobianRank
 from bnrank.measures.kinks import KinkWarning
@@ -18,10 +17,8 @@ __all__ = [
     "FeatureConvergence",
     "JacobianRank",
     "KinkWarning",
-    "LayerTable",
     "describe",
     "feature_convergence",
-    "layer_table",
     "profile",
     "usage",
 ]

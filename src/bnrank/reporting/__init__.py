@@ -2,9 +2,10 @@
 
 from bnrank.reporting import stills as plots
 from bnrank.reporting import tables
+from bnrank.reporting.by_layer import LayerTable
 from bnrank.reporting.live import follow
 from bnrank.reporting.page import report
 from bnrank.reporting.saved import load, save
 from bnrank.reporting.sections import Section
 
-__all__ = ["Section", "follow", "load", "plots", "report", "save", "tables"]
+__all__ = ["LayerTable", "Section", "follow", "load", "plots", "report", "save", "tables"]

@@ -9,7 +9,7 @@ import xarray as xr
 from torch import Tensor
 
 from bnrank._core import remarks, validation
-from bnrank.measures.by_layer import headline, layer_rows
+from bnrank.reporting.by_layer import headline, layer_rows
 from bnrank.theory import listing
 from bnrank.theory.verdicts import Verdict, Verdicts
 

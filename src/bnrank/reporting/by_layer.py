@@ -10,7 +10,8 @@ import numpy as np
 from bnrank._core import validation
 from bnrank._core.content import Fold, Part, Table
 from bnrank._core.results import Printed
-from bnrank.measures.profiles import UNMEASURED, describe
+from bnrank.measures import describe
+from bnrank.measures.profiles import UNMEASURED
 from bnrank.measures.usage import FEW, LEAST
 
 if TYPE_CHECKING:

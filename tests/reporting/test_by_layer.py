@@ -6,7 +6,7 @@ import xarray as xr
 from torch import nn
 
 import bnrank
-from bnrank.measures.by_layer import MAX_REMARKS
+from bnrank.reporting.by_layer import MAX_REMARKS
 from helpers import normal
 from notebooks import shown
 
