@@ -364,30 +364,19 @@ def _tabulated(
     about: Mapping[str, Any],
 ) -> xr.Dataset:
     """Return all measures as a dataset over layer, index and sample."""
-    import xarray as xr
-
     names, jacobians = [layer.name for layer in reading.weights], list(samples.jacobian_singular_values)
     parts = [measured.get(layer.name, Measured(layer.matrix, NOTHING, layer.kind)) for layer in reading.weights]
     values = {name: [columns.get(name, {}).get(layer, NOTHING) for layer in names] for name in ACTIVATION_VALUES}
-    values["weight_singular_values"] = [part.values for part in parts]
-    longest = max((len(row) for column in values.values() for row in column), default=0)
-    length = min(max(longest, len(jacobians[0])), about["max_values"])
-    numbers = {name: [float(columns.get(name, {}).get(layer, math.nan)) for layer in names] for name in NUMBERS}
-    numbers |= weights.columns(parts, about["atol"], about["weight_rtol"])
-    variables: dict[str, Any] = {name: (("layer", "index"), padded(column, length)) for name, column in values.items()}
-    variables |= {name: ("layer", column) for name, column in numbers.items()}
-    variables["jacobian_singular_values"] = ("sample", "index"), padded(jacobians, length)
+    tolerances = (about[name] for name in ("atol", "weight_rtol", "max_values"))
+    dataset = weights.tabulated(parts, *tolerances, values, len(jacobians[0])).drop_vars("layer_shape")
+    variables: dict[str, Any] = {
+        name: ("layer", [float(columns.get(name, {}).get(layer, math.nan)) for layer in names]) for name in NUMBERS
+    }
+    variables["jacobian_singular_values"] = ("sample", "index"), padded(jacobians, dataset.sizes["index"])
     variables["log_pseudo_determinant"] = "sample", samples.log_pseudo_determinant.numpy()
     variables["ntk_trace"] = "sample", samples.ntk_trace.numpy()
-    coords = {
-        "layer": np.arange(1, len(names) + 1),
-        "layer_name": ("layer", np.array(names, dtype=str)),
-        "layer_kind": ("layer", np.array([part.kind for part in parts], dtype=str)),
-        "index": np.arange(1, length + 1),
-        "sample": samples.numbers,
-    }
-    cut = {"index_cut": int(longest > about["max_values"]), "jacobian_samples": len(jacobians)}
-    return xr.Dataset(variables, coords, {**about, **cut})
+    dataset = dataset.assign(variables).assign_coords(sample=samples.numbers)
+    return dataset.assign_attrs({**about, "jacobian_samples": len(jacobians)})
 
 
 def describe(profile: xr.Dataset) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -232,12 +232,20 @@ def weights(
 # Tables ---------------------------------------------------------------------------------------------------------------
 
 
-def tabulated(parts: Sequence[Measured], atol: float, rtol: float, max_values: int) -> xr.Dataset:
-    """Return measured matrices as a dataset over (layer, index)."""
+def tabulated(
+    parts: Sequence[Measured],
+    atol: float,
+    rtol: float,
+    max_values: int,
+    others: Mapping[str, Sequence[Tensor]] | None = None,
+    width: int = 0,
+) -> xr.Dataset:
+    """Return measured matrices as a dataset over (layer, index), with other rows of values, and ``width`` at least."""
     import xarray as xr
 
-    longest = max(len(part.values) for part in parts)
-    length = min(longest, max_values)
+    rows = {"weight_singular_values": [part.values for part in parts], **(others or {})}
+    longest = max(len(row) for column in rows.values() for row in column)
+    length = min(max(longest, width), max_values)
     texts = {
         "layer_name": [part.matrix.name for part in parts],
         "layer_kind": [part.kind for part in parts],
@@ -246,7 +254,7 @@ def tabulated(parts: Sequence[Measured], atol: float, rtol: float, max_values: i
     coords: dict[str, Any] = {"layer": np.arange(1, len(parts) + 1), "index": np.arange(1, length + 1)}
     coords |= {key: ("layer", np.array(column, dtype=str)) for key, column in texts.items()}
     variables: dict[str, Any] = {key: ("layer", np.array(x)) for key, x in columns(parts, atol, rtol).items()}
-    variables["weight_singular_values"] = ("layer", "index"), padded([part.values for part in parts], length)
+    variables |= {key: (("layer", "index"), padded(column, length)) for key, column in rows.items()}
     attrs = {"atol": atol, "weight_rtol": rtol, "max_values": max_values, "index_cut": int(longest > length)}
     return xr.Dataset(variables, coords, attrs)
 
