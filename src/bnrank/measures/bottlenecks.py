@@ -154,21 +154,29 @@ def of_network(
     if nearest.rank != 0 or nearest.start is None:
         return nearest
     varied = contraction.variations(net, x, reading, nearest.start, chunk_size=chunk_size, dtype=dtype)
-    small = f"no singular value of layers {nearest.start} to {nearest.end} is above {nearest.atol:g}, but"
+    reason = _passing(nearest, varied)
+    if not reason:
+        return nearest
+    other = run(min_rank=1) if varied.before else nearest
+    if other.rank:
+        return other
+    return replace(other, rank=None, start=None, end=None, gap=None, values=(), reason=reason)
+
+
+def _passing(small: Bottleneck, varied: contraction.Variations) -> str:
+    """Return why layers of small weights are no bottleneck of rank 0, by what varies before and after them; or ""."""
+    text = f"no singular value of layers {small.start} to {small.end} is above {small.atol:g}, but"
     if not varied.before:
-        reason = (
-            f"{small} the samples do not differ where layer {nearest.start} begins, so they do not show whether "
+        return (
+            f"{text} the samples do not differ where layer {small.start} begins, so they do not show whether "
             "anything passes beside these weights; pass an x with samples that differ there"
         )
-        return replace(nearest, rank=None, start=None, end=None, gap=None, values=(), reason=reason)
-    if varied.after <= nearest.atol * varied.before:
-        return nearest
-    other = run(min_rank=1)
-    reason = (
-        f"{small} what follows them varies with x, {varied.after / varied.before:.2g} times as much as what enters "
+    if varied.after <= small.atol * varied.before:
+        return ""
+    return (
+        f"{text} what follows them varies with x, {varied.after / varied.before:.2g} times as much as what enters "
         "them: it passes beside their weights, or is scaled up"
     )
-    return other if other.rank is not None else replace(other, reason=reason)
 
 
 def _longest(

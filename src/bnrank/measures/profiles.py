@@ -194,16 +194,10 @@ def profile(
     >>> ds.weight_rank.values
     array([3., 7., 2.])
     """
-    parts = _parts(what)
     if x is None:
-        validation.expect(y is None, "y", "targets without x", "them together with samples x")
-        validation.expect(activation is None, "activation", f"{activation!r} without x", "it together with samples x")
-        wanted = repr(what) if isinstance(what, str) else what
-        on_images = "'weights' without x: 'operators' measures convolutions on images, whose size x gives"
-        validation.expect("operators" not in parts, "what", wanted, on_images)
-        validation.expect("weights" in parts, "what", wanted, "'weights' without x: the others are measured on samples")
         limits: dict[str, Any] = {"max_values": max_values, "max_minutes": max_minutes, "progress": progress}
-        return _described(weights.weights(net, atol=atol, rtol=weight_rtol, **limits))
+        return _of_weights(net, what, y, activation, {"atol": atol, "rtol": weight_rtol, **limits})
+    parts = _parts(what)
     net, names = runnable(net, activation)
     deadline, x = Deadline(max_minutes), example(net, x, inputs=True)
     about: dict[str, Any] = {
@@ -259,6 +253,17 @@ def profile(
     if any(map(is_circular, reading.layers)):
         dataset = with_frequencies(dataset, reading, bottleneck)
     return _described(dataset)
+
+
+def _of_weights(net: Any, what: object, y: object, activation: object, settings: Mapping[str, Any]) -> xr.Dataset:
+    """Return the profile of weights without samples, which the other measures need."""
+    validation.expect(y is None, "y", "targets without x", "them together with samples x")
+    validation.expect(activation is None, "activation", f"{activation!r} without x", "it together with samples x")
+    parts, wanted = _parts(what), repr(what) if isinstance(what, str) else what
+    on_images = "'weights' without x: 'operators' measures convolutions on images, whose size x gives"
+    validation.expect("operators" not in parts, "what", wanted, on_images)
+    validation.expect("weights" in parts, "what", wanted, "'weights' without x: the others are measured on samples")
+    return _described(weights.weights(net, **settings))
 
 
 def _parts(what: object) -> frozenset[str]:
@@ -367,8 +372,8 @@ def _tabulated(
     names, jacobians = [layer.name for layer in reading.weights], list(samples.jacobian_singular_values)
     parts = [measured.get(layer.name, Measured(layer.matrix, NOTHING, layer.kind)) for layer in reading.weights]
     values = {name: [columns.get(name, {}).get(layer, NOTHING) for layer in names] for name in ACTIVATION_VALUES}
-    tolerances = (about[name] for name in ("atol", "weight_rtol", "max_values"))
-    dataset = weights.tabulated(parts, *tolerances, values, len(jacobians[0])).drop_vars("layer_shape")
+    atol, rtol, max_values = (about[name] for name in ("atol", "weight_rtol", "max_values"))
+    dataset = weights.tabulated(parts, atol, rtol, max_values, values, len(jacobians[0])).drop_vars("layer_shape")
     variables: dict[str, Any] = {
         name: ("layer", [float(columns.get(name, {}).get(layer, math.nan)) for layer in names]) for name in NUMBERS
     }

@@ -371,41 +371,53 @@ def _is_quantized(stored: Stored, shapes: Shapes) -> bool:
 
 def _two_dimensional(stored: Stored, shape: tuple[int, int], shapes: Shapes) -> list[Matrix]:
     """Return the matrix of a tensor with two dimensions, or the parts that are fused in it."""
-    name, note = stored.name, stored.note
-
-    def whole(tensor: Tensor) -> Tensor:
-        return tensor.reshape(shape)
-
-    if (match := _PROJECTION.match(name)) is not None:
-        number = "qkv".index(match["which"])
-        rows = number * shape[0], (number + 1) * shape[0]  # of the bias that they share
-        return [Matrix(f"{match['stem']}{match['which']}", "linear", stored, shape, whole, bias_rows=rows, note=note)]
-    if (match := _RECURRENT.match(name)) is not None:
-        hh = shapes.get(f"{match['stem']}weight_hh{match['suffix']}", (0, 0))
-        hr = shapes.get(f"{match['stem']}weight_hr{match['suffix']}")
-        hidden = hr[1] if hr is not None and len(hr) == 2 else hh[-1]
-        fits = hidden and shape[0] % hidden == 0 and match["which"] != "hr"
-        gates = GATES.get(shape[0] // hidden, ("",)) if fits else ("",)
-        inside = match["stem"] + ".".join(filter(None, (match["suffix"].removeprefix("_"), match["which"])))
-        return _parts(Matrix(inside, "recurrent", stored, shape, whole, note=note), gates)
+    name = stored.name
+    if (gates := _RECURRENT.match(name)) is not None:
+        return _gates(stored, shape, gates, shapes)
+    if (projection := _PROJECTION.match(name)) is not None:
+        return [_projection(stored, shape, projection)]
     turned = _is_turned(stored, shape, shapes)
-    if turned:
-        shape = shape[::-1]
-    kind = stored.role or ("embedding" if _EMBEDDING.search(stored.name) else "matrix")
-    take = (lambda tensor: tensor.T) if turned else whole
-    matrix = Matrix(name.removesuffix(".weight"), kind, stored, shape, take, is_turned=turned, note=note)
-    if _FUSED.search(stored.name):
-        if shape[0] == 3 * shape[1]:
-            how = "as MultiheadAttention does" if "in_proj" in stored.name else "by its name"
-            note = _joined(note, f"split in thirds, q, k and v, {how}") if stored.module is None else note
-            inside = matrix.name.removesuffix("in_proj_weight").removesuffix(".")
-            return _parts(replace(matrix, name=inside, kind="linear", note=note), "qkv")
-        text = "measured whole: fused, but not in three parts of one size"
-        return [replace(matrix, kind=stored.role or "linear", note=_joined(note, text))]
+    kind = stored.role or ("embedding" if _EMBEDDING.search(name) else "matrix")
+    size = shape[::-1] if turned else shape
+    take = (lambda tensor: tensor.T) if turned else (lambda tensor: tensor.reshape(shape))
+    matrix = Matrix(name.removesuffix(".weight"), kind, stored, size, take, is_turned=turned, note=stored.note)
+    return _fused(matrix) if _FUSED.search(name) or _INTERLEAVED.search(name) else [matrix]
+
+
+def _gates(stored: Stored, shape: tuple[int, int], match: re.Match[str], shapes: Shapes) -> list[Matrix]:
+    """Return the gates of a recurrent layer as torch stores it, by the size of its hidden states."""
+    hh = shapes.get(f"{match['stem']}weight_hh{match['suffix']}", (0, 0))
+    hr = shapes.get(f"{match['stem']}weight_hr{match['suffix']}")
+    hidden = hr[1] if hr is not None and len(hr) == 2 else hh[-1]
+    fits = hidden and shape[0] % hidden == 0 and match["which"] != "hr"
+    gates = GATES.get(shape[0] // hidden, ("",)) if fits else ("",)
+    inside = match["stem"] + ".".join(filter(None, (match["suffix"].removeprefix("_"), match["which"])))
+    return _parts(
+        Matrix(inside, "recurrent", stored, shape, lambda tensor: tensor.reshape(shape), note=stored.note), gates
+    )
+
+
+def _projection(stored: Stored, shape: tuple[int, int], match: re.Match[str]) -> Matrix:
+    """Return the projection of an attention whose projections are tensors of their own, and share a bias."""
+    number, name = "qkv".index(match["which"]), f"{match['stem']}{match['which']}"
+    rows = number * shape[0], (number + 1) * shape[0]
+    return Matrix(name, "linear", stored, shape, lambda tensor: tensor.reshape(shape), bias_rows=rows, note=stored.note)
+
+
+def _fused(matrix: Matrix) -> list[Matrix]:
+    """Return the three projections of attention that are fused in a matrix, or it as a whole."""
+    stored, shape, note = matrix.stored, matrix.shape, matrix.note
+    matrix = replace(matrix, kind=stored.role or "linear")
     if _INTERLEAVED.search(stored.name):
         text = "measured whole: in most networks with this name the rows of q, k and v alternate by head"
-        return [replace(matrix, kind="linear", note=_joined(note, text))]
-    return [matrix]
+        return [replace(matrix, note=_joined(note, text))]
+    if shape[0] != 3 * shape[1]:
+        text = "measured whole: fused, but not in three parts of one size"
+        return [replace(matrix, note=_joined(note, text))]
+    how = "as MultiheadAttention does" if "in_proj" in stored.name else "by its name"
+    note = _joined(note, f"split in thirds, q, k and v, {how}") if stored.module is None else note
+    inside = matrix.name.removesuffix("in_proj_weight").removesuffix(".")
+    return _parts(replace(matrix, name=inside, kind="linear", note=note), "qkv")
 
 
 def _is_turned(stored: Stored, shape: tuple[int, int], shapes: Shapes) -> bool:
