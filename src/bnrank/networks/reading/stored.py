@@ -103,23 +103,32 @@ def record(name: str, value: object, load: Callable[[], Tensor] | None = None, *
         return Stored(name, (), "", nothing, reason=f"{what} ({type(value).__name__}){advice}")
     tensor, dtype = value.detach(), str(value.dtype).removeprefix("torch.")
     read: Callable[[], Tensor] = (lambda: tensor) if load is None else lambda: load().detach()
-    decoded = tensor.is_quantized or type(tensor).dequantize is not Tensor.dequantize
-    more.setdefault("floating", tensor.is_floating_point() or tensor.is_complex() or decoded)
+    more.setdefault("floating", tensor.is_floating_point() or tensor.is_complex())
+    stored = Stored(name, () if tensor.is_nested else tuple(tensor.shape), dtype, read, **more)
+    if type(tensor) is not Tensor or tensor.is_quantized or tensor.is_meta or tensor.layout != torch.strided:
+        unusual = _unusual(stored, tensor)
+        if unusual is not None:
+            return unusual
+    if stored.storage is not None or not tensor.numel():
+        return stored
+    place = tensor.untyped_storage()._cdata, int(tensor.storage_offset())
+    return replace(stored, storage=(*place, tuple(tensor.shape), tuple(tensor.stride())))
+
+
+def _unusual(stored: Stored, tensor: Any) -> Stored | None:
+    """Return the record of a tensor that has to be gathered or dequantized, or that cannot be measured as it is."""
     if tensor.is_meta:
-        more["reason"] = "on the meta device, which holds no numbers"
-    elif hasattr(tensor, "full_tensor"):  # a DTensor
-        more["note"] = "sharded; gathered from all processes of its group"
-        return Stored(name, tuple(tensor.shape), dtype, lambda: _gathered(name, read()), **more)
-    elif decoded:
-        more["note"] = f"dequantized from {dtype}"
-        return Stored(name, tuple(tensor.shape), dtype, lambda: read().dequantize(), **more)
-    elif tensor.layout != torch.strided or tensor.is_nested:
-        more["reason"] = f"{str(tensor.layout).removeprefix('torch.')} layout; .to_dense() makes it measurable"
-    elif tensor.numel():
-        place = tensor.untyped_storage()._cdata, int(tensor.storage_offset())
-        more.setdefault("storage", (*place, tuple(tensor.shape), tuple(tensor.stride())))
-    shape = () if tensor.is_nested else tuple(tensor.shape)
-    return Stored(name, shape, dtype, read, **more)
+        return replace(stored, reason="on the meta device, which holds no numbers")
+    if hasattr(tensor, "full_tensor"):  # a DTensor
+        note = "sharded; gathered from all processes of its group"
+        return replace(stored, note=note, load=lambda: _gathered(stored.name, stored.load()))
+    if tensor.is_quantized or type(tensor).dequantize is not Tensor.dequantize:
+        note = f"dequantized from {stored.dtype}"
+        return replace(stored, note=note, load=lambda: stored.load().dequantize(), floating=True)
+    if tensor.layout != torch.strided or tensor.is_nested:
+        layout = str(tensor.layout).removeprefix("torch.")
+        return replace(stored, reason=f"{layout} layout; .to_dense() makes it measurable")
+    return None
 
 
 def _gathered(name: str, tensor: Any) -> Tensor:
@@ -209,10 +218,34 @@ def of_module(net: nn.Module) -> list[Stored]:
     net = unwrap(net)
     if isinstance(net, torch.jit.ScriptModule):
         return [record(name, value) for name, value in net.state_dict(keep_vars=True).items()]
+    owners = dict(net.named_modules(remove_duplicate=False))
+    records: dict[str, Stored] = {}
+    for name, value in _state(net, owners).items():
+        place, key = _computed_of(name, owners)
+        if key:
+            computed = f"{place}.{key}".lstrip(".")
+            if computed not in records:
+                records[computed] = _computed(owners[place], key, computed)
+            reason = f"of a {_how(owners[place], key)}; {computed}, which it gives, is measured"
+            owner, _, own = name.rpartition(".")
+            records[name] = replace(
+                record(name, value, module=owners.get(owner), key=own), reason=reason, into=computed
+            )
+            continue
+        part, own = owners.get(place), name.rpartition(".")[2]
+        if part is not None and own in {**part._parameters, **part._buffers}:
+            load = functools.partial(getattr, part, own)
+            records[name] = record(name, value, load, module=part, key=own, **_role(part, own))
+        else:
+            records[name] = record(name, value)
+    return list(records.values())
+
+
+def _state(net: nn.Module, owners: Mapping[str, nn.Module]) -> dict[str, Any]:
+    """Return the parameters and persistent buffers of a module, and what its state dict adds, by name."""
     stated: Mapping[str, Any] = {}
     with suppress(Exception):  # it can leave out, rename and add tensors: only what it adds counts
         stated = net.state_dict(keep_vars=True)
-    owners = dict(net.named_modules(remove_duplicate=False))
     state = {
         f"{place}.{own}".lstrip("."): value
         for place, part in owners.items()
@@ -220,29 +253,27 @@ def of_module(net: nn.Module) -> list[Stored]:
         if value is not None and own not in getattr(part, "_non_persistent_buffers_set", ())
     }
     known = set(map(id, state.values()))
-    state |= {name: value for name, value in stated.items() if name not in state and id(value) not in known}
-    records: dict[str, Stored] = {}
-    for name, value in state.items():
-        place, key = _computed_of(name, owners)
-        own = name.rpartition(".")[2]
-        if not key:
-            part = owners.get(place)
-            if part is not None and own in {**part._parameters, **part._buffers}:
-                load = functools.partial(getattr, part, own)
-                records[name] = record(name, value, load, module=part, key=own, **_role(part, own))
-            else:
-                records[name] = record(name, value)
-            continue
-        part, computed = owners[place], f"{place}.{key}".lstrip(".")
-        how = "parametrization" if parametrize.is_parametrized(part, key) else "reparametrization"
-        if computed not in records:
-            load = functools.partial(effective, part, key)
-            more = {"note": f"computed by a {how}", "storage": ("computed", id(part), key), **_role(part, key)}
-            records[computed] = record(computed, load(), load, module=part, key=key, **more)
-        reason = f"of a {how}; {computed}, which it gives, is measured"
-        source = record(name, value, module=owners.get(name.rpartition(".")[0]), key=own)
-        records[name] = replace(source, reason=reason, into=computed)
-    return list(records.values())
+    return state | {name: value for name, value in stated.items() if name not in state and id(value) not in known}
+
+
+def _computed(part: nn.Module, key: str, name: str) -> Stored:
+    """Return the record of a tensor that a parametrization or a hook computes."""
+    load = functools.partial(effective, part, key)
+    storage = "computed", id(part), key
+    return record(
+        name,
+        load(),
+        load,
+        module=part,
+        key=key,
+        note=f"computed by a {_how(part, key)}",
+        storage=storage,
+        **_role(part, key),
+    )
+
+
+def _how(part: nn.Module, key: str) -> str:
+    return "parametrization" if parametrize.is_parametrized(part, key) else "reparametrization"
 
 
 def _computed_of(name: str, owners: Mapping[str, nn.Module]) -> tuple[str, str]:
