@@ -7,6 +7,7 @@ from torch import nn
 
 import bnrank
 from bnrank.measures import bottlenecks, contraction, spectra
+from bnrank.networks.functional import Functional
 from bnrank.networks.mlp import from_layers
 from bnrank.networks.reading import capturing
 from oracles import circular_convolution_matrix, layer_values, spectrum
@@ -348,7 +349,7 @@ def test_images_vary_in_blocks_as_all_at_once(monkeypatch):
     reading = bnrank.networks.read(net, x)
     monkeypatch.setattr(capturing, "MAX_BLOCK", 10 * 4 * 24 * 24)
     net.register_forward_pre_hook(lambda part, args: sizes.append(len(args[0])))
-    found = contraction.variations(net, x, reading, 2)
+    found = contraction.variations(Functional(net), x, reading, 2)
     assert sizes == [10] * 6 + [4]
     some = x[torch.linspace(0, 149, 64).round().long()]
     values = [net[: i + 1](some) for i in range(4)]
@@ -428,7 +429,7 @@ class Positions(nn.Module):
 def test_integers_that_are_equal_do_not_vary():
     net = Positions()
     reading = bnrank.networks.read(net, X)
-    found = contraction.variations(net, X, reading, 1)
+    found = contraction.variations(Functional(net), X, reading, 1)
     net = net.double()
     assert found.before == pytest.approx(spread(X), rel=1e-12)
     assert found.after == pytest.approx(spread(net.mlp[0](X.double())), rel=1e-12)

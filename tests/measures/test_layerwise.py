@@ -14,6 +14,7 @@ from bnrank._core import remarks
 from bnrank.measures import describe, layerwise, usage
 from bnrank.measures.layerwise import LayerUse
 from bnrank.networks import read
+from bnrank.networks.functional import Functional
 from bnrank.networks.reading import stream
 from bnrank.reporting.by_layer import headline
 
@@ -21,10 +22,10 @@ KNOWN = LayerUse(2, (1, 1), 0)
 normal = functools.partial(helpers.normal, dtype=torch.float32)
 
 
-def use(net, x, **options):
+def use(net, x, dtype=torch.float64, **options):
     reading = read(net, x)
     taker = layerwise.Uses(reading, len(x))
-    stream(net, x, reading, [taker], **options)
+    stream(Functional(net, dtype), x, reading, [taker], **options)
     return list(taker.use().values())
 
 

@@ -8,6 +8,7 @@ from torch import nn
 
 import bnrank
 from bnrank.networks import capture, read
+from bnrank.networks.functional import Functional, example
 from bnrank.networks.reading import capturing
 from helpers import normal
 
@@ -70,11 +71,11 @@ NETWORKS = {
 def test_streams_give_what_is_captured_whatever_the_blocks(name):
     torch.manual_seed(0)
     net, x = NETWORKS[name][0](), NETWORKS[name][1]
-    reading = read(net, x)
+    reading, samples = read(net, x), example(net, x, inputs=True)
     (whole,) = capture(net, x, reading) if name != "order" else [None]
     for size in (4, 4096):
         taker = Kept()
-        assert capturing.stream(net, x, reading, [taker], chunk_size=size) == 11
+        assert capturing.stream(Functional(net), samples, reading, [taker], chunk_size=size) == 11
         if name == "order":
             (whole,) = capture(net, x, reading) if size > 11 else [None]
         for i in range(len(reading.layers)):
@@ -87,10 +88,10 @@ def test_large_layers_are_run_in_smaller_blocks_and_time_ends_them(monkeypatch):
     net, x = bnrank.MLP([3, 8, 5, 2], seed=0), normal(11, 3)
     monkeypatch.setattr(capturing, "MAX_BLOCK", 8 * 3)
     taker = Kept()
-    assert capturing.stream(net, x, read(net, x), [taker]) == 11
+    assert capturing.stream(Functional(net), x, read(net, x), [taker]) == 11
     assert [len(part) for part in taker.before[0]] == [3, 3, 3, 2]
     looks = iter([False, True])
-    assert capturing.stream(net, x, read(net, x), [Kept()], over=lambda: next(looks)) == 6
+    assert capturing.stream(Functional(net), x, read(net, x), [Kept()], over=lambda: next(looks)) == 6
 
 
 def test_errors_of_takers_are_theirs_and_missing_layers_are_named():
@@ -100,7 +101,7 @@ def test_errors_of_takers_are_theirs_and_missing_layers_are_named():
 
     net, x = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), normal(5, 3)
     with pytest.raises(ValueError, match=r"^piece: got NaN$"):
-        capturing.stream(net, x, read(net, x), [Wrong()])
+        capturing.stream(Functional(net), x, read(net, x), [Wrong()])
 
     class Sometimes(nn.Module):
         def __init__(self):
@@ -112,7 +113,7 @@ def test_errors_of_takers_are_theirs_and_missing_layers_are_named():
 
     net = Sometimes()
     with pytest.raises(ValueError, match="layer 'b' did not run on samples 0 to 4"):
-        capturing.stream(net, x, read(net, x), [])
+        capturing.stream(Functional(net), x, read(net, x), [])
 
 
 def test_the_error_of_unobserved_layers_can_be_rebuilt_and_sent():

@@ -18,7 +18,7 @@ from bnrank.measures import contraction, spectra
 from bnrank.measures.nonlinearities import Ratio
 from bnrank.networks.functional import Functional, check_finite, example
 from bnrank.networks.inputs import Example, Samples
-from bnrank.networks.reading import Reading, capture, leaving_out, read_or
+from bnrank.networks.reading import Reading, check_read, leaving_out, run
 from bnrank.networks.reasons import Skipped
 
 __all__ = ["Bottleneck", "LayerStructure", "Structure", "bottleneck", "detect", "ranks"]
@@ -112,7 +112,7 @@ def detect(
 
 
 def of_network(
-    net: nn.Module,
+    function: Functional,
     x: Samples,
     reading: Reading,
     values: Mapping[str, Tensor],
@@ -121,7 +121,6 @@ def of_network(
     near_one: tuple[float, float] = (0.5, 2.0),
     min_layers: int = 2,
     chunk_size: int = 4096,
-    dtype: torch.dtype = torch.float64,
 ) -> Bottleneck:
     """Return the bottleneck among the layers that were read in order, or all weights where none was, see `detect`.
 
@@ -135,7 +134,7 @@ def of_network(
 
     Parameters
     ----------
-    net, x : torch.nn.Module, Tensor or Inputs
+    function, x : Functional, Tensor or Inputs
         The network and samples.
     reading : Reading
         The layers.
@@ -143,8 +142,8 @@ def of_network(
         Singular values by the name of a layer; one without them is not clear.
     atol, near_one, min_layers
         As in :func:`detect`.
-    chunk_size, dtype
-        Samples per forward pass, at most, and its precision.
+    chunk_size
+        Samples per forward pass, at most.
     """
     counted = reading.layers or reading.weights
     rows = _rows([values.get(layer.name, torch.zeros(0)) for layer in counted])
@@ -153,7 +152,7 @@ def of_network(
     nearest = run()
     if nearest.rank != 0 or nearest.start is None:
         return nearest
-    varied = contraction.variations(net, x, reading, nearest.start, chunk_size=chunk_size, dtype=dtype)
+    varied = contraction.variations(function, x, reading, nearest.start, chunk_size)
     reason = _passing(nearest, varied)
     if not reason:
         return nearest
@@ -426,23 +425,23 @@ def bottleneck(
     check_finite(net)
     samples = example(net, x, inputs=True)
     given = None if rank is None else validation.integer(rank, "rank", 0)
-    reading = read_or(None, net, samples, dtype)
-    if not reading.weights:
-        capture(net, samples, reading)  # says so
-    passes: dict[str, Any] = {"chunk_size": chunk_size, "dtype": dtype}
+    function = Functional(net, dtype, whole=samples)
+    reading = run(function, samples)
+    check_read(function, reading, layers=not reading.weights)
     with torch.no_grad():
-        d_in, d_out = samples[0].numel(), Functional(net, dtype)(samples[:2])[0].numel()
+        d_in, d_out = samples[0].numel(), function(samples[:2])[0].numel()
 
     def acting(reading: Reading) -> tuple[spectra.Spectra, spectra.Spectra, dict[str, float]]:
         if reading.unobserved and not reading.layers:  # there are weights only
             return spectra.Spectra({}), spectra.Spectra({}), {}
         taker = Ratio(reading)
-        both = spectra.activation_spectra(net, samples, reading, also=[taker], **passes)
+        both = spectra.activation_spectra(function, samples, reading, also=[taker], chunk_size=chunk_size)
         return both.values["preactivations"], both.values["activations"], taker.ratios()
 
-    (before, after, ratios), reading, _ = leaving_out(net, samples, reading, acting, dtype)
+    (before, after, ratios), reading = leaving_out(function, samples, reading, acting)
     weights = spectra.weight_singular_values(net, reading=reading)
-    place = of_network(net, samples, reading, weights, atol=atol, near_one=near_one, min_layers=min_layers, **passes)
+    search: dict[str, Any] = {"atol": atol, "near_one": near_one, "min_layers": min_layers}
+    place = of_network(function, samples, reading, weights, chunk_size=chunk_size, **search)
     unobserved = {layer.name for layer in reading.unobserved}
     reasons = dict.fromkeys(s for part in (weights, after, before) for s in part.skipped if s.name not in unobserved)
     layers = []

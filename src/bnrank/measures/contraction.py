@@ -7,9 +7,10 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from bnrank._core.sampling import evenly_spaced
+from bnrank.networks.functional import Functional
 from bnrank.networks.inputs import Inputs, Samples
 from bnrank.networks.reading import Reading, Taker, UnobservedError, stream
 
@@ -33,15 +34,7 @@ class Variations(NamedTuple):
     after: float
 
 
-def variations(
-    net: nn.Module,
-    x: Samples,
-    reading: Reading,
-    start: int,
-    *,
-    chunk_size: int = 4096,
-    dtype: torch.dtype = torch.float64,
-) -> Variations:
+def variations(function: Functional, x: Samples, reading: Reading, start: int, chunk_size: int = 4096) -> Variations:
     """Return how much what enters layer ``start``, counted from 1, varies over samples, and what comes after it.
 
     Where layers have no values, x stands for what enters, and the outputs for what comes after.
@@ -49,20 +42,20 @@ def variations(
     Examples
     --------
     >>> import bnrank
-    >>> net = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False))
+    >>> net = torch.nn.Sequential(torch.nn.Linear(1, 1, bias=False), torch.nn.Linear(1, 1, bias=False))
     >>> for layer, scale in zip(net, (0.25, 2.0)):
-    ...     _ = nn.init.constant_(layer.weight, scale)
-    >>> variations(net, torch.tensor([[2.0], [-2.0]]), bnrank.networks.read(net), 1)     # then 0.5 and 1
+    ...     _ = torch.nn.init.constant_(layer.weight, scale)
+    >>> variations(Functional(net), torch.tensor([[2.0], [-2.0]]), bnrank.networks.read(net), 1)  # then 0.5 and 1
     Variations(before=2.0, after=1.0)
     """
     few = x[evenly_spaced(len(x), MAX_SAMPLES).to(x.device)]
-    passes: dict[str, Any] = {"chunk_size": chunk_size, "dtype": dtype, "layers": False}
+    passes: dict[str, Any] = {"chunk_size": chunk_size, "layers": False}
     spreads = _Spreads(len(reading.layers))
     try:
-        stream(net, few, reading, [spreads], **passes)
+        stream(function, few, reading, [spreads], **passes)
     except UnobservedError:  # only some samples reach a layer
         spreads = _Spreads(0)
-        stream(net, few, replace(reading, layers=()), [spreads], **passes)
+        stream(function, few, replace(reading, layers=()), [spreads], **passes)
     entering = spreads.entering[start - 1 :]
     if not entering:
         entering = [_Spread()]

@@ -4,8 +4,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from bnrank.networks.functional import Functional, example
 from bnrank.networks.inputs import Example
-from bnrank.networks.reading import Reading, Taker, read_or, stream
+from bnrank.networks.reading import Reading, Taker, run, stream
 
 __all__ = ["nonlinearity"]
 
@@ -54,9 +55,11 @@ def nonlinearity(
     >>> nonlinearity(net, torch.ones(3, 1))                #  one of two equal entries is set to 0
     {'layers.0': 0.7071067811865476, 'layers.1': nan}
     """
-    reading = read_or(None, net, x, dtype)
+    samples = example(net, x, inputs=True)
+    function = Functional(net, dtype, whole=samples)
+    reading = run(function, samples)
     taker = Ratio(reading)
-    stream(net, x, reading, [taker], chunk_size=chunk_size, dtype=dtype)
+    stream(function, samples, reading, [taker], chunk_size=chunk_size)
     return taker.ratios()
 
 

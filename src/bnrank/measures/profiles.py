@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from bnrank.measures.weights import Measured, padded
 from bnrank.networks.files import runnable
 from bnrank.networks.functional import Functional, check_finite, example, is_plain_mlp, unwrap
 from bnrank.networks.inputs import Example, Samples
-from bnrank.networks.reading import Reading, capture, leaving_out, read
+from bnrank.networks.reading import Reading, check_read, leaving_out, run
 from bnrank.networks.reading.matrices import TIED
 from bnrank.networks.reasons import Skipped, only_weight
 
@@ -213,26 +213,25 @@ def profile(
         "bnrank_version": __version__,
     }
     chosen = evenly_spaced(len(x), validation.integer(max_jacobian_samples, "max_jacobian_samples"))
-    passes: dict[str, Any] = {"chunk_size": chunk_size, "dtype": dtype}
-    reading = read(net, x, dtype=dtype)
-    if not reading.weights:
-        capture(net, x, reading)  # says so
-    shape, is_random, cost = _tried(Functional(net, dtype), x, y, chunk_size)  # no copy of the weights is kept
+    function = Functional(net, dtype, whole=x)
+    reading = run(function, x)
+    check_read(function, reading, layers=not reading.weights)
+    shape, is_random, cost = _tried(function, x, y, chunk_size)
     check_finite(net)
     with bar(progress, "weights", 3, counted=False) as tell:
         max_work = math.inf if "operators" in parts else weights.MAX_WORK
         known = reading.weights if "weights" in parts else ()
         measured, late = weights.measured(known, deadline, lambda done, name: tell(done, f"weights: {name}"), max_work)
         tell(1, "activations")
-        acting, reading, _ = leaving_out(
-            net, x, reading, lambda reading: _activations(net, x, reading, what, deadline, passes), dtype
+        acting, reading = leaving_out(
+            function, x, reading, lambda reading: _activations(function, x, reading, what, deadline, chunk_size)
         )
         tell(2, "Jacobians and the NTK")
         limited = what is None and not is_plain_mlp(unwrap(net))
         reason = too_expensive(reading, len(chosen), math.prod(shape)) if limited else ""
         samples = of_samples(net, x, chosen, math.prod(shape), () if reason else parts, dtype, deadline)
     of_layer = {part.matrix.name: part for part in measured}
-    bottleneck = _bottleneck(net, x, reading, of_layer, about["atol"], passes)
+    bottleneck = _bottleneck(function, x, reading, of_layer, about["atol"], chunk_size)
     about |= {"floor": acting.floor, "bottleneck_reason": bottleneck.reason}
     for name in ("rank", "start", "end", "gap"):
         value = getattr(bottleneck, name)
@@ -297,7 +296,7 @@ class _Activations:
 
 
 def _activations(
-    net: nn.Module, x: Samples, reading: Reading, what: object, deadline: Deadline, passes: Mapping[str, Any]
+    function: Functional, x: Samples, reading: Reading, what: object, deadline: Deadline, chunk_size: int
 ) -> _Activations:
     """Measure spectra, nonlinearity and use of the layers in the same passes over the data."""
     if "activations" not in _parts(what):
@@ -312,7 +311,8 @@ def _activations(
     if not reading.layers:
         return _Activations(reasons=reasons)
     ratio, uses = Ratio(reading), Uses(reading, len(x))
-    found = spectra.activation_spectra(net, x, reading, which, also=[ratio, uses], deadline=deadline, **passes)
+    takers, limits = [ratio, uses], cast(dict[str, Any], {"chunk_size": chunk_size, "deadline": deadline})
+    found = spectra.activation_spectra(function, x, reading, which, also=takers, **limits)
     columns: dict[str, Mapping[str, Any]] = {f"{kind[:-1]}_singular_values": s for kind, s in found.values.items()}
     late: dict[str, list[str]] = {}
     for (kind, i), reason in found.late.items():
@@ -333,17 +333,19 @@ def _activations(
 
 
 def _bottleneck(
-    net: nn.Module,
+    function: Functional,
     x: Samples,
     reading: Reading,
     measured: Mapping[str, Measured],
     atol: float,
-    passes: Mapping[str, Any],
+    chunk_size: int,
 ) -> bottlenecks.Bottleneck:
     """Return the bottleneck among the layers, undetermined where weights were not measured."""
     values = {name: part.values for name, part in measured.items()}
     missing = [layer.name for layer in reading.layers or reading.weights if layer.name not in values]
-    bottleneck = bottlenecks.of_network(net, x, reading, {} if missing else values, atol=atol, **passes)
+    bottleneck = bottlenecks.of_network(
+        function, x, reading, {} if missing else values, atol=atol, chunk_size=chunk_size
+    )
     if not missing:
         return bottleneck
     reason = f"weights that were not measured: {', '.join(missing)}" if values else UNMEASURED

@@ -14,9 +14,9 @@ from bnrank._core.linalg import effective_rank, entropy_rank, rank, stable_rank,
 from bnrank.measures.accumulating import METHODS, Accumulator
 from bnrank.measures.convolution import conv_singular_values, per_dimension
 from bnrank.measures.operators import operator_values
-from bnrank.networks.functional import example
+from bnrank.networks.functional import Functional, example
 from bnrank.networks.inputs import Example, Samples
-from bnrank.networks.reading import Reading, Taker, leaving_out, named, read_or, stream
+from bnrank.networks.reading import Reading, Taker, leaving_out, named, read_or, run, stream
 from bnrank.networks.reasons import Skipped, only_weight
 
 __all__ = ["Accumulator", "Spectra", "activation_singular_values", "conv_singular_values", "effective_rank", "rank"]
@@ -226,10 +226,11 @@ def activation_singular_values(
     validation.choice(which, "which", WHICH)
     validation.choice(method, "method", METHODS)
     given = example(net, x, inputs=True)
-    reading = read_or(reading, net, given, dtype)
-    passes: dict[str, Any] = {"method": method, "chunk_size": chunk_size, "dtype": dtype}
-    found, _, _ = leaving_out(
-        net, given, reading, lambda reading: activation_spectra(net, given, reading, (which,), **passes), dtype
+    function = Functional(net, dtype, whole=given)
+    reading = run(function, given) if reading is None else validation.kind(reading, "reading", Reading)
+    passes: dict[str, Any] = {"method": method, "chunk_size": chunk_size}
+    found, _ = leaving_out(
+        function, given, reading, lambda reading: activation_spectra(function, given, reading, (which,), **passes)
     )
     return found.values[which]
 
@@ -285,14 +286,13 @@ class _Blocks(Taker):
 
 
 def activation_spectra(
-    net: nn.Module,
+    function: Functional,
     x: Samples,
     reading: Reading,
     which: Sequence[str] = WHICH,
     *,
     method: str = "qr",
     chunk_size: int = 4096,
-    dtype: torch.dtype = torch.float64,
     also: Sequence[Taker] = (),
     deadline: Deadline | None = None,
 ) -> Passes:
@@ -303,7 +303,9 @@ def activation_spectra(
 
     Parameters
     ----------
-    net, x, reading, method, chunk_size, dtype
+    function, x : Functional, Tensor or Inputs
+        The network and all samples.
+    reading, method, chunk_size
         As for :func:`activation_singular_values`.
     which : sequence of str
         Some of "activations" and "preactivations".
@@ -321,8 +323,8 @@ def activation_spectra(
     while rest or also:
         blocks = _Blocks([] if also and deadline.is_set else rest, method, samples)
         takers: list[Taker] = [blocks, *also]
-        passes: dict[str, Any] = {"chunk_size": chunk_size, "dtype": dtype, "over": deadline.over}
-        done = 0 if deadline.over() else stream(net, x, reading, takers, **passes)
+        passes: dict[str, Any] = {"chunk_size": chunk_size, "over": deadline.over}
+        done = 0 if deadline.over() else stream(function, x, reading, takers, **passes)
         heap.give_back()
         for kind, i in sorted(blocks.pieces, key=lambda key: (key[1], key[0] == "activations")):
             if done < samples or deadline.over():
@@ -340,7 +342,7 @@ def activation_spectra(
         if done < samples:
             late |= dict.fromkeys(rest, deadline.missed)
             rest = []
-    floor = max(1e-8 if method == "gram" else 1e-15, torch.finfo(dtype).eps)
+    floor = max(1e-8 if method == "gram" else 1e-15, torch.finfo(function.dtype).eps)
     values = {}
     for kind in which:
         measured = {layer.name: spectra[kind, i] for i, layer in enumerate(layers) if (kind, i) in spectra}

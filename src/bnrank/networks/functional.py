@@ -57,8 +57,8 @@ class Functional:
 
     Attributes
     ----------
-    module : torch.nn.Module
-        The replica.
+    net, module : torch.nn.Module
+        The module, without wrappers, and the replica.
     parameters, buffers : dict of Tensor
         What it runs with.
 
@@ -71,13 +71,14 @@ class Functional:
     """
 
     def __init__(self, net: nn.Module, dtype: torch.dtype = torch.float64, whole: Samples | None = None) -> None:
-        self.dtype, self.whole, self._explained = validation.dtype(dtype), whole, False
-        self._net = unwrap(net)
-        self.module = replica(self._net, self.dtype)
+        self.dtype, self.whole = validation.dtype(dtype), whole
+        self._told: dict[str, ValueError] = {}
+        self.net = unwrap(net)
+        self.module = replica(self.net, self.dtype)
         self.parameters = {name: p.detach() for name, p in self.module.named_parameters()}
         self.buffers = dict(self.module.named_buffers())
         self._aliases = aliases(self.module)
-        kept = (*self._net.parameters(), *self._net.buffers(), *self.module.parameters())  # a call replaces the last
+        kept = (*self.net.parameters(), *self.net.buffers(), *self.module.parameters())  # a call replaces the last
         self._foreign = {id(tensor): tensor for tensor in kept}
         self._lock = threading.RLock()
         tensors = [*self.parameters.values(), *self.buffers.values()]
@@ -180,13 +181,15 @@ class Functional:
             return error
         if isinstance(error, ForeignTensorError):
             return ExplainedError(f"net: {kind} cannot be run as a copy: {why}")
-        if not self._explained:  # trials cost time: not for every sample, where a caller goes on without
-            self._explained = True
+        plain = ValueError(f"net: {kind} failed on x of shape {_shapes(x)} in {self.dtype}: {why}")
+        if not self._told:  # trials cost time: not for every sample, where a caller goes on without
+            self._told[why] = plain
             for runs, explanation in self._explanations(parameters, x, why):
                 with suppress(Exception):
                     runs()
-                    return explanation
-        return ValueError(f"net: {kind} failed on x of shape {_shapes(x)} in {self.dtype}: {why}")
+                    self._told[why] = explanation
+                    break
+        return self._told.get(why, plain)
 
     def _explanations(
         self, parameters: dict[str, Tensor], x: Samples, why: str
@@ -202,12 +205,12 @@ class Functional:
             where = "which is run without, expected one with torch.enable_grad() around the part that needs them"
             error = ValueError(f"net: {kind} takes gradients in its forward, {where}")
             yield torch.enable_grad()(functools.partial(self._returned, parameters, x)), error
-        own = [p.dtype for p in self._net.parameters() if p.is_floating_point()]
+        own = [p.dtype for p in self.net.parameters() if p.is_floating_point()]
         for other in dict.fromkeys([torch.float32, *own, torch.float64]):
             if other != self.dtype:
                 advice = f"pass dtype={other} to a function that has this argument, as bnrank.profile has"
                 text = f"net: {kind} runs on x of shape {shapes} in {other}, but not in {self.dtype}: {why}; {advice}"
-                function = Functional(self._net, other)
+                function = Functional(self.net, other)
                 yield functools.partial(function._returned, function.parameters, x), PrecisionError(text, other, advice)
         if isinstance(x, Tensor) and x.is_floating_point():
             got = f"x: got real numbers of dtype {x.dtype}, on which {kind} fails"

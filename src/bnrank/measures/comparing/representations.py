@@ -19,8 +19,8 @@ from bnrank._core.sampling import evenly_spaced
 from bnrank.measures import similarity
 from bnrank.measures.layerwise import ROUNDING, LayerUse, Uses, few_samples
 from bnrank.measures.spectra import MAX_TOGETHER
-from bnrank.networks.functional import check_finite, example
-from bnrank.networks.reading import Reading, Taker, leaving_out, named, read, stream
+from bnrank.networks.functional import Functional, check_finite, example
+from bnrank.networks.reading import Reading, Taker, leaving_out, named, run, stream
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -82,13 +82,14 @@ class View:
         self, net: object, x: Any, name: str, *, max_samples: int, chunk_size: int, dtype: torch.dtype
     ) -> None:
         self.net, self.name = validation.kind(net, name, nn.Module), name  # tensors alone cannot be run
-        self.passes: dict[str, Any] = {"chunk_size": chunk_size, "dtype": dtype}
+        self.chunk_size = chunk_size
         with _named(name):
             samples = example(self.net, x, inputs=True)
             rows = evenly_spaced(len(samples), max_samples)
             self.samples = samples[rows.to(samples.device)]
             check_finite(self.net)
-            self.reading = read(self.net, self.samples, dtype=dtype)
+            self.function = Functional(self.net, dtype, whole=self.samples)
+            self.reading = run(self.function, self.samples)
 
     def seen(self, deadline: Deadline) -> Seen:
         """Return what the network does on the samples, as far as the time suffices.
@@ -98,18 +99,18 @@ class View:
         """
         with _named(self.name):
             measure = functools.partial(self._seen, deadline=deadline)
-            return leaving_out(self.net, self.samples, self.reading, measure, self.passes["dtype"])[0]
+            return leaving_out(self.function, self.samples, self.reading, measure)[0]
 
     def _seen(self, reading: Reading, deadline: Deadline) -> Seen:
         layers, count = reading.layers, len(self.samples)
-        passes = {**self.passes, "layers": False, "over": deadline.over}
+        passes: dict[str, Any] = {"chunk_size": self.chunk_size, "layers": False, "over": deadline.over}
         uses, waiting = Uses(reading, count), [*range(len(layers)), OUTPUT]
         grams: dict[int, Tensor] = {}
         output = None
         while waiting:
             rows = _Rows(waiting, count)
             takers: list[Taker] = [rows, uses] if output is None else [rows]
-            if deadline.over() or stream(self.net, self.samples, reading, takers, **passes) < count:
+            if deadline.over() or stream(self.function, self.samples, reading, takers, **passes) < count:
                 break
             waiting = [i for i in waiting if i not in rows.blocks]
             output = torch.cat(rows.blocks.pop(OUTPUT)).cpu() if output is None else output

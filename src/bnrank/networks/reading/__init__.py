@@ -4,8 +4,17 @@
 the module; ``layers.py`` joins both to the reading that measures use.
 """
 
-from bnrank.networks.reading.capturing import Captured, Taker, UnobservedError, capture, leaving_out, named, stream
-from bnrank.networks.reading.layers import Layer, Reading, read, read_or
+from bnrank.networks.reading.capturing import (
+    Captured,
+    Taker,
+    UnobservedError,
+    capture,
+    check_read,
+    leaving_out,
+    named,
+    stream,
+)
+from bnrank.networks.reading.layers import Layer, Reading, read, read_or, run
 from bnrank.networks.reading.matrices import Listing, Matrix, Other, blocks, listed, listing
 
 __all__ = [
@@ -19,11 +28,13 @@ __all__ = [
     "UnobservedError",
     "blocks",
     "capture",
+    "check_read",
     "leaving_out",
     "listed",
     "listing",
     "named",
     "read",
     "read_or",
+    "run",
     "stream",
 ]

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from bnrank._core import heap, validation
-from bnrank.networks.functional import Functional, example, unwrap
+from bnrank.networks.functional import Functional, example
 from bnrank.networks.inputs import Example, Samples
 from bnrank.networks.reading.inside import Values
-from bnrank.networks.reading.layers import Layer, Reading, read, read_or
+from bnrank.networks.reading.layers import Layer, Reading, run
 from bnrank.networks.reading.recording import holders_of, recording
 
 __all__ = ["Captured", "capture"]
@@ -106,9 +106,10 @@ def capture(
     [(4, 8), (4, 8), (2, 8)]
     """
     samples = example(net, x, inputs=True)
-    chunk_size = validation.integer(chunk_size, "chunk_size")
-    reading = _checked(net, samples, reading, dtype)
-    return _captured(Functional(net, dtype), samples, reading, chunk_size)
+    chunk_size, function = validation.integer(chunk_size, "chunk_size"), Functional(net, dtype, whole=samples)
+    reading = run(function, samples) if reading is None else validation.kind(reading, "reading", Reading)
+    check_read(function, reading)
+    return _captured(function, samples, reading, chunk_size)
 
 
 def _captured(function: Functional, x: Samples, reading: Reading, chunk_size: int) -> Iterator[Captured]:
@@ -119,12 +120,9 @@ def _captured(function: Functional, x: Samples, reading: Reading, chunk_size: in
         yield Captured(rows, values[0], values[1], kept.out, values[2])
 
 
-def _checked(
-    net: nn.Module, samples: Samples, reading: Reading | None, dtype: torch.dtype, layers: bool = True
-) -> Reading:
-    """Return the reading of a module, its own and, if ``layers``, with layers."""
-    reading = read_or(reading, net, samples, dtype)
-    inside, kind = dict(unwrap(net).named_modules(remove_duplicate=False)), type(net).__name__
+def check_read(function: Functional, reading: Reading, layers: bool = True) -> None:
+    """Raise ValueError if a reading is that of another module, or if ``layers`` and it has none."""
+    inside, kind = dict(function.net.named_modules(remove_duplicate=False)), type(function.net).__name__
     own = all(inside.get(layer.matrix.stored.owner) is layer.module for layer in reading.layers)
     validation.expect(own, "reading", "one of another module", f"what read(net, x) returns for {kind}")
     if layers and not reading.layers:
@@ -133,7 +131,6 @@ def _checked(
         raise ValueError(
             f"net: found no linear or convolutional layer{which} in {kind}, expected at least one{skipped}"
         )
-    return reading
 
 
 class Taker:
@@ -156,13 +153,12 @@ class Taker:
 
 
 def stream(
-    net: nn.Module,
-    x: Example,
-    reading: Reading | None,
+    function: Functional,
+    x: Samples,
+    reading: Reading,
     takers: Sequence[Taker],
     *,
     chunk_size: int = 4096,
-    dtype: torch.dtype = torch.float64,
     over: Callable[[], bool] = lambda: False,
     layers: bool = True,
 ) -> int:
@@ -172,26 +168,24 @@ def stream(
     more than 2^18 numbers for it. After a block for which ``over()`` is true, no other is run. A module without layers
     is refused if ``layers``; else its output alone is passed on.
     """
-    samples = example(net, x, inputs=True)
     chunk_size = validation.integer(chunk_size, "chunk_size")
-    reading = _checked(net, samples, reading, dtype, layers)
-    function = Functional(net, dtype)
+    check_read(function, reading, layers)
     shapes = [shape for layer in reading.layers for shape in (layer.input_shape, layer.output_shape) if shape]
     widest = max((int(torch.Size(shape).numel()) for shape in shapes), default=1)
     chunk_size = min(chunk_size, max(1, MAX_BLOCK // max(1, widest)))
-    for start in range(0, len(samples), chunk_size):
-        rows = slice(start, min(start + chunk_size, len(samples)))
-        _Block(function, reading, takers, rows).run(samples)
+    for start in range(0, len(x), chunk_size):
+        rows = slice(start, min(start + chunk_size, len(x)))
+        _Block(function, reading, takers, rows).run(x)
         heap.give_back()
         if over():
             return rows.stop
-    return len(samples)
+    return len(x)
 
 
 def leaving_out(
-    net: nn.Module, x: Samples, reading: Reading, measure: Callable[[Reading], Result], dtype: torch.dtype
-) -> tuple[Result, Reading, dict[str, str]]:
-    """Return ``measure(reading)``, for the layers that every sample passes, with their reading and why others are left.
+    function: Functional, x: Samples, reading: Reading, measure: Callable[[Reading], Result]
+) -> tuple[Result, Reading]:
+    """Return ``measure(reading)``, for the layers that every sample passes, with their reading.
 
     Layers that only some samples reach, such as experts, may show only when all of them are run. The measure starts
     anew then.
@@ -199,10 +193,10 @@ def leaving_out(
     reasons: dict[str, str] = {}
     while True:
         try:
-            return measure(reading), reading, reasons
+            return measure(reading), reading
         except UnobservedError as error:
             reasons |= error.reasons
-            reading = read(net, x, dtype=dtype, unobserved=reasons)
+            reading = run(function, x, reasons)
 
 
 class _Kept(Taker):
@@ -327,6 +321,7 @@ def named(layers: Sequence[Layer], number: int, which: str) -> str:
     Examples
     --------
     >>> from collections import OrderedDict
+    >>> from bnrank.networks import read
     >>> layers = read(nn.Sequential(OrderedDict(a=nn.Linear(2, 2), b=nn.Linear(2, 2)))).layers
     >>> [named(layers, i, which) for i, which in enumerate(("activations", "preactivations"))]
     ["activations of layer 'a', the input of layer 'b'", "preactivations of layer 'b'"]

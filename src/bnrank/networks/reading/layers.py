@@ -14,8 +14,8 @@ from bnrank._core import validation
 from bnrank._core.content import Part, Table, remarks
 from bnrank._core.results import Printed
 from bnrank.networks import reasons
-from bnrank.networks.functional import example, unwrap
-from bnrank.networks.inputs import Example
+from bnrank.networks.functional import Functional, example, unwrap
+from bnrank.networks.inputs import Example, Samples
 from bnrank.networks.reading.matrices import Listing, Matrix, listed
 from bnrank.networks.reading.recording import Trial, base_of, holders_of, overrides_forward
 from bnrank.networks.reading.stored import Stored, derived, of_module
@@ -211,11 +211,24 @@ def read(
     """
     net, dtype = unwrap(net), validation.dtype(dtype)
     validation.optional(validation.kind, unobserved, "unobserved", Mapping)
+    if x is None:
+        return _reading(net, None, None, unobserved or {})
+    reasons.refuse(net)
+    samples = example(net, x, inputs=True)
+    return run(Functional(net, dtype, whole=samples), samples, unobserved)
+
+
+def run(function: Functional, x: Samples, unobserved: Mapping[str, str] | None = None) -> Reading:
+    """Return the reading of a module that has its precision already, with samples, see :func:`read`."""
+    return _reading(function.net, function, x, unobserved or {})
+
+
+def _reading(net: nn.Module, function: Functional | None, x: Samples | None, unobserved: Mapping[str, str]) -> Reading:
     reasons.refuse(net)
     held = listed(of_module(net), type(net).__name__)
     holders = holders_of(held.matrices, net)
-    trial = None if x is None else Trial(net, holders, example(net, x, inputs=True), dtype)
-    why = {**_sharing(net, held, trial), **(unobserved or {})}
+    trial = None if function is None or x is None else Trial(function, holders, x)
+    why = {**_sharing(net, held, trial), **unobserved}
     observed: list[tuple[float, Layer, str, int]] = []
     rest: list[Layer] = []
     for name, matrices in holders.items():
@@ -314,6 +327,6 @@ def _skipped(net: nn.Module, held: Listing, unobserved: Sequence[Layer]) -> Iter
             yield Skipped.part(name, part, f"parameters besides its weights: {keys}")
 
 
-def read_or(reading: Reading | None, net: nn.Module, x: Example | None, dtype: torch.dtype = torch.float64) -> Reading:
-    """Return a reading that a caller gave, or that of the module, run in a precision, where none is given."""
-    return read(net, x, dtype=dtype) if reading is None else validation.kind(reading, "reading", Reading)
+def read_or(reading: Reading | None, net: nn.Module, x: Example | None) -> Reading:
+    """Return a reading that a caller gave, or that of the module where none is given."""
+    return read(net, x) if reading is None else validation.kind(reading, "reading", Reading)

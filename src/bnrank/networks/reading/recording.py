@@ -181,23 +181,20 @@ class Trial:
 
     Parameters
     ----------
-    net : torch.nn.Module
-        The module.
+    function : Functional
+        The module in a precision.
     holders : mapping
         The matrices that are recorded, by the name of the module that runs them.
     x : Tensor or Inputs
         The samples, of which the first are taken.
-    dtype : torch.dtype
-        The precision.
     """
 
-    def __init__(self, net: nn.Module, holders: Holders, x: Samples, dtype: torch.dtype = torch.float64) -> None:
-        self.holders = holders
-        function, rows = Functional(net, dtype, whole=x), [x[torch.arange(n, device=x.device) % len(x)] for n in (2, 3)]
+    def __init__(self, function: Functional, holders: Holders, x: Samples) -> None:
+        self.holders, rows = holders, [x[torch.arange(n, device=x.device) % len(x)] for n in (2, 3)]
         try:
             self._follow(function, rows[0])
         except PrecisionError as error:  # another one does as well: no number of this run is a result
-            function = Functional(net, cast(torch.dtype, error.dtype))
+            function = Functional(function.net, cast(torch.dtype, error.dtype))
             self._follow(function, rows[0])
         befores = [v[0] for calls in self.calls.values() for call in calls for v in call.values if v is not None]
         self._again: dict[str, list[Call]] = {}
