@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from bnrank.measures.accumulating import Accumulator
-from bnrank.measures.usage import FEW, LEAST, SHARES, variance_dimension
+from bnrank.measures.usage import FEW, LEAST, SHARES, dimensions
 from bnrank.networks.reading import Layer, Reading, Taker
 
 POSITIONS = 64  # of one sample, in an image or a sequence
@@ -104,7 +104,7 @@ class _Rows:
         values = torch.where(values > 1e-14 * values.max() * len(values), values, 0.0)  # rounding of equal rows
         varying = self.varying()
         values = values[: min(self.count - 1, varying)]
-        return LayerUse(self.units, variance_dimension(values, self.count, max(1, varying)), dead)
+        return LayerUse(self.units, dimensions(values, self.count, max(1, varying)), dead)
 
     def varying(self) -> int:
         """Return how many units vary; 0 where none does by more than rounding, which depends on the rows in a block.

@@ -143,16 +143,22 @@ def variance_dimension(
     shares = [validation.number(q, "shares", 0.0, strict=True) for q in validation.sequence(shares, "shares")]
     for q in shares:
         validation.expect(q <= 1, "shares", q, "numbers in (0, 1]")
-    corrected = validation.flag(corrected, "corrected")
-    most = min(samples - 1, features)
-    found: Array = values.sort(descending=True).values.numpy()
-    found = found / found[0] if len(found) and found[0] > 0 else found[:0]
-    more = int((found[most:] > 1e-9).sum())
+    corrected, most = validation.flag(corrected, "corrected"), min(samples - 1, features)
+    more = int((values > 1e-9 * values.max()).sum()) - most if values.numel() else 0
     expected = f"at most min(samples - 1, features) = {most} that are not 0"
-    validation.expect(not more, "eigenvalues", f"{most + more} positive numbers", expected)
-    found = found[:most]
-    if not len(found):
+    validation.expect(more <= 0, "eigenvalues", f"{most + more} positive numbers", expected)
+    return dimensions(values, samples, features, shares, corrected)
+
+
+def dimensions(
+    eigenvalues: Tensor, samples: int, features: int, shares: Sequence[float] = SHARES, corrected: bool = True
+) -> tuple[float, ...]:
+    """Return what :func:`variance_dimension` does, without checks of its arguments."""
+    most = min(samples - 1, features)
+    found: Array = eigenvalues.cpu().sort(descending=True).values.numpy()[:most]
+    if not len(found) or found[0] <= 0:
         return (0,) * len(shares)
+    found = found / found[0]
     plain = _least(found, shares)
     if not corrected:
         return plain

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from bnrank._core import linalg
-from bnrank.measures.usage import SHARES, subnormals, variance_dimension
+from bnrank.measures.usage import SHARES, dimensions, subnormals
 from bnrank.networks.reading import Matrix
 
 Row = dict[str, float]
@@ -104,12 +104,12 @@ def of_weight(weight: Tensor) -> tuple[dict[str, float], list[float]]:
         return row | {"operator_norm": size * float(top)}, [size * float(top)]
     squares = torch.linalg.eigvalsh(matrix @ matrix.mH).clamp(min=0).flatten().sort(descending=True).values.cpu()
     values, largest = squares.sqrt(), max(1, round(TAIL * len(squares)))
-    dimensions = variance_dimension(squares, len(squares) + 1, len(squares), SHARES, corrected=False)
+    low, high = dimensions(squares, len(squares) + 1, len(squares), SHARES, corrected=False)
     row |= {
         "stable_rank": float(linalg.stable_rank(values)),
         "effective_rank": float(linalg.effective_rank(values)),
-        "weight_dimension_95": float(dimensions[0]),
-        "weight_dimension_99": float(dimensions[1]),
+        "weight_dimension_95": float(low),
+        "weight_dimension_99": float(high),
         "tail": float(squares[largest:].sum() / squares.sum()),
         "operator_norm": size * float(values[0]),
     }
@@ -170,7 +170,7 @@ def of_rows(rows: Tensor) -> dict[str, float]:
     n, d = centered.shape
     gram = centered @ centered.T if d > n else centered.T @ centered
     values = torch.linalg.eigvalsh(gram).clamp(min=0).flip(0)[: min(n - 1, d)]
-    return dict(zip(("dimension_95", "dimension_99"), map(float, variance_dimension(values, n, d)), strict=True))
+    return dict(zip(("dimension_95", "dimension_99"), map(float, dimensions(values, n, d)), strict=True))
 
 
 def double(values: Tensor) -> Tensor:
