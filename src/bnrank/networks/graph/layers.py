@@ -215,8 +215,8 @@ def _convolution(node: Node, before: Node, weight: Array) -> tuple[Array, Array,
     taps = torch.eye(math.prod(kernel), dtype=torch.float64).reshape(-1, 1, *kernel)
     positions = math.prod(before.shape[1:])
     numbers = torch.arange(1.0, positions + 1, dtype=torch.float64).reshape(1, 1, *before.shape[1:])
-    read = apply(replace(node, bias="", groups=1), [numbers], {node.weight: taps})  # 0 in the padding
-    read = read.flatten(2)[0].T.long().numpy() - 1
+    tapped = apply(replace(node, bias="", groups=1), [numbers], {node.weight: taps})  # 0 in the padding
+    read = tapped.flatten(2)[0].T.long().numpy() - 1
     place, tap = np.nonzero(read >= 0)
     out, into, hit = (a.ravel() for a in np.indices((n_out, n_in, len(place))))
     source = (out // (n_out // node.groups) * n_in + into) * positions + read[place[hit], tap[hit]]
@@ -290,7 +290,7 @@ class _Draft:
             vertices.append(vertex)
         weights, learnable, origins = zip(*edges.values(), strict=True) if edges else ((), (), ())
         slopes = np.array([self.slopes.get(vertex, 1.0) for vertex in vertices])
-        coordinates = {vertex: i for i, vertex in enumerate(self.inputs)}
+        coordinates: dict[Hashable, int | str] = {vertex: i for i, vertex in enumerate(self.inputs)}
         coordinates |= {CONSTANT: CONSTANT} if CONSTANT in needed else {}
         free, names = np.array(learnable, bool), tuple(vertices)
         return NeuronGraph(names, tuple(edges), np.array(weights), slopes, coordinates, tuple(outputs), free, origins)

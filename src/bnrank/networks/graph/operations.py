@@ -1,6 +1,5 @@
 """Classification of torch operations: linear maps, convolutions, activations, sums, pooling and reorderings."""
 
-import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +20,7 @@ select indexselect gather takealongdim pad flip fliplr flipud roll rot90 tile re
 pixelunshuffle channelshuffle unfold diagonal tril triu maskedfill copy fill zero requiresgrad atleast2d atleast3d
 constantpadnd reflectionpadnd replicationpadnd circularpadnd
 """
+ROUNDS = "rounds values to a lower precision"  # no matter at the end of a module
 _WINDOW_LIMIT = 2**22  # entries of the weights of a pooling operation
 
 
@@ -167,17 +167,20 @@ def _with_parameter(call: Call, value: Value, other: Value, times: bool) -> Valu
     name, _, view = call.parameter(other, "factor" if times else "added term")
     expect(len(call.values) == 1 and (times or call.name == "add"), "subtracts a parameter")
     expect(view.is_contiguous() and call.kwargs.get("alpha", 1) == 1, f"uses another view of {name}")
-    fields: dict[str, Any] = {"weight": name, "weight_shape": tuple(view.shape)}
     if times:
         along = view.ndim - (call.result.ndim - value.batch)  # where the samples' dimension falls
         expect(along < 0 or view.shape[along] == 1, "a parameter per sample")
         value = _broadcast(call, value)
         expect(value.layout == (0, 1), MIXES)
-        return call.emit("diagonal", [value.node], call.result, 0, **fields)
-    fits = call.result.shape == value.tensor.shape and value.layout == (0, 1)
-    expect(fits, f"adds {name}, which is not the bias of a linear layer or convolution")
-    # a bias, where the value is that of a layer without one and is used nowhere else: known only at the end
-    return call.emit("bias", [value.node], call.result, 0, **fields)
+        return call.emit("diagonal", [value.node], call.result, 0, weight=name, weight_shape=tuple(view.shape))
+    reason = f"adds {name}, which is not the bias of a linear layer or convolution"
+    expect(call.result.shape == value.tensor.shape and value.layout == (0, 1), reason)
+    before, shape = call.tracer.nodes[value.node], call.result.shape[1:]
+    channels = len(shape) - 1 if before.op == "linear" else 0
+    along = [1, *(size if d == channels else 1 for d, size in enumerate(shape))]
+    if before.op in ("linear", "conv") and not before.bias and [1] * (len(along) - view.ndim) + [*view.shape] == along:
+        call.bias = name  # where the value is used nowhere else: known only at the end
+    return call.emit("outside", [value.node], call.result, 0, reason=reason, held=(name,))
 
 
 def _broadcast(call: Call, value: Value) -> Value:
@@ -192,7 +195,7 @@ def _cast(call: Call) -> Value:
     gone = f"no gradient flows through a cast to {str(kind).removeprefix('torch.')}"
     expect(floating == x.tensor.is_floating_point(), gone)
     if floating and torch.finfo(kind).eps > torch.finfo(x.tensor.dtype).eps:
-        return call.emit("cast", [x.node], call.result, *x.layout)  # no matter at the end: known only then
+        return call.emit("outside", [x.node], call.result, *x.layout, reason=ROUNDS)
     return Value(call.result, x.node, *x.layout)
 
 
@@ -267,14 +270,12 @@ def _windows(call: Call, spatial: tuple[int, ...], positions: int) -> np.ndarray
     size = math.prod(spatial)
     if positions * size > _WINDOW_LIMIT:
         return None
-    columns = []
-    for units in torch.eye(size, dtype=torch.float64).split(max(1, _WINDOW_LIMIT // size)):
-        columns.append(call.again(functools.partial(_images, units.reshape(-1, 1, *spatial))).flatten(1))
-    return torch.cat(columns).T.contiguous().numpy()
 
+    def pooled(units: Tensor) -> Tensor:
+        return call.again(lambda _: units.reshape(-1, 1, *spatial)).flatten(1)
 
-def _images(images: Tensor, value: Value) -> Tensor:
-    return images
+    columns = map(pooled, torch.eye(size, dtype=torch.float64).split(max(1, _WINDOW_LIMIT // size)))
+    return torch.cat(list(columns)).T.contiguous().numpy()
 
 
 def _depends(value: Any) -> bool:
