@@ -179,21 +179,17 @@ class NeuronGraph:
         """
         if not isinstance(weights, Mapping):
             return replace(self, weights=_array(weights))
-        changed = self.weights.copy()
-        entries: dict[str, dict[int, int]] = {}  # the edges of every parameter, and their flat indices
-        for e, origin in enumerate(self.origins):
-            if origin is not None:
-                entries.setdefault(origin[0], {})[e] = origin[1]
+        changed, names = self.weights.copy(), {origin[0] for origin in self.origins if origin is not None}
         for key, value in weights.items():
             if not isinstance(key, str):
                 changed[self._edge(key, "weights")] = float(cast(Any, value))
                 continue
-            near = validation.suggest(key, entries)
-            validation.expect(key in entries, "weights", f"the name {key!r}", f"a parameter of this graph{near}")
-            flat, places = _array(value).reshape(-1), list(entries[key].values())
-            got = f"{len(flat)} entries, the graph uses entry {max(places)}"
-            validation.expect(max(places) < len(flat), f"weights[{key!r}]", got, "all of them")
-            changed[list(entries[key])] = flat[places]
+            near = validation.suggest(key, names)
+            validation.expect(key in names, "weights", f"the name {key!r}", f"a parameter of this graph{near}")
+            flat, places = _array(value).reshape(-1), {e: o[1] for e, o in enumerate(self.origins) if o and o[0] == key}
+            got = f"{len(flat)} entries, the graph uses entry {max(places.values())}"
+            validation.expect(max(places.values()) < len(flat), f"weights[{key!r}]", got, "all of them")
+            changed[list(places)] = flat[list(places.values())]
         return replace(self, weights=changed)
 
     def __call__(self, x: Tensor | NDArray[Any], weights: Tensor | None = None) -> Tensor:
@@ -438,8 +434,10 @@ class NeuronGraph:
         return weights.double()
 
     def _check_count(self, max_paths: int) -> None:
-        if self.count() > validation.integer(max_paths, "max_paths", 0):
-            raise ValueError(f"max_paths: the graph has {_big(self.count())} paths, more than {max_paths}")
+        count = self.count()
+        shown = str(count) if count < 10**15 else f"about 10^{len(str(count)) - 1}"
+        if count > validation.integer(max_paths, "max_paths", 0):
+            raise ValueError(f"max_paths: the graph has {shown} paths, more than {max_paths}")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -557,7 +555,3 @@ def _frozen(values: object, name: str, length: int, what: str, dtype: type[np.ge
         raise ValueError(f"{name}: got {array[~np.isfinite(array)][0]}, expected finite numbers")
     array.flags.writeable = False
     return array
-
-
-def _big(number: int) -> str:
-    return str(number) if number < 10**15 else f"about 10^{len(str(number)) - 1}"

@@ -128,15 +128,25 @@ def _activation(call: Call) -> Value:
         expect(tensor.numel() == 1 or x.layout == (0, 1), MIXES)
     else:
         others = {key: value for key, value in call.kwargs.items() if key != "input"}
-        try:
-            probe = call.run(torch.tensor([-2.0, -1.0, 1.0, 2.0], dtype=torch.float64), *call.args[1:], **others)
-        except TypeError as error:
-            raise UnreadError("its bounds are tensors") from error
-        slope = 0.0 - float(probe[1])
+        slope = homogeneous_slope(lambda a: call.run(a, *call.args[1:], **others))
         kind = "a threshold other than 0 is" if "threshold" in call.name.lower() else "cuts values off, which is"
-        homogeneous = probe.tolist() == [-2 * slope, -slope, 1, 2]
-        expect(homogeneous, f"{kind} not positively homogeneous; only clamp(min=0) is")
+        expect(not math.isnan(slope), f"{kind} not positively homogeneous; only clamp(min=0) is")
     return call.emit("activation", [x.node], call.result, *x.layout, slope=slope, weight=weight)
+
+
+def is_activation(name: str) -> bool:
+    """Return whether a function of torch, by its name, may be a positively homogeneous activation."""
+    return _HANDLERS.get(_plain(name)) is _activation
+
+
+def homogeneous_slope(function: Callable[[Tensor], Tensor]) -> float:
+    """Return the slope s if a function is sigma_s, NaN if it is not positively homogeneous."""
+    try:
+        values = function(torch.tensor([-2.0, -1.0, 1.0, 2.0], dtype=torch.float64)).tolist()
+    except TypeError as error:
+        raise UnreadError("its bounds are tensors") from error
+    slope = 0.0 - float(values[1])
+    return slope if values == [-2 * slope, -slope, 1, 2] else math.nan
 
 
 def _combination(call: Call) -> Value:
