@@ -148,9 +148,7 @@ class LayerGraph(Printed):
             limit = f"at most {max_edges}"
             validation.expect(total <= max_edges, "max_edges", f"a graph of up to {total} edges", limit)
             parts += [(node, part) for part in _parts(self, node, values)]
-        draft = _Draft(self)
-        for node, part in reversed(parts):
-            draft.count(node, part)
+        draft = _Draft(self, parts)
         for node, part in parts:
             draft.add(node, part, values)
         return draft.finished()
@@ -226,7 +224,7 @@ def _convolution(node: Node, before: Node, weight: Array) -> tuple[Array, Array,
 class _Draft:
     """A weighted DAG with a vertex per entry that is neither 0 for every input nor a copy of another entry."""
 
-    def __init__(self, graph: LayerGraph) -> None:
+    def __init__(self, graph: LayerGraph, parts: list[tuple[Node, _Part]]) -> None:
         self.graph, self.uses = graph, {node.name: np.zeros(node.size, int) for node in graph}
         self.uses[graph.output] += 1
         self.inputs: list[Hashable] = [(graph.nodes[0].name, i) for i in range(graph.nodes[0].size)]
@@ -234,11 +232,9 @@ class _Draft:
         self.vertices: dict[Hashable, Hashable] = {v: v for v in self.slopes}  # by entry
         self.edges: dict[Hashable, list[tuple[Hashable, float, bool, Origin | None]]] = {}  # by target
 
-    def count(self, node: Node, part: _Part) -> None:
-        """Count how often entries are used; called for the last node first."""
-        before, _, source, target, _ = part
-        if before:
-            np.add.at(self.uses[before], source, self.uses[node.name][target] if node.op == "index" else 1)
+        for node, (before, _, source, target, _) in reversed(parts):  # how often entries are used, after their users
+            if before:
+                np.add.at(self.uses[before], source, self.uses[node.name][target] if node.op == "index" else 1)
 
     def add(self, node: Node, part: _Part, values: Mapping[str, Array]) -> None:
         """Add edges into the entries of a node, or let these stand for the entries that they copy."""

@@ -265,10 +265,10 @@ def shared_factors(entries: Entries) -> frozenset[str]:
     return frozenset(s.parameter for s in sets if (label[s.entries] != label[s.entries[:, :1]]).any())
 
 
-def components(rows: Array, columns: Array, size: int, *, directed: bool = False) -> Array:
-    """Return the connected component of every vertex of a graph given by its edges; strongly connected if directed."""
+def components(rows: Array, columns: Array, size: int) -> Array:
+    """Return the connected component of every vertex of a graph given by its edges."""
     matrix = csr_array((np.ones(len(rows)), (rows, columns)), shape=(size, size))
-    return connected_components(matrix, directed=directed, connection="strong")[1].astype(np.int64)
+    return connected_components(matrix, directed=False)[1].astype(np.int64)
 
 
 def _key(*words: str) -> int:
