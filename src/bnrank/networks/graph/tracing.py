@@ -265,18 +265,18 @@ class Tracer(TorchFunctionMode):
     def value(self, tensor: Tensor) -> Value:
         """Return the value that a tensor has now."""
         value = self.values.get(id(tensor))
-        known = value is not None and value.function is tensor.grad_fn
-        if value is not None and value.version == tensor._version:
-            if known or not isinstance(tensor.grad_fn, BackwardCFunction):
-                return value
-        elif value is not None:
-            return self._keep(self._reread(value))
-        elif isinstance(tensor, nn.Parameter):
+        if value is None and isinstance(tensor, nn.Parameter):
             advice = "keep it, or its module, as an attribute, or in a ModuleList"
             raise RefusedError(f"net: forward uses a parameter that is not registered{_where()}; {advice}")
-        elif tensor.grad_fn is None:
+        if value is None and tensor.grad_fn is None:
             self.foreign.add(values.address(tensor))
             return self._keep(Value(tensor))
+        if value is not None and value.version != tensor._version:
+            return self._keep(self._reread(value))
+        if value is not None and (
+            value.function is tensor.grad_fn or not isinstance(tensor.grad_fn, BackwardCFunction)
+        ):
+            return value
         return self._keep(self._from_elsewhere(tensor))
 
     def _keep(self, value: Value) -> Value:
@@ -304,12 +304,10 @@ class Tracer(TorchFunctionMode):
     def _write(self, call: Call, changed: list[Value], result: list[Value]) -> None:
         """Note what tensors hold that were changed in place, for other tensors over the same memory."""
         for value in changed:
-            parameters, foreign = value.sources & self.weights.keys(), values.address(value.tensor) in self.foreign
+            names, place = value.sources & self.weights.keys(), values.address(value.tensor)
             own = values.same_memory(value.tensor, self.input.tensor)
-            if parameters or own or (foreign and call.values):
-                what = (
-                    f"the parameter {', '.join(parameters)}" if parameters else "a buffer, or a tensor from elsewhere,"
-                )
+            if names or own or (place in self.foreign and call.values):
+                what = f"the parameter {', '.join(names)}" if names else "a buffer, or a tensor from elsewhere,"
                 what = "its input" if value.node else what
                 by = call.place if call.module is not None else call.name
                 only = "expected a forward that writes only to what it computed"
@@ -358,8 +356,7 @@ class Tracer(TorchFunctionMode):
         expect(np.array_equal(both[0], both[1]), "treats samples differently")
         names, starts = list(self.starts), np.array(list(self.starts.values()))
         owner = np.searchsorted(starts, both[0], side="right") - 1
-        owners, first = np.unique(owner, return_index=True)
-        order = [int(o) for o in owners[np.argsort(first)] if o >= 0] or [0]
+        order = [o for o in dict.fromkeys(owner.tolist()) if o >= 0] or [0]
         index, end = np.full_like(both[0], -1), 0
         for o in order:
             index = np.where(owner == o, both[0] - starts[o] + end, index)
@@ -393,11 +390,10 @@ class Tracer(TorchFunctionMode):
         known = {v.node: values.samples_first(v.content, *v.layout) for v in [*call.values, *call.made]}
         weights = {name: p.detach() for name, p in self.weights.items()}
         for node in (self.nodes[v.node] for v in call.made):
-            unknown = node.op == "outside" or (node.op in ("average", "maximum") and node.windows is None)
-            if not unknown and not values.agree(
-                apply(node, [known[n] for n in node.inputs], weights), known[node.name]
-            ):
-                raise UnreadError(f"{call.name} does something else than its name and parameters say")
+            if node.op == "outside" or (node.op in ("average", "maximum") and node.windows is None):
+                continue
+            same = values.agree(apply(node, [known[name] for name in node.inputs], weights), known[node.name])
+            expect(same, f"{call.name} does something else than its name and parameters say")
 
     def _outside(self, call: Call, reason: str) -> list[Value]:
         """Add the nodes of an operation that the theory does not cover."""
@@ -405,10 +401,9 @@ class Tracer(TorchFunctionMode):
         fields: dict[str, Any] = {"reason": reason, "held": tuple(sorted(self._sources(call) & self.weights.keys()))}
         for tensor in leaves(call.result, Tensor):
             sizes = dict(enumerate(tensor.shape))
-            in_front = (0, 1) if sizes.get(0) == SAMPLES else (values.NO_SAMPLES, 1)
             kept = [v.layout for v in inputs if v.batch >= 0 and sizes.get(v.batch) == v.tensor.shape[v.batch]]
-            layout = kept[0] if kept else in_front
-            call.emit("outside", [v.node for v in inputs], tensor, *layout, **fields)
+            in_front = (0, 1) if sizes.get(0) == SAMPLES else (values.NO_SAMPLES, 1)
+            call.emit("outside", [v.node for v in inputs], tensor, *[*kept, in_front][0], **fields)
         return call.made
 
     def _finished(self, output: str) -> tuple[Node, ...]:

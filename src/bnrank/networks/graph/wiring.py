@@ -189,15 +189,11 @@ def propagate(start: Tensor, sources: Ints, targets: Ints, weights: Tensor, slop
     levels : ndarray
         (vertices,), larger at the target of every edge than at its source.
     """
-    values, depths = start.clone(), np.arange(1, levels.max(initial=0) + 1)
-    vertices, edges = (np.argsort(level, kind="stable") for level in (levels, levels[targets]))
-    for members, coming in zip(
-        np.split(vertices, np.searchsorted(levels[vertices], depths)),
-        np.split(edges, np.searchsorted(levels[targets[edges]], depths)),
-        strict=True,
-    ):
+    values, entered = start.clone(), levels[targets]
+    for level in range(levels.max(initial=-1) + 1):
+        members, coming = np.flatnonzero(levels == level), np.flatnonzero(entered == level)
+        here, into = torch.from_numpy(members), torch.from_numpy(np.searchsorted(members, targets[coming]))
         sent = values[torch.from_numpy(sources[coming])] * weights[torch.from_numpy(coming)][:, None]
-        into, here = torch.from_numpy(np.searchsorted(members, targets[coming])), torch.from_numpy(members)
         value = values[here].index_add(0, into, sent)
         values.index_copy_(0, here, torch.where(value > 0, value, slopes[here][:, None] * value))
     return values
