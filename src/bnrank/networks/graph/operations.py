@@ -159,8 +159,7 @@ def _combination(call: Call) -> Value:
         return _with_parameter(call, call.values[0], parameters[0], times)
 
     def on(units: list[float]) -> Tensor:
-        rest = iter(units)
-        return call.again(lambda v: torch.full(v.tensor.shape, next(rest)).double() if v.node else v.content.clone())
+        return call.on(torch.full(v.tensor.shape, unit).double() for v, unit in zip(call.values, units, strict=True))
 
     count = len(call.values)
     expect(not on([0.0] * count).any(), "adds a number that does not depend on the input")
@@ -230,12 +229,8 @@ def _index(call: Call) -> Any:
     alike = len({v.tensor.is_floating_point() for v in call.values}) <= 1
     expect(alike, "which entries it takes depends on the data")
 
-    def run(tensors: list[Tensor]) -> Any:
-        rest = iter(tensors)
-        return call.again(lambda value: next(rest) if value.node else value.content.clone())
-
     try:
-        return call.reordered(call.values, run, call.result)
+        return call.reordered(call.values, call.on, call.result)
     except (IndexError, RuntimeError, TypeError, ValueError) as error:  # numbered entries are no indices or masks
         raise UnreadError("takes entries in a way that bnrank does not read") from error
 
@@ -253,8 +248,10 @@ def _mean(call: Call) -> Value:
     positions = math.prod(x.tensor.shape[d] for d in dims)
     windows = np.full((1, positions), 1 / positions if call.name == "mean" else 1.0)
     batch = x.batch if call.get(2, "keepdim", False) else x.batch - sum(d < x.batch for d in dims)
-    fields: dict[str, Any] = {"windows": windows if positions <= _WINDOW_LIMIT else None}
-    fields["dims"] = tuple(d - (d > x.batch) for d in dims)
+    fields: dict[str, Any] = {
+        "windows": windows if positions <= _WINDOW_LIMIT else None,
+        "dims": tuple(d - (d > x.batch) for d in dims),
+    }
     return call.emit("maximum" if call.name == "amax" else "average", [x.node], call.result, batch, **fields)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -126,6 +126,11 @@ class Call:
         """Run it with other tensors in place of the values it takes."""
         args, kwargs = replace((self.args, self.kwargs), Value, content)
         return self.run(*args, **kwargs)
+
+    def on(self, tensors: Iterable[Tensor]) -> Any:
+        """Run it with other tensors in place of the values that depend on the module's input."""
+        rest = iter(tensors)
+        return self.again(lambda value: next(rest) if value.node else value.content.clone())
 
     def parameter(self, value: Any, what: str) -> tuple[str, Tensor, Tensor]:
         """Return a parameter's name, its tensor and the value as a view of all of it; raise if it is not one."""
