@@ -250,8 +250,6 @@ class Entries:
             consumers = self.graph.consumers(node.name)
             if len(consumers) != 1 or consumers[0].op != "add" or consumers[0].inputs.count(node.name) != 1:
                 break
-            if consumers[0].shape != node.shape:
-                break
             factor *= float(consumers[0].factors[consumers[0].inputs.index(node.name)])
             node = consumers[0]
         return f"{factor} {node.name}"
