@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from bnrank.networks.graph.layers import LayerGraph, neurons
+from bnrank.networks.graph.layers import LayerGraph
 from bnrank.networks.graph.nodes import Node
 from bnrank.networks.graph.tracing import trace
 from helpers import normal
@@ -133,7 +133,7 @@ def case(name, seed=1):
 
 def expanded(name):
     module, x = case(name)
-    return module, x, neurons(trace(module, x), dict(module.named_parameters()))
+    return module, x, trace(module, x).neurons()
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -211,7 +211,7 @@ def test_parallel_edges_are_kept_apart():
 def test_frozen_parameters_are_fixed_edges():
     module, x = case("mlp")
     module[2].weight.requires_grad_(False)
-    graph = neurons(trace(module, x), dict(module.named_parameters()))
+    graph = trace(module, x).neurons()
     fixed = {origin[0] for origin, free in zip(graph.origins, graph.learnable, strict=True) if not free}
     assert fixed == {"2.weight"}
     assert [len(cut) for cut in graph.cuts()] == [12 + 4 + 4 + 2, 8 + 2]
@@ -225,7 +225,7 @@ def test_weights_used_twice_are_shared():
         Node("relu", "activation", ("first",), (3,), slope=0.0),
         Node("second", "linear", ("relu",), (3,), weight="w"),
     )
-    graph = neurons(LayerGraph(nodes, "second", frozenset({"w"})), {"w": w})
+    graph = LayerGraph(nodes, "second", frozenset({"w"}), parameters={"w": w}).neurons()
     torch.testing.assert_close(graph(x), torch.relu(x @ w.T) @ w.T, rtol=1e-12, atol=1e-12)
     assert graph.shared.all()
     assert graph.vertex_invariants() == {}
@@ -233,38 +233,38 @@ def test_weights_used_twice_are_shared():
         graph.layer_invariant(*graph.cuts())
 
 
-def by_hand(**changes):
+def by_hand(parameters, **changes):
     options = {"weight": "w", **changes}
     nodes = (Node("input", "input", (), (3,)), Node("last", "linear", ("input",), (2,), **options))
-    return LayerGraph(nodes, "last", frozenset({"w"}))
+    return LayerGraph(nodes, "last", frozenset({"w"}), parameters=parameters)
 
 
 def test_a_layer_graph_by_hand():
     w = normal(2, 3)
-    graph = neurons(by_hand(), {"w": w})
+    graph = by_hand({"w": w}).neurons()
     x = normal(5, 3, seed=1)
     torch.testing.assert_close(graph(x), x @ w.T)
     assert graph.edges == tuple((("input", i), ("last", o)) for o, i in itertools.product(range(2), range(3)))
     assert graph.origins == tuple(("w", k) for k in range(6))
-    turned = neurons(by_hand(transposed=True), {"w": w.T})
+    turned = by_hand({"w": w.T}, transposed=True).neurons()
     torch.testing.assert_close(turned(x), x @ w.T)
     assert turned.origins == tuple(("w", k) for k in (0, 2, 4, 1, 3, 5))
 
 
 def test_refusals():
-    nodes = by_hand().nodes[:1]
+    nodes = by_hand({}).nodes[:1]
     outside = Node("soft", "outside", ("input",), (3,), reason="softmax is not homogeneous")
     with pytest.raises(ValueError, match="graph: got soft, which is outside the theory: softmax is not homogeneous"):
-        neurons(LayerGraph((*nodes, outside), "soft", frozenset()), {})
+        LayerGraph((*nodes, outside), "soft", frozenset()).neurons()
     pool = Node("pool", "maximum", ("input",), (1,), text="MaxPool1d(3)")
     with pytest.raises(ValueError, match=r"graph: got pool \(MaxPool1d\(3\)\), which takes maxima"):
-        neurons(LayerGraph((*nodes, pool), "pool", frozenset()), {})
+        LayerGraph((*nodes, pool), "pool", frozenset()).neurons()
     with pytest.raises(ValueError, match="parameters: got no 'w', expected that of last; did you mean 'W'"):
-        neurons(by_hand(), {"W": normal(2, 3)})
+        by_hand({"W": normal(2, 3)}).neurons()
     with pytest.raises(ValueError, match="max_edges: got a graph of up to 6 edges, expected at most 5"):
-        neurons(by_hand(), {"w": normal(2, 3)}, max_edges=5)
+        by_hand({"w": normal(2, 3)}).neurons(max_edges=5)
     with pytest.raises(ValueError, match="weights: got nan"):
-        neurons(by_hand(), {"w": normal(2, 3) * np.nan})
+        by_hand({"w": normal(2, 3) * np.nan}).neurons()
 
 
 def test_large_graphs_are_refused_before_they_are_built():
@@ -272,4 +272,4 @@ def test_large_graphs_are_refused_before_they_are_built():
     x = torch.zeros(1, 3, 32, 32)
     edges = 64 * 1024 * (3 * 9 + 1)  # of the convolution alone
     with pytest.raises(ValueError, match=f"max_edges: got a graph of up to {edges} edges, expected at most 20000"):
-        neurons(trace(module, x), dict(module.named_parameters()))
+        trace(module, x).neurons()

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from bnrank._core import axes as canvas
 from bnrank._core import validation
 from bnrank.networks.graph.nodes import Node
+from bnrank.networks.graph.wiring import Wiring
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -70,31 +71,17 @@ def draw_operations(nodes: Sequence[Node], axes: Any = None) -> Axes:
 
 
 def draw_neurons(
-    places: tuple[Ints, Array], ends: Ints, weights: Array, learnable: Bools, slopes: Array, names: Any, axes: Any
+    wiring: Wiring, weights: Array, learnable: Bools, slopes: Array, names: Any, axes: Any, rows: Array | None = None
 ) -> Axes:
-    """Draw a weighted DAG; see `NeuronGraph.draw`.
-
-    Parameters
-    ----------
-    places : tuple of ndarray
-        Columns and heights of the vertices.
-    ends : ndarray
-        Numbers of the vertices that edges join, (edges, 2).
-    weights, learnable : ndarray
-        (edges,).
-    slopes : ndarray
-        (vertices,).
-    names : sequence
-        Names of the vertices.
-    axes : matplotlib Axes, optional
-        Default: new axes.
-    """
+    """Draw a weighted DAG with these weights, slopes and names; see `NeuronGraph.draw`. ``rows``: heights."""
     from matplotlib.lines import Line2D
 
+    ends = np.stack([wiring.sources, wiring.targets], 1)
     limit = f"at most {EDGE_LIMIT}; more cannot be seen"
     validation.expect(len(ends) <= EDGE_LIMIT, "draw", f"{len(ends)} edges", limit)
-    step = (1.9, 0.65)
-    ax, spots = _canvas(*places, step, axes)
+    columns, step = wiring.levels.copy(), (1.9, 0.65)
+    columns[np.setdiff1d(wiring.outputs, wiring.sources)] = columns.max()
+    ax, spots = _canvas(columns, heights(columns) if rows is None else rows, step, axes)
     colors = ["0.6" if w == 0 else POSITIVE if w > 0 else NEGATIVE for w in weights]
     widths = 0.3 + 2.5 * np.abs(weights) / (np.abs(weights).max(initial=0) or 1.0)
     middles = _draw_edges(ax, spots, ends, step, colors, widths, learnable)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Hashable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -18,7 +19,7 @@ from bnrank._core.content import Part, Table
 from bnrank._core.results import Printed
 from bnrank.networks.graph import drawing
 from bnrank.networks.graph.neurons import NeuronGraph, Origin
-from bnrank.networks.graph.nodes import Node
+from bnrank.networks.graph.nodes import Node, apply, fixed_edges
 from bnrank.networks.reasons import Skipped
 
 if TYPE_CHECKING:
@@ -101,7 +102,14 @@ class LayerGraph(Printed):
         return shown
 
     def neurons(self, max_edges: int = EDGE_LIMIT) -> NeuronGraph:
-        """Return the graph with one vertex per neuron and the current weights, for small networks (T42).
+        """Return the weighted DAG of neurons, with the current weights (T42).
+
+        The vertices are entries of values, named (node, flat index), and "constant", the source of the biases. Entries
+        of parameters become edges with their origin, learnable if the parameter is trained. Sums, averages and
+        reorderings become fixed edges. A vertex that only copies a value is merged with its neighbor: a layer and the
+        activation after it form one vertex, named after the layer. Entries that are 0 for every input, and entries from
+        which no output is reachable, are omitted. Parallel edges are separated by a vertex (node, flat index, k) of
+        slope 1. Learned slopes (PReLU) become fixed numbers.
 
         Parameters
         ----------
@@ -111,9 +119,39 @@ class LayerGraph(Printed):
         Raises
         ------
         ValueError
-            As `neurons`.
+            If a node is outside the theory or computes maxima (the error names it), if a parameter is missing or not
+            finite, or if there are more than ``max_edges`` edges.
+
+        Examples
+        --------
+        >>> import bnrank, torch
+        >>> graph = bnrank.graph.trace(bnrank.MLP([2, 3, 1], seed=0), torch.zeros(1, 2)).neurons()
+        >>> graph
+        NeuronGraph(7 vertices, 13 edges, 13 learnable)
+        >>> graph.count()  # 2 * 3 from the inputs, 3 + 1 from the biases
+        10
+
+        Source: LeJegelka2022, section 2; T42.
         """
-        return neurons(self, self.parameters, max_edges)
+        validation.integer(max_edges, "max_edges")
+        values = {name: value.detach().cpu().double().numpy() for name, value in self.parameters.items()}
+        parts: list[tuple[Node, _Part]] = []
+        total = 0
+        for node in self:
+            reason = {"outside": f"is outside the theory: {node.reason}", "maximum": "takes maxima, which are no sums"}
+            text = f"{node.name} ({node.text})" if node.text else node.name
+            validation.expect(node.op not in reason, "graph", f"{text}, which {reason.get(node.op)}", "weighted sums")
+            for name in filter(None, (node.weight, node.bias)):
+                near = validation.suggest(name, values)
+                validation.expect(name in values, "parameters", f"no {name!r}", f"that of {node.name}{near}")
+            total += _most(node, values)
+            limit = f"at most {max_edges}"
+            validation.expect(total <= max_edges, "max_edges", f"a graph of up to {total} edges", limit)
+            parts += [(node, part) for part in _parts(self, node, values)]
+        draft = _Draft(self, parts)
+        for node, part in parts:
+            draft.add(node, part, values)
+        return draft.finished()
 
     def draw(self, axes: Any = None) -> Axes:
         """Draw the operations from left to right, in the order of execution, colored by kind.
@@ -130,67 +168,6 @@ class LayerGraph(Printed):
         matplotlib axes
         """
         return drawing.draw_operations(self.nodes, axes)
-
-
-def neurons(graph: LayerGraph, parameters: Mapping[str, Tensor], max_edges: int = EDGE_LIMIT) -> NeuronGraph:
-    """Return the weighted DAG of neurons of a layer graph.
-
-    The vertices are entries of values, named (node, flat index), and "constant", the source of the biases. Entries of
-    parameters become edges with their origin, learnable if the parameter is trained. Sums, averages and reorderings
-    become fixed edges. A vertex that only copies a value is merged with its neighbor: a layer and the activation after
-    it form one vertex, named after the layer. Entries that are 0 for every input, and entries from which no output is
-    reachable, are omitted. Parallel edges are separated by a vertex (node, flat index, k) of slope 1.
-
-    Learned slopes (PReLU) become fixed numbers.
-
-    Parameters
-    ----------
-    graph : LayerGraph
-        A graph without nodes outside the theory and without max pooling.
-    parameters : mapping
-        Maps names to tensors, as ``dict(module.named_parameters())``.
-    max_edges : int
-        Maximum number of edges before vertices are merged.
-
-    Raises
-    ------
-    ValueError
-        If a node is outside the theory or computes maxima (the error names it), if a parameter is missing or not
-        finite, or if there are more than ``max_edges`` edges.
-
-    Examples
-    --------
-    >>> import bnrank, torch
-    >>> from bnrank.networks.graph import trace
-    >>> net = bnrank.MLP([2, 3, 1], seed=0)
-    >>> graph = neurons(trace(net, torch.zeros(1, 2)), dict(net.named_parameters()))
-    >>> graph
-    NeuronGraph(7 vertices, 13 edges, 13 learnable)
-    >>> graph.count()  # 2 * 3 from the inputs, 3 + 1 from the biases
-    10
-
-    Source: LeJegelka2022, section 2; T42.
-    """
-    validation.integer(max_edges, "max_edges")
-    values = {name: value.detach().cpu().double().numpy() for name, value in parameters.items()}
-    parts: list[tuple[Node, _Part]] = []
-    total = 0
-    for node in graph:
-        reason = {"outside": f"is outside the theory: {node.reason}", "maximum": "takes maxima, which are no sums"}
-        text = f"{node.name} ({node.text})" if node.text else node.name
-        validation.expect(node.op not in reason, "graph", f"{text}, which {reason.get(node.op)}", "weighted sums")
-        for name in (node.weight, node.bias):
-            near = validation.suggest(name, values)
-            validation.expect(not name or name in values, "parameters", f"no {name!r}", f"that of {node.name}{near}")
-        total += _most(node, values)
-        validation.expect(total <= max_edges, "max_edges", f"a graph of up to {total} edges", f"at most {max_edges}")
-        parts += [(node, part) for part in _parts(graph, node, values)]
-    draft = _Draft(graph)
-    for node, part in reversed(parts):
-        draft.count(node, part)
-    for node, part in parts:
-        draft.add(node, part, values)
-    return draft.finished()
 
 
 def _most(node: Node, values: Mapping[str, Array]) -> int:
@@ -211,56 +188,43 @@ entries of the node before, the entries of this node, and the entries of the par
 
 def _parts(graph: LayerGraph, node: Node, values: Mapping[str, Array]) -> Iterator[_Part]:
     """Yield the edges into a node's entries."""
-    entries, ones = np.arange(node.size), np.ones(node.size)
-    first = node.inputs[0] if node.inputs else ""
+    inputs, entries = [graph[name] for name in node.inputs], np.arange(node.size)
     if node.op == "linear":
         weight = values[node.weight].T if node.transposed else values[node.weight]
         row, out, into = (a.ravel() for a in np.indices((node.size // len(weight), *weight.shape)))
         places = into * len(weight) + out if node.transposed else out * weight.shape[1] + into
-        yield first, node.weight, row * weight.shape[1] + into, row * len(weight) + out, places
+        yield node.inputs[0], node.weight, row * weight.shape[1] + into, row * len(weight) + out, places
     elif node.op == "conv":
-        yield first, node.weight, *_convolution(node, graph[first], values[node.weight])
+        yield node.inputs[0], node.weight, *_convolution(node, inputs[0], values[node.weight])
     elif node.op == "diagonal":
-        yield first, node.weight, entries, entries, node.weight_places()
-    elif node.op in ("activation", "add"):
-        for name, factor in zip(node.inputs, node.factors or (1.0,), strict=True):
-            yield name, "", entries, entries, factor * ones
-    elif node.op == "average":
-        validation.expect(node.windows is not None, "graph", f"{node.name}, which averages too many entries", "fewer")
-        windows = np.asarray(node.windows)
-        given, taken = node.pooled(graph[first])
-        out, position = np.nonzero(windows)
-        weights = np.tile(windows[out, position], len(taken))
-        yield first, "", taken[:, position].ravel(), given[:, out].ravel(), weights
-    elif node.op == "index":
-        index, start = np.ravel(np.asarray(node.index)), 0
-        for name in node.inputs:
-            target = np.flatnonzero((index >= start) & (index < start + graph[name].size))
-            yield name, "", index[target] - start, target, ones[: len(target)]
-            start += graph[name].size
+        yield node.inputs[0], node.weight, entries, entries, node.weight_places()
+    else:
+        too_many = node.op == "average" and node.windows is None
+        validation.expect(not too_many, "graph", f"{node.name}, which averages too many entries", "fewer")
+        for name, source, target, weights in fixed_edges(node, inputs):
+            yield name, "", source, target, weights
     if node.bias:
         yield "", node.bias, entries, entries, node.bias_places(values[node.bias].size)
 
 
 def _convolution(node: Node, before: Node, weight: Array) -> tuple[Array, Array, Array]:
+    """Return the edges of a convolution, by running every single tap of its kernel on the numbers of positions."""
     n_out, n_in, *kernel = weight.shape
-    numbers = np.arange(1, before.size + 1).reshape(before.shape)
-    pads = [(0, 0), *((p, p) for p in node.padding)]
-    mode = "wrap" if node.padding_mode == "circular" else "constant"
-    spans = [1 + dilation * (k - 1) for k, dilation in zip(kernel, node.dilation, strict=True)]
-    windows = np.lib.stride_tricks.sliding_window_view(np.pad(numbers, pads, mode), (1, *spans))  # type: ignore[call-overload]
-    steps = [slice(None, None, step) for step in (1, *node.stride, 1, *node.dilation)]
-    windows = windows[tuple(steps)].reshape(len(numbers), -1, math.prod(kernel))  # 0 in the padding
-    position, tap = np.nonzero(windows[0])
-    out, into, hit = (a.ravel() for a in np.indices((n_out, n_in, len(position))))
-    source = windows[out // (n_out // node.groups) * n_in + into, position[hit], tap[hit]] - 1
-    return source, out * windows.shape[1] + position[hit], (out * n_in + into) * windows.shape[2] + tap[hit]
+    taps = torch.eye(math.prod(kernel), dtype=torch.float64).reshape(-1, 1, *kernel)
+    positions = math.prod(before.shape[1:])
+    numbers = torch.arange(1.0, positions + 1, dtype=torch.float64).reshape(1, 1, *before.shape[1:])
+    tapped = apply(replace(node, bias="", groups=1), [numbers], {node.weight: taps})  # 0 in the padding
+    read = tapped.flatten(2)[0].T.long().numpy() - 1
+    place, tap = np.nonzero(read >= 0)
+    out, into, hit = (a.ravel() for a in np.indices((n_out, n_in, len(place))))
+    source = (out // (n_out // node.groups) * n_in + into) * positions + read[place[hit], tap[hit]]
+    return source, out * len(read) + place[hit], (out * n_in + into) * len(taps) + tap[hit]
 
 
 class _Draft:
     """A weighted DAG with a vertex per entry that is neither 0 for every input nor a copy of another entry."""
 
-    def __init__(self, graph: LayerGraph) -> None:
+    def __init__(self, graph: LayerGraph, parts: list[tuple[Node, _Part]]) -> None:
         self.graph, self.uses = graph, {node.name: np.zeros(node.size, int) for node in graph}
         self.uses[graph.output] += 1
         self.inputs: list[Hashable] = [(graph.nodes[0].name, i) for i in range(graph.nodes[0].size)]
@@ -268,11 +232,9 @@ class _Draft:
         self.vertices: dict[Hashable, Hashable] = {v: v for v in self.slopes}  # by entry
         self.edges: dict[Hashable, list[tuple[Hashable, float, bool, Origin | None]]] = {}  # by target
 
-    def count(self, node: Node, part: _Part) -> None:
-        """Count how often entries are used; called for the last node first."""
-        before, _, source, target, _ = part
-        if before:
-            np.add.at(self.uses[before], source, self.uses[node.name][target] if node.op == "index" else 1)
+        for node, (before, _, source, target, _) in reversed(parts):  # how often entries are used, after their users
+            if before:
+                np.add.at(self.uses[before], source, self.uses[node.name][target] if node.op == "index" else 1)
 
     def add(self, node: Node, part: _Part, values: Mapping[str, Array]) -> None:
         """Add edges into the entries of a node, or let these stand for the entries that they copy."""
@@ -302,13 +264,10 @@ class _Draft:
         for i in range(self.graph[self.graph.output].size):
             entry: Hashable = (self.graph.output, i)
             vertex = self.vertices.get(entry)
-            if vertex not in self.edges or vertex in outputs:
-                weight = 0.0 if vertex is None else 1.0
+            if vertex not in self.edges or vertex in outputs:  # an input, 0, or an output already: a copy of it
+                start, weight = (CONSTANT, 0.0) if vertex is None else (vertex, 1.0)
                 vertex = entry if entry not in outputs else (self.graph.output, i, "copy")
-                self.edges[vertex], self.slopes[vertex] = (
-                    [(self.vertices.get(entry, CONSTANT), weight, False, None)],
-                    1.0,
-                )
+                self.edges[vertex] = [(start, weight, False, None)]
             outputs.append(vertex)
         needed = {*outputs}
         for vertex in reversed(self.edges):
@@ -327,8 +286,7 @@ class _Draft:
             vertices.append(vertex)
         weights, learnable, origins = zip(*edges.values(), strict=True) if edges else ((), (), ())
         slopes = np.array([self.slopes.get(vertex, 1.0) for vertex in vertices])
-        coordinates = {
-            v: CONSTANT if v == CONSTANT else i for i, v in enumerate([*self.inputs, CONSTANT]) if v in vertices
-        }
+        coordinates: dict[Hashable, int | str] = {vertex: i for i, vertex in enumerate(self.inputs)}
+        coordinates |= {CONSTANT: CONSTANT} if CONSTANT in needed else {}
         free, names = np.array(learnable, bool), tuple(vertices)
         return NeuronGraph(names, tuple(edges), np.array(weights), slopes, coordinates, tuple(outputs), free, origins)

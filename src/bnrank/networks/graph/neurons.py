@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bnrank._core import validation
-from bnrank.networks.graph import decomposition, drawing
-from bnrank.networks.graph.decomposition import SignTree
-from bnrank.networks.graph.wiring import Edge, Vertex, Wiring
+from bnrank.networks.graph import drawing
+from bnrank.networks.graph.wiring import Edge, Ints, Vertex, Wiring
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -180,21 +179,17 @@ class NeuronGraph:
         """
         if not isinstance(weights, Mapping):
             return replace(self, weights=_array(weights))
-        changed = self.weights.copy()
-        entries: dict[str, dict[int, int]] = {}  # the edges of every parameter, and their flat indices
-        for e, origin in enumerate(self.origins):
-            if origin is not None:
-                entries.setdefault(origin[0], {})[e] = origin[1]
+        changed, names = self.weights.copy(), {origin[0] for origin in self.origins if origin is not None}
         for key, value in weights.items():
             if not isinstance(key, str):
                 changed[self._edge(key, "weights")] = float(cast(Any, value))
                 continue
-            near = validation.suggest(key, entries)
-            validation.expect(key in entries, "weights", f"the name {key!r}", f"a parameter of this graph{near}")
-            flat, places = _array(value).reshape(-1), list(entries[key].values())
-            got = f"{len(flat)} entries, the graph uses entry {max(places)}"
-            validation.expect(max(places) < len(flat), f"weights[{key!r}]", got, "all of them")
-            changed[list(entries[key])] = flat[places]
+            near = validation.suggest(key, names)
+            validation.expect(key in names, "weights", f"the name {key!r}", f"a parameter of this graph{near}")
+            flat, places = _array(value).reshape(-1), {e: o[1] for e, o in enumerate(self.origins) if o and o[0] == key}
+            got = f"{len(flat)} entries, the graph uses entry {max(places.values())}"
+            validation.expect(max(places.values()) < len(flat), f"weights[{key!r}]", got, "all of them")
+            changed[list(places)] = flat[list(places.values())]
         return replace(self, weights=changed)
 
     def __call__(self, x: Tensor | NDArray[Any], weights: Tensor | None = None) -> Tensor:
@@ -233,7 +228,13 @@ class NeuronGraph:
             If there are more than ``max_paths`` paths.
         """
         self._check_count(max_paths)
-        return tuple(self.wiring.walk())
+        tree, paths = self.wiring.unrolled, []
+        for node in tree.leaves:
+            path = []
+            while (node := tree.parents[node]) >= 0:
+                path.append(self.vertices[tree.vertices[node]])
+            paths.append(tuple(path))
+        return tuple(paths)
 
     def enumerate(self, x: Tensor | NDArray[Any], weights: Tensor | None = None, max_paths: int = PATH_LIMIT) -> Tensor:
         """Return the path enumeration h(x; w), float64 (N, paths): the path's input times the product of its weights.
@@ -272,7 +273,25 @@ class NeuronGraph:
         Source: LeJegelka2022, Lemma 1; T42.
         """
         self._check_count(max_paths)
-        return decomposition.sign_tree(self.wiring, self.weights, self.slopes)
+        tree, signs = self.wiring.unrolled, np.where(self.weights < 0, -1, 1)
+        own = np.append(signs, 1)[tree.edges]
+        own[tree.leaves] = tree.products(torch.from_numpy(signs)).numpy()
+        inner = np.flatnonzero(tree.depths)
+        names = (*self.vertices, None)
+        return SignTree(
+            vertices=tuple(range(len(own))),
+            edges=tuple(zip(inner.tolist(), tree.parents[inner].tolist(), strict=True)),
+            weights=own[inner],
+            slopes=np.append(self.slopes, 1.0)[tree.vertices],
+            inputs={leaf: path for path, leaf in enumerate(tree.leaves.tolist())},
+            outputs=tuple(range(len(self.outputs))),
+            learnable=np.zeros(len(inner), bool),
+            parents=tree.parents,
+            signs=own,
+            leaves=tree.leaves,
+            starts=np.searchsorted(tree.depths, np.arange(tree.depths.max() + 2)),
+            labels=tuple(names[vertex] for vertex in tree.vertices),
+        )
 
     def is_cut(self, edges: Iterable[Edge]) -> bool:
         """Return whether every path, including those from the constant, contains exactly one of the edges.
@@ -352,20 +371,18 @@ class NeuronGraph:
         ValueError
             If there are more than 2000 edges.
         """
-        columns, ends = self.wiring.levels.copy(), np.stack([self.wiring.sources, self.wiring.targets], 1)
-        columns[np.setdiff1d(self.wiring.outputs, self.wiring.sources)] = columns.max()
-        places, values = (columns, drawing.heights(columns)), (self.weights, self.learnable, self.slopes)
-        return drawing.draw_neurons(places, ends, *values, self.vertices, axes)
+        return drawing.draw_neurons(self.wiring, self.weights, self.learnable, self.slopes, self.vertices, axes)
 
     def __eq__(self, other: object) -> bool:
         """Return whether another graph has the same vertices, edges and attributes, in the same order."""
         if not isinstance(other, NeuronGraph):
             return NotImplemented
-        plain = ("vertices", "edges", "inputs", "outputs", "origins")
-        arrays = ("weights", "slopes", "learnable")
-        return all(getattr(self, n) == getattr(other, n) for n in plain) and all(
-            np.array_equal(getattr(self, n), getattr(other, n)) for n in arrays
-        )
+        return self._state == other._state
+
+    @property
+    def _state(self) -> list[Any]:
+        arrays = (self.weights, self.slopes, self.learnable)
+        return [self.vertices, self.edges, self.inputs, self.outputs, self.origins, *(a.tolist() for a in arrays)]
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -417,8 +434,98 @@ class NeuronGraph:
         return weights.double()
 
     def _check_count(self, max_paths: int) -> None:
-        if self.count() > validation.integer(max_paths, "max_paths", 0):
-            raise ValueError(f"max_paths: the graph has {_big(self.count())} paths, more than {max_paths}")
+        count = self.count()
+        shown = str(count) if count < 10**15 else f"about 10^{len(str(count)) - 1}"
+        if count > validation.integer(max_paths, "max_paths", 0):
+            raise ValueError(f"max_paths: the graph has {shown} paths, more than {max_paths}")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class SignTree(NeuronGraph):
+    """The network mu of Lemma 1, with f(x; w) = mu(h(x; w)): one tree per output, with weights +1 and -1.
+
+    The value of a node is sigma_s(sum over its children of sign times value). The leaves hold the entries of h, the
+    roots the outputs. Each inner node represents a path from a vertex of the graph to an output. It has the slope of
+    that vertex, and its sign is the sign of the first edge of the path. A leaf is attached to the node of a complete
+    path. Its sign is that of the product of the path's weights and cancels the signs in h_p = x_p prod_e w_e. The tree
+    therefore depends on the weights only through their signs.
+
+    Two trees are equal if their parents, signs, slopes and leaves are equal.
+
+    Attributes
+    ----------
+    parents : ndarray
+        Parent of each node, shape (nodes,); -1 for the roots. Nodes are sorted by depth.
+    signs : ndarray
+        Weight +1 or -1 of the edge to the parent, shape (nodes,); 1 for the roots.
+    slopes : ndarray
+        Slope of each node, shape (nodes,); 1 for the leaves.
+    leaves : ndarray
+        The node that holds h_p, for every path p, shape (paths,).
+    starts : ndarray
+        First node of each depth, followed by the number of nodes, shape (depths + 1,).
+    labels : tuple
+        The vertex at which each node's path starts; None for leaves.
+
+    Notes
+    -----
+    This implementation uses sgn(0) = +1; any other choice is equally valid. If w_e = 0, every path through e has
+    h_p = 0, so the node whose path starts with e has the value sigma(0) = 0, and its sign has no effect.
+
+    sigma_s can have any slope, including negative ones: only sigma_s(c z) = c sigma_s(z) for c >= 0 is used.
+
+    Source: LeJegelka2022, Lemma 1 and Appendix B; T42.
+
+    Examples
+    --------
+    relu(-3 x) - relu(2 x) has h = (-2 x, -3 x), and mu(h) = -relu(-h_0) + relu(h_1):
+
+    >>> import networkx as nx, torch
+    >>> from bnrank.networks.graph import NeuronGraph
+    >>> g = nx.DiGraph()
+    >>> g.add_weighted_edges_from([("x", "u", 2.0), ("x", "v", -3.0), ("u", "y", -1.0), ("v", "y", 1.0)])
+    >>> tree = NeuronGraph.from_networkx(g).decompose()
+    >>> tree
+    SignTree(1 outputs, 2 paths, 7 nodes)
+    >>> tree.signs.tolist(), tree.parents.tolist()
+    ([1, -1, 1, 1, -1, -1, -1], [-1, 0, 0, 1, 2, 3, 4])
+    >>> tree(torch.tensor([[-2.0, -3.0], [2.0, 3.0]])).tolist()
+    [[-2.0], [3.0]]
+    """
+
+    parents: Ints = field(default=cast(Any, None))
+    signs: Ints = field(default=cast(Any, None))
+    leaves: Ints = field(default=cast(Any, None))
+    starts: Ints = field(default=cast(Any, None))
+    labels: tuple[Vertex | None, ...] = ()
+
+    def __call__(self, h: Tensor | NDArray[Any], weights: Tensor | None = None) -> Tensor:
+        """Return mu(h), float64 (N, outputs), for h of shape (N, paths); gradients flow to h."""
+        return super().__call__(validation.samples(h, "h", features=len(self.leaves)), weights)
+
+    def __repr__(self) -> str:
+        return f"SignTree({len(self.outputs)} outputs, {len(self.leaves)} paths, {len(self)} nodes)"
+
+    def to_networkx(self) -> nx.DiGraph:
+        """Return the trees as a networkx graph that `NeuronGraph.from_networkx` reads: mu as a network.
+
+        Nodes keep their numbers. "input" is the index of the path, and "label" the vertex at which the node's path
+        starts.
+        """
+        tree = super().to_networkx()
+        for node, label in enumerate(self.labels):
+            tree.nodes[node]["label"] = label
+        return tree
+
+    def draw(self, axes: Any = None) -> Axes:
+        """Draw the trees from left (entries of h) to right (outputs); see `NeuronGraph.draw`."""
+        rows, names = np.zeros(len(self)), list(self.labels)
+        for path, leaf in enumerate(self.leaves.tolist()):
+            rows[leaf], names[leaf] = -path, f"$h_{{{path}}}$"
+        children = np.bincount(self.wiring.targets, minlength=len(self))
+        for node in self.wiring.sources[::-1]:  # children come after their parents, whose height is their mean
+            rows[self.parents[node]] += rows[node] / children[self.parents[node]]
+        return drawing.draw_neurons(self.wiring, self.weights, self.learnable, self.slopes, names, axes, rows)
 
 
 def _numbered(graph: nx.DiGraph, attribute: str, degrees: Iterable[tuple[Vertex, int]]) -> dict[Vertex, Any]:
@@ -448,7 +555,3 @@ def _frozen(values: object, name: str, length: int, what: str, dtype: type[np.ge
         raise ValueError(f"{name}: got {array[~np.isfinite(array)][0]}, expected finite numbers")
     array.flags.writeable = False
     return array
-
-
-def _big(number: int) -> str:
-    return str(number) if number < 10**15 else f"about 10^{len(str(number)) - 1}"

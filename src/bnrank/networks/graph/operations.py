@@ -1,6 +1,5 @@
 """Classification of torch operations: linear maps, convolutions, activations, sums, pooling and reorderings."""
 
-import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +20,7 @@ select indexselect gather takealongdim pad flip fliplr flipud roll rot90 tile re
 pixelunshuffle channelshuffle unfold diagonal tril triu maskedfill copy fill zero requiresgrad atleast2d atleast3d
 constantpadnd reflectionpadnd replicationpadnd circularpadnd
 """
+ROUNDS = "rounds values to a lower precision"  # no matter at the end of a module
 _WINDOW_LIMIT = 2**22  # entries of the weights of a pooling operation
 
 
@@ -128,15 +128,25 @@ def _activation(call: Call) -> Value:
         expect(tensor.numel() == 1 or x.layout == (0, 1), MIXES)
     else:
         others = {key: value for key, value in call.kwargs.items() if key != "input"}
-        try:
-            probe = call.run(torch.tensor([-2.0, -1.0, 1.0, 2.0], dtype=torch.float64), *call.args[1:], **others)
-        except TypeError as error:
-            raise UnreadError("its bounds are tensors") from error
-        slope = 0.0 - float(probe[1])
+        slope = homogeneous_slope(lambda a: call.run(a, *call.args[1:], **others))
         kind = "a threshold other than 0 is" if "threshold" in call.name.lower() else "cuts values off, which is"
-        homogeneous = probe.tolist() == [-2 * slope, -slope, 1, 2]
-        expect(homogeneous, f"{kind} not positively homogeneous; only clamp(min=0) is")
+        expect(not math.isnan(slope), f"{kind} not positively homogeneous; only clamp(min=0) is")
     return call.emit("activation", [x.node], call.result, *x.layout, slope=slope, weight=weight)
+
+
+def is_activation(name: str) -> bool:
+    """Return whether a function of torch, by its name, may be a positively homogeneous activation."""
+    return _HANDLERS.get(_plain(name)) is _activation
+
+
+def homogeneous_slope(function: Callable[[Tensor], Tensor]) -> float:
+    """Return the slope s if a function is sigma_s, NaN if it is not positively homogeneous."""
+    try:
+        values = function(torch.tensor([-2.0, -1.0, 1.0, 2.0], dtype=torch.float64)).tolist()
+    except TypeError as error:
+        raise UnreadError("its bounds are tensors") from error
+    slope = 0.0 - float(values[1])
+    return slope if values == [-2 * slope, -slope, 1, 2] else math.nan
 
 
 def _combination(call: Call) -> Value:
@@ -149,8 +159,7 @@ def _combination(call: Call) -> Value:
         return _with_parameter(call, call.values[0], parameters[0], times)
 
     def on(units: list[float]) -> Tensor:
-        rest = iter(units)
-        return call.again(lambda v: torch.full(v.tensor.shape, next(rest)).double() if v.node else v.content.clone())
+        return call.on(torch.full(v.tensor.shape, unit).double() for v, unit in zip(call.values, units, strict=True))
 
     count = len(call.values)
     expect(not on([0.0] * count).any(), "adds a number that does not depend on the input")
@@ -167,17 +176,20 @@ def _with_parameter(call: Call, value: Value, other: Value, times: bool) -> Valu
     name, _, view = call.parameter(other, "factor" if times else "added term")
     expect(len(call.values) == 1 and (times or call.name == "add"), "subtracts a parameter")
     expect(view.is_contiguous() and call.kwargs.get("alpha", 1) == 1, f"uses another view of {name}")
-    fields: dict[str, Any] = {"weight": name, "weight_shape": tuple(view.shape)}
     if times:
         along = view.ndim - (call.result.ndim - value.batch)  # where the samples' dimension falls
         expect(along < 0 or view.shape[along] == 1, "a parameter per sample")
         value = _broadcast(call, value)
         expect(value.layout == (0, 1), MIXES)
-        return call.emit("diagonal", [value.node], call.result, 0, **fields)
-    fits = call.result.shape == value.tensor.shape and value.layout == (0, 1)
-    expect(fits, f"adds {name}, which is not the bias of a linear layer or convolution")
-    # a bias, where the value is that of a layer without one and is used nowhere else: known only at the end
-    return call.emit("bias", [value.node], call.result, 0, **fields)
+        return call.emit("diagonal", [value.node], call.result, 0, weight=name, weight_shape=tuple(view.shape))
+    reason = f"adds {name}, which is not the bias of a linear layer or convolution"
+    expect(call.result.shape == value.tensor.shape and value.layout == (0, 1), reason)
+    before, shape = call.tracer.nodes[value.node], call.result.shape[1:]
+    channels = len(shape) - 1 if before.op == "linear" else 0
+    along = [1, *(size if d == channels else 1 for d, size in enumerate(shape))]
+    if before.op in ("linear", "conv") and not before.bias and [1] * (len(along) - view.ndim) + [*view.shape] == along:
+        call.bias = name  # where the value is used nowhere else: known only at the end
+    return call.emit("outside", [value.node], call.result, 0, reason=reason, held=(name,))
 
 
 def _broadcast(call: Call, value: Value) -> Value:
@@ -192,7 +204,7 @@ def _cast(call: Call) -> Value:
     gone = f"no gradient flows through a cast to {str(kind).removeprefix('torch.')}"
     expect(floating == x.tensor.is_floating_point(), gone)
     if floating and torch.finfo(kind).eps > torch.finfo(x.tensor.dtype).eps:
-        return call.emit("cast", [x.node], call.result, *x.layout)  # no matter at the end: known only then
+        return call.emit("outside", [x.node], call.result, *x.layout, reason=ROUNDS)
     return Value(call.result, x.node, *x.layout)
 
 
@@ -217,12 +229,8 @@ def _index(call: Call) -> Any:
     alike = len({v.tensor.is_floating_point() for v in call.values}) <= 1
     expect(alike, "which entries it takes depends on the data")
 
-    def run(tensors: list[Tensor]) -> Any:
-        rest = iter(tensors)
-        return call.again(lambda value: next(rest) if value.node else value.content.clone())
-
     try:
-        return call.reordered(call.values, run, call.result)
+        return call.reordered(call.values, call.on, call.result)
     except (IndexError, RuntimeError, TypeError, ValueError) as error:  # numbered entries are no indices or masks
         raise UnreadError("takes entries in a way that bnrank does not read") from error
 
@@ -240,8 +248,10 @@ def _mean(call: Call) -> Value:
     positions = math.prod(x.tensor.shape[d] for d in dims)
     windows = np.full((1, positions), 1 / positions if call.name == "mean" else 1.0)
     batch = x.batch if call.get(2, "keepdim", False) else x.batch - sum(d < x.batch for d in dims)
-    fields: dict[str, Any] = {"windows": windows if positions <= _WINDOW_LIMIT else None}
-    fields["dims"] = tuple(d - (d > x.batch) for d in dims)
+    fields: dict[str, Any] = {
+        "windows": windows if positions <= _WINDOW_LIMIT else None,
+        "dims": tuple(d - (d > x.batch) for d in dims),
+    }
     return call.emit("maximum" if call.name == "amax" else "average", [x.node], call.result, batch, **fields)
 
 
@@ -267,14 +277,12 @@ def _windows(call: Call, spatial: tuple[int, ...], positions: int) -> np.ndarray
     size = math.prod(spatial)
     if positions * size > _WINDOW_LIMIT:
         return None
-    columns = []
-    for units in torch.eye(size, dtype=torch.float64).split(max(1, _WINDOW_LIMIT // size)):
-        columns.append(call.again(functools.partial(_images, units.reshape(-1, 1, *spatial))).flatten(1))
-    return torch.cat(columns).T.contiguous().numpy()
 
+    def pooled(units: Tensor) -> Tensor:
+        return call.again(lambda _: units.reshape(-1, 1, *spatial)).flatten(1)
 
-def _images(images: Tensor, value: Value) -> Tensor:
-    return images
+    columns = map(pooled, torch.eye(size, dtype=torch.float64).split(max(1, _WINDOW_LIMIT // size)))
+    return torch.cat(list(columns)).T.contiguous().numpy()
 
 
 def _depends(value: Any) -> bool:

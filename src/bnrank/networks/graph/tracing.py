@@ -82,15 +82,14 @@ def run(net: nn.Module, example: Tensor | np.ndarray) -> tuple[LayerGraph, Trace
     x = functional.example(net, example, name="example")[:SAMPLES]
     x = torch.cat([x, x])[:SAMPLES]
     state = _foreign_state()
-    tracer, modes = Tracer(net, x), [False]
-    nodes = training = tracer.follow()
+    tracer, modes = Tracer(net, x), [False, True]
+    nodes = tracer.follow()
     try:
         training = Tracer(net, x, training=True).follow()
-        modes.append(True)
     except RandomError:
         raise
-    except ValueError:
-        pass  # what runs in eval mode need not run while training, as batch norm on one entry per channel
+    except ValueError:  # what runs in eval mode need not run while training, as batch norm on one entry per channel
+        training, modes = nodes, [False]
     if other := _difference(nodes, training):
         raise ValueError(
             f"net: {type(net).__name__} does something else while training than in eval mode, near {other.name!r} "
@@ -99,12 +98,13 @@ def run(net: nn.Module, example: Tensor | np.ndarray) -> tuple[LayerGraph, Trace
     for mode in modes * (REPEATS if _foreign_state() != state else 0):
         if other := _difference(nodes, Tracer(net, x, mode).follow()):
             raise RandomError(f"what it does at {other.name!r} ({other.text})")
-    places = [(node.module or node.name, node) for node in reversed(nodes) if node.op == "outside"]
-    outside = {name: Skipped(name, node.text.partition("(")[0], node.reason) for name, node in places}  # each once
+    outside: dict[str, Skipped] = {}
+    for node in (node for node in nodes if node.op == "outside"):
+        place = node.module or node.name
+        outside.setdefault(place, Skipped(place, node.text.partition("(")[0], node.reason))
     trained = frozenset(name for name, p in net.named_parameters() if p.requires_grad)
     parameters = {name: p.detach() for name, p in net.named_parameters()}
-    skipped = tuple(reversed(outside.values()))
-    return LayerGraph(nodes, nodes[-1].name, trained, skipped, parameters, type(net).__name__), tracer
+    return LayerGraph(nodes, nodes[-1].name, trained, tuple(outside.values()), parameters, type(net).__name__), tracer
 
 
 def _foreign_state() -> bytes:
@@ -116,8 +116,7 @@ def _difference(nodes: tuple[Node, ...], others: tuple[Node, ...]) -> Node | Non
     for a, b in itertools.zip_longest(nodes, others):
         if a is None or b is None or (a.name, a.op, a.inputs) != (b.name, b.op, b.inputs):
             return b or a
-        arrays: list[tuple[Any, Any]] = [(a.index, b.index), (a.windows, b.windows)]
-        if not all(np.array_equal(one, other) for one, other in arrays):
+        if not all(np.array_equal(getattr(a, name), getattr(b, name)) for name in ("index", "windows")):
             return b
     return None
 
@@ -155,6 +154,7 @@ class Tracer(TorchFunctionMode):
         self.weights = dict(self.net.named_parameters())
         self.values: dict[int, Value] = {}  # by the id of the tensor
         self.seen: list[Value] = []  # all, in order; keeps tensors alive
+        self.foreign: set[int] = set()  # addresses of memory that forward did not create
         self.memories: dict[int, Tensor] = {}  # numbers of the entries in memory that is changed in place, by address
         self.nodes: dict[str, Node] = {}
         self.starts: dict[str, int] = {}  # number of the first entry of every node
@@ -165,7 +165,8 @@ class Tracer(TorchFunctionMode):
         self.draws = _Draws()  # type: ignore[no-untyped-call]  # its base class in torch has no types
         for name, p in self.weights.items():
             p.requires_grad_(p.is_floating_point())
-            self._keep(Value(p, sources=frozenset([name]), raw=True))
+            self._keep(Value(p, sources=frozenset([name])))
+            self.foreign.add(values.address(p))
         x = x.detach().cpu()
         x = x.double().requires_grad_().clone() if x.is_floating_point() else x.clone()
         self.input = self.output = self._keep(Call(self, "input", ((), {}), None).emit("input", [], x, 0))
@@ -247,8 +248,7 @@ class Tracer(TorchFunctionMode):
         else:
             sources = set() if fresh else self._sources(call)
             sources |= {values.RANDOM} if self.draws.count > drawn else set()
-            raw = [t for t in tensors if any(v.raw and values.same_memory(t, v.tensor) for v in call.taken)]
-            result = [Value(t, sources=frozenset(sources), raw=any(t is r for r in raw)) for t in tensors]
+            result = [Value(t, sources=frozenset(sources)) for t in tensors]
         if changed:
             self._write(call, changed, result)
         for value in result:
@@ -265,17 +265,18 @@ class Tracer(TorchFunctionMode):
     def value(self, tensor: Tensor) -> Value:
         """Return the value that a tensor has now."""
         value = self.values.get(id(tensor))
-        known = value is not None and value.function is tensor.grad_fn
-        if value is not None and value.version == tensor._version:
-            if known or not isinstance(tensor.grad_fn, BackwardCFunction):
-                return value
-        elif value is not None:
-            return self._keep(self._reread(value))
-        elif isinstance(tensor, nn.Parameter):
+        if value is None and isinstance(tensor, nn.Parameter):
             advice = "keep it, or its module, as an attribute, or in a ModuleList"
             raise RefusedError(f"net: forward uses a parameter that is not registered{_where()}; {advice}")
-        elif tensor.grad_fn is None:
-            return self._keep(Value(tensor, raw=True))
+        if value is None and tensor.grad_fn is None:
+            self.foreign.add(values.address(tensor))
+            return self._keep(Value(tensor))
+        if value is not None and value.version != tensor._version:
+            return self._keep(self._reread(value))
+        if value is not None and (
+            value.function is tensor.grad_fn or not isinstance(tensor.grad_fn, BackwardCFunction)
+        ):
+            return value
         return self._keep(self._from_elsewhere(tensor))
 
     def _keep(self, value: Value) -> Value:
@@ -288,8 +289,8 @@ class Tracer(TorchFunctionMode):
         functions: list[Any] = [tensor.grad_fn]
         taken: list[Value] = []
         for function in functions:
-            before = [v for v in self.seen if v.tensor is getattr(function, "variable", None)]
-            before += [v for v in self.seen if v.node and v.tensor.grad_fn is function]
+            leaf = getattr(function, "variable", None)
+            before = [v for v in self.seen if v.tensor is leaf or (v.node and v.tensor.grad_fn is function)]
             taken += before
             if not before:
                 functions += [f for f, _ in function.next_functions if f is not None and f not in functions]
@@ -297,18 +298,16 @@ class Tracer(TorchFunctionMode):
         call.result = tensor
         if not call.values:
             return Value(tensor, sources=frozenset(self._sources(call) or {"numbers from elsewhere"}))
-        return self._outside(
-            call, "an autograd.Function, or code outside torch's functions, with a gradient of its own"
-        )[0]
+        reason = "an autograd.Function, or code outside torch's functions, with a gradient of its own"
+        return self._outside(call, reason)[0]
 
     def _write(self, call: Call, changed: list[Value], result: list[Value]) -> None:
         """Note what tensors hold that were changed in place, for other tensors over the same memory."""
         for value in changed:
-            parameters = value.sources & self.weights.keys()
-            if parameters or values.same_memory(value.tensor, self.input.tensor) or (value.raw and call.values):
-                what = (
-                    f"the parameter {', '.join(parameters)}" if parameters else "a buffer, or a tensor from elsewhere,"
-                )
+            names, place = value.sources & self.weights.keys(), values.address(value.tensor)
+            own = values.same_memory(value.tensor, self.input.tensor)
+            if names or own or (place in self.foreign and call.values):
+                what = f"the parameter {', '.join(names)}" if names else "a buffer, or a tensor from elsewhere,"
                 what = "its input" if value.node else what
                 by = call.place if call.module is not None else call.name
                 only = "expected a forward that writes only to what it computed"
@@ -317,23 +316,21 @@ class Tracer(TorchFunctionMode):
         if not written:
             raise RefusedError(f"net: {call.name} changes a value in place{_where()}, which bnrank does not follow")
         for value in written:
-            tensor = value.tensor
-            address = tensor.untyped_storage().data_ptr()
-            if value.node and address not in self.memories:
+            tensor, place = value.tensor, values.address(value.tensor)
+            if value.node and place not in self.memories:
                 first = next(v for v in self.seen if values.same_memory(v.tensor, tensor))
                 size = tensor.untyped_storage().nbytes() // tensor.element_size()
-                self.memories[address] = torch.zeros(size, dtype=torch.float64)
-                self.memories[address][values.places(first.tensor)] = self.numbers(first)
-            if address in self.memories:
-                self.memories[address][values.places(tensor)] = self.numbers(value)
+                self.memories[place] = torch.zeros(size, dtype=torch.float64)
+                self.memories[place][values.places(first.tensor)] = self.numbers(first)
+            if place in self.memories:
+                self.memories[place][values.places(tensor)] = self.numbers(value)
 
     def _reread(self, value: Value) -> Value:
         """Return the value of a tensor over memory that was changed through another tensor."""
-        tensor = value.tensor
-        memory = self.memories.get(tensor.untyped_storage().data_ptr())
+        tensor, memory = value.tensor, self.memories.get(values.address(value.tensor))
         numbers = None if memory is None else memory[values.places(tensor)]
         if numbers is None or not bool((numbers >= _STEP).any()):
-            return Value(tensor, sources=value.sources, raw=value.raw)
+            return Value(tensor, sources=value.sources)
         try:
             return self.indexed(numbers, tensor, Call(self, "view", ((), {}), None))
         except UnreadError as error:
@@ -359,8 +356,7 @@ class Tracer(TorchFunctionMode):
         expect(np.array_equal(both[0], both[1]), "treats samples differently")
         names, starts = list(self.starts), np.array(list(self.starts.values()))
         owner = np.searchsorted(starts, both[0], side="right") - 1
-        owners, first = np.unique(owner, return_index=True)
-        order = [int(o) for o in owners[np.argsort(first)] if o >= 0] or [0]
+        order = [o for o in dict.fromkeys(owner.tolist()) if o >= 0] or [0]
         index, end = np.full_like(both[0], -1), 0
         for o in order:
             index = np.where(owner == o, both[0] - starts[o] + end, index)
@@ -394,11 +390,10 @@ class Tracer(TorchFunctionMode):
         known = {v.node: values.samples_first(v.content, *v.layout) for v in [*call.values, *call.made]}
         weights = {name: p.detach() for name, p in self.weights.items()}
         for node in (self.nodes[v.node] for v in call.made):
-            unknown = node.op in ("bias", "cast") or (node.op in ("average", "maximum") and node.windows is None)
-            if not unknown and not values.agree(
-                apply(node, [known[n] for n in node.inputs], weights), known[node.name]
-            ):
-                raise UnreadError(f"{call.name} does something else than its name and parameters say")
+            if node.op == "outside" or (node.op in ("average", "maximum") and node.windows is None):
+                continue
+            same = values.agree(apply(node, [known[name] for name in node.inputs], weights), known[node.name])
+            expect(same, f"{call.name} does something else than its name and parameters say")
 
     def _outside(self, call: Call, reason: str) -> list[Value]:
         """Add the nodes of an operation that the theory does not cover."""
@@ -406,10 +401,9 @@ class Tracer(TorchFunctionMode):
         fields: dict[str, Any] = {"reason": reason, "held": tuple(sorted(self._sources(call) & self.weights.keys()))}
         for tensor in leaves(call.result, Tensor):
             sizes = dict(enumerate(tensor.shape))
-            in_front = (0, 1) if sizes.get(0) == SAMPLES else (values.NO_SAMPLES, 1)
             kept = [v.layout for v in inputs if v.batch >= 0 and sizes.get(v.batch) == v.tensor.shape[v.batch]]
-            layout = kept[0] if kept else in_front
-            call.emit("outside", [v.node for v in inputs], tensor, *layout, **fields)
+            in_front = (0, 1) if sizes.get(0) == SAMPLES else (values.NO_SAMPLES, 1)
+            call.emit("outside", [v.node for v in inputs], tensor, *[*kept, in_front][0], **fields)
         return call.made
 
     def _finished(self, output: str) -> tuple[Node, ...]:
@@ -417,22 +411,29 @@ class Tracer(TorchFunctionMode):
 
         Biases are merged with their layers. Casts do not matter at the end; elsewhere they are "outside".
         """
-        while self.nodes[output].op == "cast":
+        while self.nodes[output].reason == operations.ROUNDS:
             output = self.nodes[output].inputs[0]
         needed = {output}
         for name in reversed(self.nodes):  # inputs come before
             needed |= {*self.nodes[name].inputs} if name in needed else set()
         kept = [node for name, node in self.nodes.items() if name in needed or node.op == "input"]
-        nodes = {node.name: node for node in kept}
-        if any(node.op in ("bias", "cast") for node in kept):
-            nodes, output = _completed(nodes, output)
+        uses = Counter([output, *(name for node in kept for name in node.inputs)])
+        nodes: dict[str, Node] = {}
+        merged: dict[str, str] = {}
+        for node in kept:
+            bias, inputs = self.calls[node.name].bias, tuple(merged.get(name, name) for name in node.inputs)
+            if bias and uses[inputs[0]] == 1:
+                nodes[inputs[0]] = replace(nodes[inputs[0]], bias=bias)
+                merged[node.name] = inputs[0]
+            else:
+                nodes[node.name] = replace(node, inputs=inputs)
         users: dict[str, list[str]] = {}
         for node in nodes.values():
             for parameter in dict.fromkeys(name for name in (node.weight, node.bias, *node.held) if name):
                 for other in users.setdefault(parameter, []):
                     self._check_apart(parameter, other, node.name)
                 users[parameter].append(node.name)
-        end = nodes.pop(output)
+        end = nodes.pop(merged.get(output, output))
         return (*nodes.values(), end)
 
     def _check_apart(self, parameter: str, a: str, b: str) -> None:
@@ -449,30 +450,6 @@ class Tracer(TorchFunctionMode):
                 f"net: shared weights: {parameter} (registered as {aliases}) is used in {a!r} and in {b!r}; expected "
                 "every parameter in one place, since the conserved quantities of shared weights are others"
             )
-
-
-def _completed(nodes: dict[str, Node], output: str) -> tuple[dict[str, Node], str]:
-    """Return nodes and output with added parameters as biases of the layers before, where they are; else outside."""
-    uses = Counter([output, *(name for node in nodes.values() for name in node.inputs)])
-    completed: dict[str, Node] = {}
-    merged: dict[str, str] = {}
-    for node in nodes.values():
-        own = replace(node, inputs=tuple(merged.get(name, name) for name in node.inputs))
-        if own.op == "bias":
-            before = completed[own.inputs[0]]
-            axis = len(own.shape) - 1 if before.op == "linear" else 0
-            shape = (1,) * (len(own.shape) + 1 - len(own.weight_shape)) + own.weight_shape
-            fits = shape == (1, *(size if d == axis else 1 for d, size in enumerate(own.shape)))
-            if uses[node.inputs[0]] == 1 and before.op in ("linear", "conv") and not before.bias and fits:
-                completed[before.name] = replace(before, bias=own.weight)
-                merged[own.name] = before.name
-                continue
-            reason = f"adds {own.weight}, which is not the bias of a linear layer or convolution"
-            own = replace(own, op="outside", reason=reason, held=(own.weight,), weight="", weight_shape=())
-        elif own.op == "cast":
-            own = replace(own, op="outside", reason="rounds values to a lower precision")
-        completed[own.name] = own
-    return completed, merged.get(output, output)
 
 
 def _samples(sample: Tensor) -> tuple[int, int]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -58,8 +58,6 @@ class Value:
         Number of positions per sample merged into the sample dimension, as after ``x.reshape(-1, d)``.
     sources : frozenset of str
         The parameters from which it is computed, if it does not depend on the input.
-    raw : bool
-        Whether the forward did not create its memory: a parameter, a buffer, or a tensor from elsewhere.
     """
 
     tensor: Tensor
@@ -67,12 +65,11 @@ class Value:
     batch: int = 0
     merged: int = 1
     sources: frozenset[str] = frozenset()
-    raw: bool = False
 
     def __post_init__(self) -> None:
         """Keep what the tensor holds now: it may be changed in place."""
         self.version, self.function, self.content = self.tensor._version, self.tensor.grad_fn, self.tensor.detach()
-        if not (self.raw or self.sources):
+        if not self.sources:
             self.content = self.content.clone()
 
     @property
@@ -81,27 +78,12 @@ class Value:
         return self.batch, self.merged
 
 
-class Tracing(Protocol):
-    """What an operation knows of the trace that it belongs to."""
-
-    weights: dict[str, nn.Parameter]
-    nodes: dict[str, Node]
-    calls: dict[str, Call]
-    starts: dict[str, int]
-    entries: int
-    scope: list[str]
-
-    def value(self, tensor: Tensor) -> Value: ...  # noqa: D102
-    def numbers(self, value: Value) -> Tensor: ...  # noqa: D102
-    def indexed(self, numbers: Tensor, tensor: Tensor, call: Call, part: str = "") -> Value: ...  # noqa: D102
-
-
 class Call:
     """One operation of a module.
 
     Attributes
     ----------
-    tracer : Tracing
+    tracer : Tracer
         What traces it.
     name : str
         Name of the function, without underscores at its ends, or class of the module, e.g. "relu", "conv2d", "Linear".
@@ -119,11 +101,11 @@ class Call:
         The arguments that depend on the module's input, and the others.
     made : list of Value
         The values of the nodes that are added for it.
+    bias : str
+        The parameter that it adds, if this may be the bias of the operation before.
     """
 
-    def __init__(
-        self, tracer: Tracing, name: str, arguments: Any, run: Any, module: Any = None, place: str = ""
-    ) -> None:
+    def __init__(self, tracer: Any, name: str, arguments: Any, run: Any, module: Any = None, place: str = "") -> None:
         self.tracer, self.name, self.run, self.module, self.place = tracer, name, run, module, place
         self.args, self.kwargs = arguments
         self.taken: list[Value] = leaves(arguments, Value)
@@ -131,6 +113,7 @@ class Call:
         self.constants = [v for v in self.taken if not v.node]
         self.result: Any = None
         self.made: list[Value] = []
+        self.bias = ""
 
     def get(self, position: int, name: str, default: Any = None) -> Any:
         """Return an argument by position or name, or else the attribute of this name of the called submodule."""
@@ -143,6 +126,11 @@ class Call:
         """Run it with other tensors in place of the values it takes."""
         args, kwargs = replace((self.args, self.kwargs), Value, content)
         return self.run(*args, **kwargs)
+
+    def on(self, tensors: Iterable[Tensor]) -> Any:
+        """Run it with other tensors in place of the values that depend on the module's input."""
+        rest = iter(tensors)
+        return self.again(lambda value: next(rest) if value.node else value.content.clone())
 
     def parameter(self, value: Any, what: str) -> tuple[str, Tensor, Tensor]:
         """Return a parameter's name, its tensor and the value as a view of all of it; raise if it is not one."""
@@ -231,7 +219,12 @@ def agree(a: Tensor, b: Tensor) -> bool:
 
 def same_memory(a: Tensor, b: Tensor) -> bool:
     """Return whether two tensors are views of the same memory."""
-    return bool(a.numel() and b.numel()) and a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
+    return bool(a.numel() and b.numel()) and address(a) == address(b)
+
+
+def address(tensor: Tensor) -> int:
+    """Return where the memory of a tensor starts."""
+    return tensor.untyped_storage().data_ptr()
 
 
 def same_order(a: Tensor, b: Tensor) -> bool:

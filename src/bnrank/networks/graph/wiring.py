@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -41,8 +42,6 @@ class Wiring:
     """
 
     def __init__(self, vertices: Vertices, edges: tuple[Edge, ...], inputs: Inputs, outputs: Vertices) -> None:
-        import networkx as nx
-
         self.vertices, self.edges = vertices, edges
         self.position = {vertex: i for i, vertex in enumerate(vertices)}
         self.numbers = {edge: e for e, edge in enumerate(edges)}
@@ -55,20 +54,26 @@ class Wiring:
         ends = np.array([[self.position[u], self.position[v]] for u, v in edges], dtype=np.int64).reshape(-1, 2)
         self.sources, self.targets = ends.T
         self.outputs = np.array([self.position[v] for v in outputs], dtype=np.int64)
-        graph = nx.DiGraph(ends.tolist())
-        graph.add_nodes_from(range(len(vertices)))
-        self.levels = np.zeros(len(vertices), dtype=np.int64)
-        try:
-            for level, numbers in enumerate(nx.topological_generations(graph)):
-                self.levels[numbers] = level
-        except nx.NetworkXUnfeasible:
-            cycle = [repr(vertices[u]) for u, _ in nx.find_cycle(graph)]
-            names = " -> ".join([*cycle, cycle[0]])
-            raise ValueError(f"edges: got the cycle {names}, expected a directed acyclic graph") from None
+        self.levels = self._find_levels()
         order = np.argsort(self.levels[self.targets], kind="stable")
         self._forward = np.stack([order, self.sources[order], self.targets[order]], 1).tolist()
         self._read_inputs(inputs)
         validation.expect(outputs, "outputs", "none", "at least one vertex")
+
+    def _find_levels(self) -> Ints:
+        """Return the levels of the vertices, each above those that it has edges from."""
+        levels = np.zeros(len(self.vertices), dtype=np.int64)
+        for _ in range(len(levels) + 1):
+            higher = levels.copy()
+            np.maximum.at(higher, self.targets, levels[self.sources] + 1)
+            if np.array_equal(higher, levels):
+                return levels
+            levels = higher
+        import networkx as nx
+
+        cycle = [repr(u) for u, _ in nx.find_cycle(nx.DiGraph(self.edges))]
+        names = " -> ".join([*cycle, cycle[0]])
+        raise ValueError(f"edges: got the cycle {names}, expected a directed acyclic graph")
 
     def _read_inputs(self, inputs: Inputs) -> None:
         self.coordinates = np.full(len(self.vertices), -2, dtype=np.int64)
@@ -152,35 +157,16 @@ class Wiring:
         into: list[list[tuple[int, int]]] = [[] for _ in self.vertices]
         for edge, (source, target) in enumerate(zip(self.sources.tolist(), self.targets.tolist(), strict=True)):
             into[target].append((source, edge))
-        nodes: list[tuple[int, int, int]] = []
-        leaves: list[tuple[tuple[int, ...], int]] = []  # with what sorts them: the branch taken at every vertex
-        level: list[tuple[int, int, int, tuple[int, ...]]]
-        starts, level = [0], [(v, -1, -1, (i,)) for i, v in enumerate(self.outputs.tolist())]
-        while level:
-            following = []
-            for vertex, parent, edge, branches in level:
-                number = len(nodes)
-                nodes.append((vertex, parent, edge))
-                if vertex < 0:
-                    leaves.append((branches, number))
-                elif self.coordinates[vertex] >= -1:
-                    following.append((-1, number, -1, branches))
-                else:
-                    following += [(u, number, e, (*branches, i)) for i, (u, e) in enumerate(into[vertex])]
-            starts.append(len(nodes))
-            level = following
-        vertices, parents, edges = np.array(nodes, dtype=np.int64).T
-        ordered = np.array([number for _, number in sorted(leaves)])
-        return Unrolled(vertices, parents, edges, np.array(starts), ordered)
-
-    def walk(self) -> Iterator[Vertices]:
-        """Yield the paths as tuples of vertices, sorted by their last edge, then the second to last, and so on."""
-        parents, vertices = self.unrolled.parents.tolist(), self.unrolled.vertices.tolist()
-        for node in self.unrolled.leaves.tolist():
-            path = []
-            while (node := parents[node]) >= 0:
-                path.append(self.vertices[vertices[node]])
-            yield tuple(path)
+        ends = self.outputs.tolist()
+        firsts = itertools.accumulate((self.ending[v] for v in ends), initial=0)
+        nodes = [(v, -1, -1, 0, first) for v, first in zip(ends, firsts, strict=False)]
+        for number, (vertex, _, _, depth, first) in enumerate(nodes):  # appends the nodes of the next depth
+            for source, edge in into[vertex] or [(-1, -1)] if vertex >= 0 else ():
+                nodes.append((source, number, edge, depth + 1, first))
+                first += self.ending[source] if source >= 0 else 1
+        vertices, parents, edges, depths, paths = np.array(nodes, dtype=np.int64).T
+        leaves = np.flatnonzero(vertices < 0)
+        return Unrolled(vertices, parents, edges, depths, leaves[np.argsort(paths[leaves])])
 
     def evaluate(self, x: Tensor, weights: Tensor, slopes: Tensor) -> Tensor:
         """Return the outputs, (N, outputs), for x (N, features); gradients flow to x, weights and slopes."""
@@ -203,15 +189,11 @@ def propagate(start: Tensor, sources: Ints, targets: Ints, weights: Tensor, slop
     levels : ndarray
         (vertices,), larger at the target of every edge than at its source.
     """
-    values, depths = start.clone(), np.arange(1, levels.max(initial=0) + 1)
-    vertices, edges = (np.argsort(level, kind="stable") for level in (levels, levels[targets]))
-    for members, coming in zip(
-        np.split(vertices, np.searchsorted(levels[vertices], depths)),
-        np.split(edges, np.searchsorted(levels[targets[edges]], depths)),
-        strict=True,
-    ):
+    values, entered = start.clone(), levels[targets]
+    for level in range(levels.max(initial=-1) + 1):
+        members, coming = np.flatnonzero(levels == level), np.flatnonzero(entered == level)
+        here, into = torch.from_numpy(members), torch.from_numpy(np.searchsorted(members, targets[coming]))
         sent = values[torch.from_numpy(sources[coming])] * weights[torch.from_numpy(coming)][:, None]
-        into, here = torch.from_numpy(np.searchsorted(members, targets[coming])), torch.from_numpy(members)
         value = values[here].index_add(0, into, sent)
         values.index_copy_(0, here, torch.where(value > 0, value, slopes[here][:, None] * value))
     return values
@@ -232,8 +214,8 @@ class Unrolled:
         -1 for the roots, (nodes,).
     edges : ndarray
         The edge from each node's vertex to its parent's, -1 for roots and entries of h, (nodes,).
-    starts : ndarray
-        First node of each depth, followed by the number of nodes, (depths + 1,).
+    depths : ndarray
+        Number of edges to the root, (nodes,).
     leaves : ndarray
         The node that holds the entry of h of each path, (paths,). Paths are sorted by output, then by their last edge,
         then the second to last, and so on.
@@ -242,16 +224,13 @@ class Unrolled:
     vertices: Ints
     parents: Ints
     edges: Ints
-    starts: Ints
+    depths: Ints
     leaves: Ints
 
     def products(self, factors: Tensor) -> Tensor:
         """Return the product of factors (edges,) along the path of each entry of h, (paths,); gradients flow."""
-        depths, here = [], factors.new_ones(int(self.starts[1]))
-        factors = torch.cat([factors, factors.new_ones(1)])  # the last where there is no edge
-        for depth in range(1, len(self.starts) - 1):
-            part = slice(self.starts[depth], self.starts[depth + 1])
-            own = factors[torch.from_numpy(self.edges[part])]
-            here = here[torch.from_numpy(self.parents[part] - self.starts[depth - 1])] * own
-            depths.append(here)
-        return torch.cat(depths)[torch.from_numpy(self.leaves - self.starts[1])]
+        start = (torch.from_numpy(self.depths) == 0).to(factors)[:, None]
+        inner = np.flatnonzero(self.depths)
+        passed = torch.cat([factors, factors.new_ones(1)])[torch.from_numpy(self.edges[inner])]  # the last: no edge
+        values = propagate(start, self.parents[inner], inner, passed, torch.ones(len(start)).to(factors), self.depths)
+        return values[torch.from_numpy(self.leaves), 0]

@@ -12,8 +12,6 @@ import itertools
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.sparse import csr_array
-from scipy.sparse.csgraph import breadth_first_order
 
 from bnrank.networks.graph.layers import LayerGraph
 from bnrank.theory.invariants.conserved import Array, Tensors
@@ -204,6 +202,8 @@ def stages(entries: Entries, found: list[Block]) -> list[Stage]:
     has two cuts: the edges from the vertices that do not come after it, without or with the stage itself, to the rest.
     Every path crosses each cut once. If an edge without a weight crosses, there is no such cut.
     """
+    import networkx as nx
+
     block, labels = entries.block, entries.label
     alike: dict[tuple[frozenset[str], ...], int] = {}
     merged = np.arange(len(found))
@@ -235,23 +235,23 @@ def stages(entries: Entries, found: list[Block]) -> list[Stage]:
     if not edges:
         return []
 
-    size = len(found) + len(block)
-    rows, columns = np.array([e[0] for e in edges]), np.array([e[1] for e in edges])
-    component = components(rows, columns, size, directed=True)
-    fixed = set(component[len(found) :][block < 0].tolist())
-    after = csr_array((np.ones(len(edges)), (rows, columns)), shape=(size, size))
-    result = []
-    for c in dict.fromkeys(component[merged].tolist()):
-        if c in fixed:
+    graph = nx.DiGraph((a, b) for a, b, _ in edges)
+    graph.add_nodes_from(merged.tolist())
+    component = {v: members for members in nx.strongly_connected_components(graph) for v in members}
+    left_out, result = set(vertex[block < 0].tolist()), []
+    for first in merged.tolist():
+        inside = component[first]
+        if inside & left_out:
             continue
-        inside, reached = component == c, np.zeros(size, dtype=bool)
-        reached[breadth_first_order(after, np.flatnonzero(inside)[0], return_predecessors=False)] = True
+        left_out |= inside
+        after = inside | nx.descendants(graph, first)
         cuts = []
-        for side in (~reached, ~reached | inside):
-            crossing = [name for a, b, name in edges if side[a] and not side[b]]
+        for behind in (after, after - inside):
+            crossing = [name for a, b, name in edges if a not in behind and b in behind]
             if "" in crossing:
                 break
-            cuts.append(tuple(dict.fromkeys([*crossing, *(name for v, name in biases if not side[v])])))
+            cuts.append(tuple(dict.fromkeys([*crossing, *(name for v, name in biases if v in behind)])))
         if len(cuts) == 2:
-            result.append(Stage(tuple(np.flatnonzero(component[merged] == c).tolist()), (cuts[0], cuts[1])))
+            blocks_inside = tuple(b for b, v in enumerate(merged.tolist()) if v in inside)
+            result.append(Stage(blocks_inside, (cuts[0], cuts[1])))
     return result

@@ -199,13 +199,11 @@ def _skipped(graph: LayerGraph, first: Node, second: Node) -> Node | None:
     if len(consumers) != 1:
         return None
     total, value = consumers[0], first.inputs[0]
-    if total.op != "add" or len(total.inputs) != 2 or total.factors != (1.0, 1.0):
+    if total.op != "add" or total.factors != (1.0, 1.0) or total.inputs[0] == total.inputs[1]:
         return None
-    others = [name for name in total.inputs if name != second.name]
-    if len(others) != 1:
-        return None
-    skip = graph[others[0]]
-    if others[0] == value:
+    (other,) = {*total.inputs} - {second.name}
+    if other == value:
         return total
+    skip = graph[other]
     kept = skip.op in ("linear", "diagonal") and skip.weight in graph.trained
     return skip if kept and skip.inputs == (value,) else None

@@ -10,10 +10,8 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
 
 from bnrank.networks.graph.layers import LayerGraph
-from bnrank.networks.graph.nodes import Node
+from bnrank.networks.graph.nodes import Node, fixed_edges
 from bnrank.theory.invariants.conserved import Array, Tensors
-
-_FixedMap = tuple[int, Array, Array | None, Array | None]
 
 
 @dataclass(frozen=True)
@@ -74,7 +72,7 @@ class Entries:
         self.activations: list[tuple[Node, Array]] = []
         self._ties: list[tuple[Array, Array]] = []
         self._pins: list[Array] = [self.of(graph[graph.output].name)]
-        self._maps: list[_FixedMap] = []
+        self._maps: list[tuple[int, Array, Array, Array]] = []
         for node in graph:
             getattr(self, f"_{node.op}")(node)
 
@@ -117,8 +115,7 @@ class Entries:
             group = np.arange(channels) // (channels // slot.groups)
             np.add.at(fine, slot.entries.ravel(), np.repeat(mixed(np.uint64(slot.key) ^ mixed(group + 1)), positions))
         for key, given, source, weight in self._maps:
-            value = np.zeros(len(given), dtype=np.uint64) if source is None else mixed(rank[source])
-            np.add.at(coarse, given, mixed(np.uint64(key) + (value if weight is None else value ^ weight)))
+            np.add.at(coarse, given, mixed(np.uint64(key) + (mixed(rank[source]) ^ weight)))
         for node in self.graph:
             if node.op in ("linear", "conv") and node.weight not in self.graph.trained:
                 self._add_frozen(node, rank, coarse)
@@ -139,11 +136,10 @@ class Entries:
         a, b = np.broadcast_arrays(a, b)
         self._ties.append((a.ravel(), b.ravel()))
 
-    def _map(self, key: int, given: Array, source: Array | None = None, weight: Array | None = None) -> None:
+    def _map(self, key: int, given: Array, source: Array, weight: Array) -> None:
         """Add a fixed map entry by entry: output entries, input entries, and weights."""
         self._maps.append((key, given, source, weight))
-        if source is not None:
-            self._tie(source, given)
+        self._tie(source, given)
 
     def _input(self, node: Node) -> None:
         self._pins.append(self.of(node.name))
@@ -152,40 +148,33 @@ class Entries:
         self._pins += [self.of(name) for name in (node.name, *node.inputs)]
 
     def _activation(self, node: Node) -> None:
-        given, taken = self.of(node.name).ravel(), self.of(node.inputs[0]).ravel()
         if node.weight and self.parameters[node.weight].numel() > 1:
-            self.obstacles.append((f"{node.text or node.name} has a separate slope for every channel", given))
+            reason = f"{node.text or node.name} has a separate slope for every channel"
+            self.obstacles.append((reason, self.of(node.name).ravel()))
         if node.slope != 1:
-            self.activations.append((node, given))
-        self._map(_key("same") if node.slope == 1 else _key("activation", str(node.slope), node.weight), given, taken)
+            self.activations.append((node, self.of(node.name).ravel()))
+        self._add(node, *(() if node.slope == 1 else ("activation", str(node.slope), node.weight)))
 
-    def _add(self, node: Node) -> None:
-        for name, factor in zip(node.inputs, node.factors, strict=True):
-            source = np.broadcast_to(self.of(name), node.shape).ravel()
-            self._map(_key("add", str(float(factor))), self.of(node.name).ravel(), source)
+    def _add(self, node: Node, *function: str) -> None:
+        """Add the fixed map of a sum or a reordering, or of a function that acts on it."""
+        for name, source, given, weight in fixed_edges(node, [self.graph[name] for name in node.inputs]):
+            places = self.start[node.name] + given, self.start[name] + source
+            self._map(_key(*function), *places, mixed(weight.view(np.uint64)))
 
-    def _index(self, node: Node) -> None:
-        index, out = np.asarray(node.index).ravel(), self.of(node.name).ravel()
-        sources = np.concatenate([self.of(name).ravel() for name in node.inputs])
-        given = index >= 0  # the others are 0
-        self._map(_key("same"), out[given], sources[index[given]])
-        self._map(_key("zero"), out[~given])
+    _index = _add
 
-    def _average(self, node: Node) -> None:
-        given, taken = node.pooled(self.graph[node.inputs[0]])
-        given, taken = self.start[node.name] + given, self.start[node.inputs[0]] + taken
+    def _average(self, node: Node, *function: str) -> None:
         if node.windows is None:  # the same places for every channel
+            given, taken = node.pooled(self.graph[node.inputs[0]])
+            given, taken = self.start[node.name] + given, self.start[node.inputs[0]] + taken
             places = mixed(np.tile(np.arange(given.shape[1]), len(given)))
             self._map(_key(node.op, node.name), given.ravel(), np.repeat(taken[:, 0], given.shape[1]), places)
             self._tie(taken[:, :1], taken)
         else:
-            rows, columns = np.nonzero(node.windows)
-            weight = np.asarray(node.windows, dtype=np.float64)[rows, columns].view(np.uint64)
-            tiled = np.tile(mixed(weight), len(given))
-            self._map(_key(node.op), given[:, rows].ravel(), taken[:, columns].ravel(), tiled)
+            self._add(node, *function)
 
     def _maximum(self, node: Node) -> None:
-        self._average(node)
+        self._average(node, node.op)
         reason = f"{node.text or node.name} between: only scalings by positive numbers commute with a maximum"
         self.obstacles.append((reason, self.of(node.name).ravel()))
 
@@ -261,8 +250,6 @@ class Entries:
             consumers = self.graph.consumers(node.name)
             if len(consumers) != 1 or consumers[0].op != "add" or consumers[0].inputs.count(node.name) != 1:
                 break
-            if consumers[0].shape != node.shape:
-                break
             factor *= float(consumers[0].factors[consumers[0].inputs.index(node.name)])
             node = consumers[0]
         return f"{factor} {node.name}"
@@ -276,10 +263,10 @@ def shared_factors(entries: Entries) -> frozenset[str]:
     return frozenset(s.parameter for s in sets if (label[s.entries] != label[s.entries[:, :1]]).any())
 
 
-def components(rows: Array, columns: Array, size: int, *, directed: bool = False) -> Array:
-    """Return the connected component of every vertex of a graph given by its edges; strongly connected if directed."""
+def components(rows: Array, columns: Array, size: int) -> Array:
+    """Return the connected component of every vertex of a graph given by its edges."""
     matrix = csr_array((np.ones(len(rows)), (rows, columns)), shape=(size, size))
-    return connected_components(matrix, directed=directed, connection="strong")[1].astype(np.int64)
+    return connected_components(matrix, directed=False)[1].astype(np.int64)
 
 
 def _key(*words: str) -> int:

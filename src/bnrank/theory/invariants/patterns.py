@@ -1,5 +1,6 @@
 """Pairs of neurons: conserved if both are active on the same samples; otherwise they change at the rate of T47."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,11 +14,10 @@ from bnrank._core import validation
 from bnrank._core.sampling import evenly_spaced
 from bnrank.measures.products import differentiating
 from bnrank.networks.functional import Functional, example
+from bnrank.networks.graph import operations
 from bnrank.networks.graph.layers import LayerGraph
 from bnrank.theory.invariants.conserved import Array, Conserved, Loss, cost
 
-ACTIVATIONS = {"relu", "leaky_relu", "prelu", "abs", "absolute", "clamp", "clip", "clamp_min", "threshold"}
-BOUNDED = {"clamp", "clip", "clamp_min", "threshold"}
 MAX_PAIRS = 4
 
 
@@ -174,8 +174,11 @@ class _Watch(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run a function."""
         kwargs = kwargs or {}
-        name = getattr(func, "__name__", "").strip("_")
-        if name not in ACTIVATIONS or (name in BOUNDED and not _homogeneous(name, args, kwargs)):
+        name = getattr(func, "__name__", "")
+        if not operations.is_activation(name):
+            return func(*args, **kwargs)
+        others = {key: value for key, value in kwargs.items() if key != "input"}
+        if "prelu" not in name and math.isnan(operations.homogeneous_slope(lambda a: func(a, *args[1:], **others))):
             return func(*args, **kwargs)
         taken = (args[0] if args else kwargs["input"]).detach().clone()  # it may work in place
         result = func(*args, **kwargs)
@@ -195,11 +198,3 @@ def _derivative(func: Any, at: Tensor, args: Any, kwargs: Any) -> Tensor:
         (slope,) = torch.autograd.grad(func(leaf.clone(), *others, **named).sum(), leaf)  # it may work in place
     at.requires_grad_(False)
     return slope + 0.0  # one zero
-
-
-def _homogeneous(name: str, args: Any, kwargs: Any) -> bool:
-    """Return whether a clamp or threshold is a ReLU."""
-    words = ("threshold", "value") if name == "threshold" else ("min", "max")
-    given = {**dict(zip(words, args[1:], strict=False)), **{w: kwargs[w] for w in words if w in kwargs}}
-    second = given.get(words[1])
-    return given.get(words[0]) == 0 and (second == 0 if name == "threshold" else second is None)
