@@ -12,12 +12,12 @@ from torch import nn
 
 import bnrank
 from bnrank import discovery, theory, training
+from bnrank.discovery import dimension
 from bnrank.discovery.compression.certificate import Bound
 from bnrank.discovery.compression.timing import Subnormals
 from bnrank.discovery.power_products import dimensionless_groups
 from bnrank.discovery.power_products.result import Factor, PowerProduct
 from bnrank.discovery.symbolic.result import Formula, Formulas
-from bnrank.discovery import dimension
 from bnrank.networks import read
 from bnrank.networks.mlp import from_layers
 from bnrank.networks.reasons import Skipped
