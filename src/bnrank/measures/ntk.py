@@ -173,8 +173,6 @@ def top_eigenvalue(
     net, x, chunk_size = _checked(net, x, chunk_size)
     normalized, rtol = validation.flag(normalized, "normalized"), validation.rtol(rtol)
     seed = validation.seed(seed, bits=128)
-    if chunk_size is None and is_plain_mlp(net):
-        chunk_size = max(1, products.CHUNK_ENTRIES // sum(net.widths))
     function = Functional(net)
     jacobian = products.Products(function, x.to(function.device), chunk_size)
     products.check_samplewise(function, jacobian.x)

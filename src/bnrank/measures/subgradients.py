@@ -266,9 +266,7 @@ def least(
     at = Evaluation(problem, small)
     found = [np.nonzero(mask & (problem.slope != 1)) for mask in zeros(at, kink_rtol)]
     where = np.repeat(np.arange(len(found)), [len(samples) for samples, _ in found])
-    samples, neurons = (
-        np.concatenate([pair[i] for pair in found]).astype(int) if found else np.zeros(0, dtype=int) for i in (0, 1)
-    )
+    samples, neurons = np.concatenate([np.zeros((2, 0), int), *found], axis=1)
     limit = min(ENTRIES // max(1, at.cost_gradient.size), len(where) if most is None else most)
     expected = f"at most {limit} kinks for {at.cost_gradient.size} live parameters"
     validation.expect(len(where) <= limit, "kink_rtol", f"{len(where)} preactivations that count as 0", expected)
