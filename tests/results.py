@@ -219,7 +219,7 @@ MAKERS: dict[str, Any] = {
     "Drained": lambda: Drained("done", 2, 0, 1, 4),
     "EscapeDirection": lambda: bnrank.escape.find(normal(8, 2), normal(8, 2, seed=1), 3, 4, starts=2, steps=20),
     "Expansion": lambda: bnrank.cost.expand([4, 6, 8, 12], [9.1, 13.05, 17.0, 25.02]),
-    "FeatureConvergence": lambda: bnrank.measures.feature_convergence(run().network(0), task(), 5e-3),
+    "FeatureConvergence": lambda: bnrank.theory.feature_convergence(run().network(0), task(), 5e-3),
     "FilmSummary": films,
     "Findings": lambda: bnrank.invariants.find(named(), x(2)),
     "Finished": _finished,
