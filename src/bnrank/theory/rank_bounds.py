@@ -187,8 +187,7 @@ def rank(
     max_regions = validation.integer(max_regions, "max_regions")
     dtype = next((p.dtype for p in net.parameters() if p.is_floating_point()), torch.float64)
     eps = torch.finfo(dtype).eps
-    output_rtol = max(1e-9, 100 * eps) if output_rtol is None else output_rtol
-    output_rtol = validation.number(output_rtol, "output_rtol", 0.0)
+    output_rtol = validation.number(max(1e-9, 100 * eps) if output_rtol is None else output_rtol, "output_rtol", 0.0)
 
     places = cuts(net, x)
     f = validation.finite(places[-1].values, "net: its outputs")
