@@ -12,12 +12,12 @@ from torch import nn
 
 import bnrank
 from bnrank import discovery, theory, training
+from bnrank.discovery import dimension
 from bnrank.discovery.compression.certificate import Bound
 from bnrank.discovery.compression.timing import Subnormals
 from bnrank.discovery.power_products import dimensionless_groups
 from bnrank.discovery.power_products.result import Factor, PowerProduct
 from bnrank.discovery.symbolic.result import Formula, Formulas
-from bnrank.measures import dimension
 from bnrank.networks import read
 from bnrank.networks.mlp import from_layers
 from bnrank.networks.reasons import Skipped
@@ -219,7 +219,7 @@ MAKERS: dict[str, Any] = {
     "Drained": lambda: Drained("done", 2, 0, 1, 4),
     "EscapeDirection": lambda: bnrank.escape.find(normal(8, 2), normal(8, 2, seed=1), 3, 4, starts=2, steps=20),
     "Expansion": lambda: bnrank.cost.expand([4, 6, 8, 12], [9.1, 13.05, 17.0, 25.02]),
-    "FeatureConvergence": lambda: bnrank.measures.feature_convergence(run().network(0), task(), 5e-3),
+    "FeatureConvergence": lambda: bnrank.theory.feature_convergence(run().network(0), task(), 5e-3),
     "FilmSummary": films,
     "Findings": lambda: bnrank.invariants.find(named(), x(2)),
     "Finished": _finished,

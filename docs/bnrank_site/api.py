@@ -20,7 +20,7 @@ from bnrank_site.docstrings import escaped
 ROOMS = ("tasks", "networks", "measures", "training", "theory", "discovery", "reporting", "figures")
 # Public modules that no __all__ names: used by their full names.
 MORE = (
-    *("measures.dimension", "measures.plateaus"),
+    *("discovery.dimension", "training.plateaus"),
     *("discovery.attention", "discovery.gated", "theory.tangents", "theory.tours"),
 )
 REQUEST = re.compile(r"set_\w+_request$")  # methods that scikit-learn adds

@@ -12,10 +12,10 @@ from scipy.special import logsumexp
 
 from bnrank.figures.f09_first_escape import fits, joins, saddles
 from bnrank.figures.f10_depth_four import figure as f10
-from bnrank.measures.plateaus import Plateau
 from bnrank.networks import from_layers
 from bnrank.reporting import plots
 from bnrank.tasks import digits
+from bnrank.training.plateaus import Plateau
 
 ROWS = 400
 

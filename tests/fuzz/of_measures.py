@@ -13,7 +13,6 @@ _CONV: Values = {"net": cnn, "x": lambda: normal(4, 1, 6)}
 OWN: dict[str, Values] = {
     "bnrank.Jacobian": {"net": mlp, "x": lambda: normal(4, 3)},
     "bnrank.profile": {"x": lambda: normal(6, 3)},
-    "bnrank.measures.feature_convergence": {"ridge": lambda: 0.1},
     "bnrank.cost.stationarity": {"ridge": lambda: 0.1},
     "bnrank.similarity.cca": {"a": lambda: normal(12, 3), "b": lambda: normal(12, 3, seed=1)},
     "bnrank.similarity.cka": {"a": lambda: normal(6, 3), "b": lambda: normal(6, 4, seed=1)},

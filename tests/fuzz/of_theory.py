@@ -77,6 +77,7 @@ OWN: dict[str, Values] = {
         **{name: (lambda name=name: name) for name in ("id", "name", "formula", "source")},
         "sides": lambda: lambda facts: theory.Sides(0.0, facts.parameter_norm),
     },
+    "bnrank.theory.feature_convergence": {"ridge": lambda: 0.1},
     "bnrank.theory.assume": {"condition": lambda: True, "assumption": lambda: "order"},
     "bnrank.theory.assuming": {"assumption": lambda: "order"},
     "bnrank.theory.kernels.jacobian_ranks": {

@@ -209,7 +209,7 @@ def test_many_slopes_are_found_without_bounds_if_they_are_inside(inside, monkeyp
 
     monkeypatch.setattr(subgradients, "ACTIVE", 4)
     if inside:
-        monkeypatch.setattr(subgradients, "_bounded", None)
+        monkeypatch.setattr(optimize, "minimize", None)
     unknowns = subgradients.Unknowns(0.0, np.full(5, 0.5), several=True)
     found, size = subgradients.minimize(remainder, lambda _: [(u, a)], unknowns)
     assert ((found >= 0) & (found <= 1)).all()

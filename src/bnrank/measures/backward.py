@@ -1,7 +1,9 @@
-"""Products along the layers of an MLP, in blocks that fit the cache, for Jacobians and kernels."""
+"""Products along the layers of an MLP, for Jacobians and kernels."""
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -11,8 +13,7 @@ from torch import Tensor
 from bnrank._core import validation
 from bnrank.networks.mlp import MLP, leaky_relu
 
-BLOCK_ENTRIES = 2**17  # entries of one product of a block of samples; two products in float64 fill a cache of 2 MiB
-BLOCKS = 8  # that share a forward pass
+BLOCK_ENTRIES = 2**20  # entries of one product of a block of samples: 8 MiB in float64
 BLOCK_ROWS = 128  # least number of rows of a product, so that wide layers are not read from memory too often
 WORTH = 0.9  # fraction of active neurons of a layer at all samples below which dead ones are omitted from the products
 
@@ -70,8 +71,8 @@ class Layers:
         return [self.weights[0].shape[1], *(w.shape[0] for w in self.weights)]
 
     def block(self, rows: int) -> int:
-        """Return the number of samples for one forward pass: of blocks whose products of so many rows fit the cache."""
-        return BLOCKS * max(1, BLOCK_ENTRIES // (rows * max(self.widths[1:-1], default=1)), BLOCK_ROWS // rows)
+        """Return the number of samples of a block, for products of so many rows."""
+        return max(1, BLOCK_ENTRIES // (rows * max(self.widths[1:-1], default=1)), BLOCK_ROWS // rows)
 
     def forward(self, x: Tensor) -> Forward:
         """Return the values of a forward pass on x, (n, d_in)."""
@@ -85,94 +86,65 @@ class Layers:
             inputs.append(leaky_relu(z, self.slope))
         return Forward(inputs, preactivations, slopes)
 
-    def to_output(self, slopes: list[Tensor]) -> list[Tensor]:
-        """Return J(a~_l -> f), (n, d_out, n_l), for l = 1..L."""
-        products = [self._identity(self.widths[-1], slopes)]
-        for weight, d in zip(self.weights[:0:-1], slopes[::-1], strict=True):
-            products.append((products[-1] @ weight) * d[:, None, :])
-        return products[::-1]
+    def to_output(self, slopes: list[Tensor]) -> Iterator[Tensor]:
+        """Iterate over J(a~_l -> f) for l = L..1, each (n, d_out, n_l), the first (1, d_out, d_out)."""
+        return self._products(self.widths[-1], self.weights[:0:-1], slopes[::-1])
 
-    def from_input(self, slopes: list[Tensor]) -> list[Tensor]:
-        """Return J a_{l-1}, (n, n_{l-1}, d_in), for l = 1..L."""
-        products = [self._identity(self.widths[0], slopes)]
-        for weight, d in zip(self.weights[:-1], slopes, strict=True):
-            products.append(d[:, :, None] * (weight @ products[-1]))
-        return products
+    def from_input(self, slopes: list[Tensor]) -> Iterator[Tensor]:
+        """Iterate over the transposes of J a_{l-1} for l = 1..L, each (n, d_in, n_{l-1}), the first (1, d_in, d_in)."""
+        return self._products(self.widths[0], [weight.mT for weight in self.weights[:-1]], slopes)
 
-    def _identity(self, size: int, slopes: list[Tensor]) -> Tensor:
-        identity = torch.eye(size, dtype=self.weights[0].dtype, device=self.weights[0].device)
-        return identity.expand(len(slopes[0]) if slopes else 1, -1, -1)
+    def _products(self, size: int, weights: list[Tensor], slopes: list[Tensor]) -> Iterator[Tensor]:
+        """Iterate over the products of the weights and diagonals up to each of them, from the identity on."""
+        product = torch.eye(size, dtype=self.weights[0].dtype, device=self.device)[None]
+        yield product
+        for i, (weight, d) in enumerate(zip(weights, slopes, strict=True)):
+            product = (product @ weight).mul_(d[:, None]) if i else weight * d[:, None]
+            yield product
 
-    def jacobian(
-        self, at: Forward, *, matrix: bool = True, compact: bool = False, trace: bool = False
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return the Jacobians and NTK traces of a block of samples, both from the same products.
+    def jacobian(self, at: Forward) -> Tensor:
+        """Return Jf(x_i), (n, d_out, d_in), for a block of samples, by products from the narrower end."""
+        layers, slopes = self._alive(at.slopes)
+        from_output = len(layers.weights[-1]) <= layers.widths[0]
+        product = deque(layers.to_output(slopes) if from_output else layers.from_input(slopes), maxlen=1).pop()
+        matrices = product @ layers.weights[0] if from_output else (product @ layers.weights[-1].mT).mT
+        return matrices.expand(len(at.inputs[0]), -1, -1)
 
-        Parameters
-        ----------
-        at : Forward
-            The values at the samples.
-        matrix : bool
-            Whether to return the Jacobians, else matrices without columns.
-        compact : bool
-            Return a smaller matrix with the same non-zero singular values, where the first or last layer allows it.
-        trace : bool
-            Whether to return the traces.
+    def traced(self, at: Forward, *, matrix: bool = True) -> tuple[Tensor, Tensor]:
+        """Return Tr Theta(x_i, x_i), (n,), and the compact Jacobians (n, ...), if requested, from the same products."""
+        layers, slopes = self.compact._alive(at.slopes)
+        total = torch.zeros_like(at.inputs[0][:, 0])
+        for i, (a, product) in enumerate(zip(at.inputs[::-1], layers.to_output(slopes), strict=True)):
+            norms = torch.linalg.vector_norm(product.flatten(1), dim=1).square() if i else self.widths[-1]
+            total += (a.square().sum(1) + bool(self.biases)) * norms
+        return total, (product @ layers.weights[0]).expand(len(total), -1, -1) if matrix else product
 
-        Returns
-        -------
-        tuple
-            Jf(x_i), (n, d_out, d_in); Tr Theta(x_i, x_i), (n,), or None.
+    def _alive(self, slopes: list[Tensor]) -> tuple[Layers, list[Tensor]]:
+        """Return the layers and slopes without neurons whose derivative is 0 at all samples, if they are many.
+
+        A GPU, which the host would have to wait for, keeps all neurons.
         """
-        weights = list(self._narrowed if compact else self.weights)
-        if not matrix:
-            weights[0] = weights[0][:, :0]
-        weights, slopes = self._alive(weights, at.slopes)
-        from_output = trace or len(weights[-1]) <= weights[0].shape[1]
-        weights, slopes = (weights[::-1], slopes[::-1]) if from_output else ([w.mT for w in weights], slopes)
-        n, products, norms = len(at.inputs[0]), [], []
-        size = max(1, self.block(weights[0].shape[0]) // BLOCKS)
-        for begin in range(0, n, size):
-            block = [d[begin : begin + size, None] for d in slopes]
-            product = weights[0].contiguous().expand(min(size, n - begin), -1, -1)
-            for i, (weight, d) in enumerate(zip(weights[1:], block, strict=True)):
-                product = product.mul_(d) if i else product * d
-                if trace:
-                    norms.append(torch.linalg.vector_norm(product.view(len(d), -1), dim=1))
-                product = product @ weight
-            products.append(product)
-        matrices = torch.cat(products)
-        if not trace:
-            return matrices if from_output else matrices.mT, None
-        one = 1.0 if self.biases else 0.0
-        scales = [(a * a).sum(1) + one for a in at.inputs[::-1]]
-        total = scales[0] * self.widths[-1]
-        for i, scale in enumerate(scales[1:]):
-            total = total + scale * torch.cat(norms[i :: len(slopes)]).square()
-        return matrices, total
+        if self.slope != 0 or self.device.type != "cpu":
+            return self, slopes
+        active = [d.amax(0).nonzero().flatten() for d in slopes]
+        if all(len(alive) >= WORTH * d.shape[1] for d, alive in zip(slopes, active, strict=True)):
+            return self, slopes
+        weights = list(self.weights)
+        for i, alive in enumerate(active):
+            weights[i] = weights[i][alive]
+            weights[i + 1] = weights[i + 1][:, alive]
+        return Layers(weights, [], self.slope), [d[:, alive] for d, alive in zip(slopes, active, strict=True)]
 
     @cached_property
-    def _narrowed(self) -> list[Tensor]:
-        """The weights, the first and last without orthonormal factors: of W_L = Q R and W_1^T = Q R only R."""
+    def compact(self) -> Layers:
+        """Layers whose Jacobians are smaller, with the same non-zero singular values, if the first or last is wide.
+
+        Of W_L = Q R and W_1^T = Q R they have only R, without the orthonormal factor.
+        """
         weights = list(self.weights)
         if len(weights) > 1:
             for place, long in ((0, weights[0].mT), (-1, weights[-1])):
                 if long.shape[0] > long.shape[1]:
                     short = torch.linalg.qr(long, mode="r").R
                     weights[place] = short if place else short.mT
-        return weights
-
-    def _alive(self, weights: list[Tensor], slopes: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the weights and slopes without neurons whose derivative is 0 at all samples, if they are many.
-
-        A GPU, which the host would have to wait for, keeps all neurons.
-        """
-        if self.slope != 0 or weights[0].device.type != "cpu":
-            return weights, slopes
-        active = [d.amax(0).nonzero().flatten() for d in slopes]
-        if all(len(alive) >= WORTH * d.shape[1] for d, alive in zip(slopes, active, strict=True)):
-            return weights, slopes
-        for i, alive in enumerate(active):
-            weights[i] = weights[i][alive]
-            weights[i + 1] = weights[i + 1][:, alive]
-        return weights, [d[:, alive] for d, alive in zip(slopes, active, strict=True)]
+        return Layers(weights, [], self.slope)

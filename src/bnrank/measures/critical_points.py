@@ -13,7 +13,7 @@ from torch import nn
 from bnrank._core import validation
 from bnrank._core.results import Printed
 from bnrank.measures.one_neuron import fastest
-from bnrank.measures.second_order import Array, Evaluation, Problem
+from bnrank.measures.second_order import Array, Evaluation, Problem, join
 from bnrank.measures.subgradients import KINK_RTOL, least
 from bnrank.networks.chain import as_mlp
 from bnrank.tasks.task import Task, as_task
@@ -277,21 +277,17 @@ def _complement(rows: Array) -> Array | None:
 
 def _rotations(layers: Sequence[Array], first: Sequence[Array], kinks: tuple[Array, Array]) -> Array:
     """Return an orthonormal basis of the rotations of neurons with equal patterns and without kinks, one per row."""
-    starts = np.concatenate([[0], np.cumsum([layer.size for layer in layers])])
     found = []
     for number, (low, high, values) in enumerate(zip(layers, layers[1:], first, strict=False)):
         free = np.setdiff1d(np.arange(len(low)), kinks[1][kinks[0] == number])
         for i, j in itertools.combinations(free, 2):
             if (values[:, i] == values[:, j]).all():
-                into, out = np.zeros_like(low), np.zeros_like(high)
-                into[i], into[j] = low[j], -low[i]
-                out[:, i], out[:, j] = high[:, j], -high[:, i]
-                one = np.zeros(starts[-1])
-                one[starts[number] : starts[number + 1]] = into.ravel()
-                one[starts[number + 1] : starts[number + 2]] += out.ravel()
-                found.append(one)
+                turned = [np.zeros_like(layer) for layer in layers]
+                turned[number][i], turned[number][j] = low[j], -low[i]
+                turned[number + 1][:, i], turned[number + 1][:, j] = high[:, j], -high[:, i]
+                found.append(join(turned))
     if not found:
-        return np.zeros((0, starts[-1]))
+        return np.zeros((0, sum(layer.size for layer in layers)))
     _, singular, vt = np.linalg.svd(np.array(found), full_matrices=False)
     return vt[singular > DEPENDENT * singular[0]]
 

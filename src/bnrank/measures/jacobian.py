@@ -119,7 +119,7 @@ class Jacobian(Printed):
         self.chunk_size = None if chunk_size is None else validation.integer(chunk_size, "chunk_size")
         self._function: Layers | Functional
         self._function = Layers.of(net, dtype, copy=True) if is_plain_mlp(net) else Functional(net, dtype, whole=self.x)
-        self._near_kinks: Tensor | None = None
+        self._warned = False
 
     def __str__(self) -> str:
         n, d_in = len(self.x), self.x[0].numel()
@@ -128,7 +128,7 @@ class Jacobian(Printed):
 
     def chunks(self) -> Iterator[Tensor]:
         """Iterate over Jf(x_i) in blocks (n, d_out, d_in), in the order of the samples; nothing is cached."""
-        return (matrix for matrix, _ in self._blocks())
+        return self._blocks(compact=False)
 
     @cached_property
     def matrices(self) -> Tensor:
@@ -144,15 +144,15 @@ class Jacobian(Printed):
         >>> Jacobian(torch.nn.Softplus(), torch.zeros(1, 3)).singular_values
         tensor([[0.5000, 0.5000, 0.5000]], dtype=torch.float64)
         """
-        return self._measure(trace=False)[0]
+        blocks = (self.matrices,) if "matrices" in vars(self) else self._blocks(compact=True)
+        return torch.cat([self._spectrum(matrix) for matrix in blocks])
 
     @cached_property
     def ntk_trace(self) -> Tensor:
         """Tr Theta(x_i, x_i), (N,), float64 (see :func:`bnrank.ntk.trace`).
 
-        For MLPs, a single backward pass computes both this and ``singular_values`` if this is accessed first: the trace
-        is a sum over norms of the products J(a~_l -> f), and the last of these, times W_1, is the Jacobian. For other
-        modules, ``singular_values`` are computed first.
+        For MLPs, the same pass gives ``singular_values``: the trace is a sum over norms of the products J(a~_l -> f),
+        and the last of these, times W_1, is the Jacobian.
 
         Examples
         --------
@@ -163,10 +163,15 @@ class Jacobian(Printed):
         >>> J.ntk_trace, J.singular_values
         (tensor([4.], dtype=torch.float64), tensor([[4., 3.]], dtype=torch.float64))
         """
-        if "singular_values" not in vars(self):  # also issues the kink warning
-            vars(self)["singular_values"], trace = self._measure(trace=True)
-            if trace is not None:
-                return trace
+        self._warn_of_kinks()
+        function, values, traces = self._function, [], []
+        if isinstance(function, Layers) and "singular_values" not in vars(self):
+            for part in self._parts(function.widths[-1]):
+                trace, matrix = function.traced(function.forward(part))
+                traces.append(trace)
+                values.append(self._spectrum(matrix))
+            vars(self)["singular_values"] = torch.cat(values)
+            return ntk.finite(torch.cat(traces))
         ntk.check_unshared(self.net)
         return ntk.trace_of(self._function, self.x.to(self._function.device), self.chunk_size)
 
@@ -267,8 +272,6 @@ class Jacobian(Printed):
         >>> Jacobian(torch.nn.ReLU(), torch.tensor([[2.0, -1.0], [2.0, 0.0]])).near_kinks()
         tensor([False,  True])
         """
-        if rtol is None and self._near_kinks is not None:
-            return self._near_kinks
         default = KINK_RTOL if self.kink_rtol is None else self.kink_rtol
         rtol = default if rtol is None else validation.number(rtol, "rtol", 0.0)
         function, parts = self._function, self._parts()
@@ -276,47 +279,39 @@ class Jacobian(Printed):
             return torch.cat([kinks.of_layers(function, function.forward(part), rtol) for part in parts])
         return torch.cat([kinks.of_module(function, part, rtol) for part in parts])
 
-    def _measure(self, trace: bool) -> tuple[Tensor, Tensor | None]:
-        """Return the singular values and, for MLPs, the NTK traces if requested."""
-        values, traces = [], []
-        blocks = ((self.matrices, None),) if "matrices" in vars(self) else self._blocks(compact=True, trace=trace)
-        for matrix, part in blocks:
-            if not bool(torch.isfinite(matrix).all()):
-                raise validation.RangeError("net: its Jacobian has NaN or infinite entries, expected finite ones")
-            spectrum = torch.linalg.svdvals(matrix.double())
-            if isinstance(self._function, Layers):  # the values omitted by a compact Jacobian are 0
-                count = min(self._function.widths[0], self._function.widths[-1])
-                spectrum = nn.functional.pad(spectrum, (0, count - spectrum.shape[1]))
-            values.append(spectrum)
-            if part is not None:
-                traces.append(part)
-        return torch.cat(values), ntk.finite(torch.cat(traces)) if traces else None
+    def _spectrum(self, matrices: Tensor) -> Tensor:
+        """Return the singular values of a block of Jacobians; those omitted by compact ones are 0."""
+        if not bool(torch.isfinite(matrices).all()):
+            raise validation.RangeError("net: its Jacobian has NaN or infinite entries, expected finite ones")
+        values = torch.linalg.svdvals(matrices.double())
+        if isinstance(self._function, Layers):
+            ends = self._function.widths[0], self._function.widths[-1]
+            values = nn.functional.pad(values, (0, min(ends) - values.shape[1]))
+        return values
 
-    def _blocks(self, *, compact: bool = False, trace: bool = False) -> Iterator[tuple[Tensor, Tensor | None]]:
-        """Iterate over Jf(x_i) and (MLPs) the NTK trace, (n,); warn once of kinks. See `Layers.jacobian`."""
+    def _blocks(self, *, compact: bool) -> Iterator[Tensor]:
+        """Iterate over Jf(x_i) in blocks, of MLPs ``compact`` if requested."""
         function = self._function
-        rtol = self.kink_rtol if self._near_kinks is None else None
-        masks = []
-        for part in self._parts(trace):
+        self._warn_of_kinks()
+        for part in self._parts():
             if isinstance(function, Layers):
-                at = function.forward(part)
-                masks += [] if rtol is None else [kinks.of_layers(function, at, rtol)]
-                yield function.jacobian(at, compact=compact, trace=trace)
+                yield (function.compact if compact else function).jacobian(function.forward(part))
             else:
-                masks += [] if rtol is None else [kinks.of_module(function, part, rtol)]
-                yield _by_autograd(function, part), None
-        if rtol is not None:
-            self._near_kinks = torch.cat(masks)
-            message = kinks.describe(self._near_kinks, rtol)
+                yield _by_autograd(function, part)
+
+    def _warn_of_kinks(self) -> None:
+        """Issue one warning of samples near kinks."""
+        if self.kink_rtol is not None and not self._warned:
+            self._warned = True
+            message = kinks.describe(self.near_kinks(), self.kink_rtol)
             if message:
                 warnings.warn(f"x: {message}", KinkWarning, _level_of_caller())
 
-    def _parts(self, trace: bool = False) -> Iterator[Tensor]:
-        """Iterate over blocks of samples, in the precision of the passes."""
+    def _parts(self, rows: int = 0) -> Iterator[Tensor]:
+        """Iterate over blocks of samples, in the precision of the passes, for products of so many rows."""
         function, size = self._function, self.chunk_size
         if isinstance(function, Layers):
-            d_in, d_out = function.widths[0], function.widths[-1]
-            size = size or function.block(d_out if trace else min(d_in, d_out))
+            size = size or function.block(rows or min(function.widths[0], function.widths[-1]))
         else:
             d_out = check_samplewise(function, self.x.to(function.device))
             size = size or max(1, CHUNK_ENTRIES // (self.x[0].numel() * d_out))

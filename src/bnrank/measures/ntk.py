@@ -61,8 +61,7 @@ def trace_of(function: Layers | Functional, x: Tensor, chunk_size: int | None) -
     """Return Tr Theta(x_i, x_i), (N,), for the layers or the function of a network."""
     if isinstance(function, Layers):
         parts = x.split(chunk_size or function.block(function.widths[-1]))
-        traces = [function.jacobian(function.forward(part), matrix=False, trace=True)[1] for part in parts]
-        return finite(torch.cat([part for part in traces if part is not None]))
+        return finite(torch.cat([function.traced(function.forward(part), matrix=False)[0] for part in parts]))
     jacobian = products.Products(function, x, chunk_size)
     squares = [torch.stack([torch.einsum("kp,kp->k", row, row) for row in rows]).sum(0) for rows in jacobian.rows()]
     for parameter in jacobian.parameters:
@@ -106,7 +105,7 @@ def gram(net: nn.Module, x: Data, *, dtype: torch.dtype = torch.float64) -> Tens
         at, d_out = layers.forward(x), net.widths[-1]
         one = 1.0 if layers.biases else 0.0
         kernel = at.inputs[0].new_zeros(n, n, d_out, d_out)
-        for a, g in zip(at.inputs, layers.to_output(at.slopes), strict=True):
+        for a, g in zip(at.inputs[::-1], layers.to_output(at.slopes), strict=True):
             rows = g.expand(n, -1, -1).reshape(n * d_out, -1)
             pairs = (rows @ rows.T).reshape(n, d_out, n, d_out).permute(0, 2, 1, 3)
             kernel += (a @ a.T + one)[:, :, None, None] * pairs
@@ -174,8 +173,6 @@ def top_eigenvalue(
     net, x, chunk_size = _checked(net, x, chunk_size)
     normalized, rtol = validation.flag(normalized, "normalized"), validation.rtol(rtol)
     seed = validation.seed(seed, bits=128)
-    if chunk_size is None and is_plain_mlp(net):
-        chunk_size = max(1, products.CHUNK_ENTRIES // sum(net.widths))
     function = Functional(net)
     jacobian = products.Products(function, x.to(function.device), chunk_size)
     products.check_samplewise(function, jacobian.x)
@@ -248,8 +245,10 @@ def mixed_derivative_norm(
     norms = []
     for part in x.flatten(1).split(chunk_size or max(1, products.CHUNK_ENTRIES // (4 * numbers))):
         slopes = layers.forward(part).slopes
-        inner = torch.stack([(a.mT @ a).expand(len(part), -1, -1) for a in layers.from_input(slopes)], 1)
-        outer = torch.stack([(g @ g.mT).expand(len(part), -1, -1) for g in layers.to_output(slopes)], 1)
+        inner, outer = (
+            torch.stack([(a @ a.mT).expand(len(part), -1, -1) for a in products], 1)
+            for products in (layers.from_input(slopes), [*layers.to_output(slopes)][::-1])
+        )
         if formed:
             matrix = torch.einsum("nlij,nlab->niajb", inner, outer).reshape(-1, size, size)
             norms.append(torch.linalg.eigvalsh(matrix)[:, -1].clamp(min=0.0))

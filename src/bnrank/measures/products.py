@@ -102,7 +102,11 @@ class Products:
             yield out, u, found
 
     def rows(self) -> Iterator[tuple[Tensor, ...]]:
-        """Iterate over df/dtheta, (k, numel) per parameter, for blocks of the N d_out pairs of sample and output."""
+        """Iterate over df/dtheta, (k, numel) per parameter, for blocks of the N d_out pairs of sample and output.
+
+        Rows of a block are computed together if they fit in memory and every operation has a batching rule, else one
+        by one.
+        """
         entries = self.d_out * self.count
         for piece in self.x.split(self.chunk_size or max(1, CHUNK_ENTRIES // entries)):
             if self.chunk_size is not None or entries <= CHUNK_ENTRIES:
@@ -112,15 +116,10 @@ class Products:
                 except NO_BATCHING:
                     pass
             for out in _outputs(self.function, piece.split(1)):
-                yield from self._few_outputs(out)
-
-    def is_vectorized(self) -> bool:
-        """Return whether rows are computed together: operations without a batching rule have them one by one."""
-        try:
-            self._vectorized(self.x[:1])
-        except NO_BATCHING:
-            return False
-        return True
+                for one in out:
+                    with differentiating(self.function.module):
+                        row = torch.autograd.grad(one, self.parameters, retain_graph=True, materialize_grads=True)
+                    yield tuple(part.reshape(1, -1) for part in row)
 
     def _vectorized(self, x: Tensor) -> tuple[Tensor, ...]:
         """Return the rows of a block of samples by automatic batching."""
@@ -131,33 +130,6 @@ class Products:
         chosen = {name: p.detach() for name, p in zip(self.names, self.parameters, strict=True)}
         rows = torch.func.vmap(torch.func.jacrev(output), in_dims=(None, 0))(chosen, x)
         return tuple(rows[name].flatten(2).flatten(0, 1) for name in self.names)
-
-    def _few_outputs(self, out: Tensor) -> Iterator[tuple[Tensor, ...]]:
-        """Iterate over the rows of a sample, as many outputs at a time as fit, or one by one."""
-        directions = torch.eye(self.d_out, dtype=self.function.dtype, device=self.function.device)
-        for group in directions.split(max(1, CHUNK_ENTRIES // self.count)):
-            try:
-                yield self._pulled(out, group)
-                continue
-            except NO_BATCHING:
-                pass
-            for direction in group.split(1):
-                with differentiating(self.function.module):
-                    yield self._pulled(out, direction)
-
-    def _pulled(self, out: Tensor, directions: Tensor) -> tuple[Tensor, ...]:
-        """Return the gradients of combinations of the outputs, (k, d_out), from one pass."""
-        k = len(directions)
-        rows = torch.autograd.grad(
-            out,
-            self.parameters,
-            directions if k > 1 else directions[0],
-            retain_graph=True,
-            materialize_grads=True,
-            is_grads_batched=k > 1,
-        )
-        pairs = zip(rows, self.parameters, strict=True)
-        return tuple(row.expand(k, *p.shape).reshape(k, -1) for row, p in pairs)
 
 
 def _outputs(function: Functional, parts: Iterable[Tensor]) -> Iterator[Tensor]:

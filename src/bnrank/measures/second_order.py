@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
@@ -54,10 +54,6 @@ class Problem:
     ridge: float
     slope: float
     bias: bool
-    repeated: bool = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "repeated", len(self.rows) > len(self.x))
 
     @classmethod
     def of(cls, net: MLP, task: Task, ridge: float) -> Problem:
@@ -95,8 +91,6 @@ class Problem:
         return self._gathered(every.numpy())
 
     def _gathered(self, values: Array) -> Array:
-        if not self.repeated:
-            return values
         result = np.zeros((len(self.x), *values.shape[1:]))
         np.add.at(result, self.rows, values)
         return result
@@ -323,9 +317,7 @@ class Evaluation:
 
     def preactivation_gradients(self, layers: Array, neurons: Array, samples: Array) -> Array:
         """Return dz/dtheta of pairs (hidden layer from 0, neuron, sample), one row each, (K, P)."""
-        starts = np.concatenate([[0], np.cumsum([layer.size for layer in self.layers])])
-        result = np.zeros((len(layers), starts[-1]))
-        for number, (u, a) in enumerate(self.preactivation_factors(layers, neurons, samples)):
-            part = u[:, :, None] * a[:, None, :]
-            result[:, starts[number] : starts[number + 1]] = part.reshape(len(layers), self.layers[number].size)
-        return result
+        result = [np.zeros((len(layers), layer.size)) for layer in self.layers]
+        for part, (u, a) in zip(result, self.preactivation_factors(layers, neurons, samples), strict=False):
+            part[:] = (u[:, :, None] * a[:, None, :]).reshape(part.shape)
+        return np.concatenate(result, axis=1)

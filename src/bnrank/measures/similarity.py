@@ -94,10 +94,7 @@ def gram(rows: Tensor) -> Tensor:
     [[1.0, -1.0], [-1.0, 1.0]]
     """
     flat = rows.detach().flatten(1).to(torch.float64) if rows.ndim > 1 else rows.detach().to(torch.float64)[:, None]
-    size = flat.abs().max()
-    if not float(size) > 0:
-        return torch.zeros(len(flat), len(flat), dtype=torch.float64)
-    flat = flat / size
+    flat = flat / flat.abs().max().clamp(min=torch.finfo(flat.dtype).tiny)
     centered = flat - flat.mean(0)
     if float(centered.norm()) <= CONSTANT * float(flat.norm()) * math.sqrt(len(flat)):
         return torch.zeros(len(flat), len(flat), dtype=torch.float64)

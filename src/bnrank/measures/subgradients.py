@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,12 +24,11 @@ Outer = Sequence[tuple[Array, Array]]  # per layer u and a, (K, n) each: the der
 KINK_RTOL = 1e-9
 ENTRIES = 1 << 26  # largest number of entries of the derivatives of the gradient with respect to the slopes
 FEW = 100  # largest number of unknowns for which random starts are tried
-EXACT = 300  # largest number of unknowns with several starts, and with an active-set method where it matters little
-ACTIVE = 600  # largest number of kinks of a network for which an active-set method solves the bounded problem
-STEPS = 50
-MANY_STEPS = 6  # Gauss-Newton steps with bounds, with many unknowns
+EXACT = 300  # largest number of unknowns with several starts
+ACTIVE = 600  # largest number of kinks for which an active-set method solves the bounded problem
+STEPS = 50  # Gauss-Newton steps from each start
+MANY_STEPS = 6  # the same with more than ACTIVE unknowns
 SINGULAR = 1e-12  # added to the normalized normal equations of these: kinks may depend on each other
-FREE_STEPS = 20  # Gauss-Newton steps without bounds, with many unknowns
 SHORT = 1e-9  # weight of the length of a move with bounds, relative to the largest column
 ENOUGH = 1e-12  # relative size of a gradient that counts as 0
 
@@ -47,19 +47,12 @@ class Unknowns:
         Whether there are kinks in several layers.
     joined : ndarray, (kinks, count), optional
         Derivative of the kinks' values with respect to the unknowns; the identity if None.
-    most, entries : int
-        Above this number of kinks, or of entries of the Jacobian matrix, the normal equations are solved.
-    exact : int
-        Largest number of unknowns for which an active-set method solves the bounded problem.
     """
 
     low: float
     plain: Array
     several: bool
     joined: Array | None = None
-    most: int = EXACT
-    entries: int = ENTRIES
-    exact: int = EXACT
 
     @property
     def count(self) -> int:
@@ -99,55 +92,14 @@ def minimize(
         Largest number of Gauss-Newton steps from each start.
     """
     best, least = np.zeros(0), math.inf
-    starts = unknowns.starts()
-    if unknowns.count > ACTIVE and unknowns.joined is None:
-        found = _without_bounds(remainder, columns, unknowns)
-        inside = np.clip(found, unknowns.low, 1)
-        if (found == inside).all():
-            return found, norm(remainder(found))
-        starts, steps = [inside, starts[-1]], min(steps, MANY_STEPS)
-    for start in starts:
+    steps = steps if unknowns.count <= ACTIVE else min(steps, MANY_STEPS)
+    for start in unknowns.starts():
         found, size = _from(start, remainder, columns, unknowns, steps)
         if size < least:
             best, least = found, size
         if least <= enough:
             break
     return best, least
-
-
-def _without_bounds(
-    remainder: Callable[[Array], list[Array]], columns: Callable[[Array], Outer], unknowns: Unknowns
-) -> Array:
-    """Return the unknowns after Gauss-Newton steps without bounds, each by a Cholesky factor of the normal equations.
-
-    Their errors, the square of the condition number times rounding, are corrected by the next step.
-    """
-    from scipy import linalg
-
-    low = unknowns.low
-    values = np.full(unknowns.count, (1 + low) / 2)
-    now = remainder(values)
-    for _ in range(FREE_STEPS):
-        outer = columns(values)
-        gram = np.asarray(sum((u @ u.T) * (a @ a.T) for u, a in outer))
-        scale = 1 / np.sqrt(np.maximum(np.diag(gram), max(1e-20 * float(np.diag(gram).max()), 1e-300)))
-        right = -np.asarray(sum(((u @ n) * a).sum(1) for (u, a), n in zip(outer, now, strict=False)))
-        gram *= scale[:, None] * scale
-        gram[np.diag_indices(len(gram))] += SINGULAR
-        try:
-            factor = linalg.cho_factor(gram, check_finite=False)
-        except linalg.LinAlgError:
-            break
-        move = scale * linalg.cho_solve(factor, scale * right, check_finite=False)
-        for share in (1.0, 0.5, 0.25, 0.125, 0.0625):
-            tried = np.clip(values + share * move, 2 * low - 1, 2 - low)
-            there = remainder(tried)
-            if norm(there) < norm(now):
-                break
-        else:
-            break
-        values, now = tried, there
-    return values
 
 
 def _from(
@@ -187,8 +139,8 @@ def _bounded(columns: Outer, unknowns: Unknowns, now: list[Array], low: Array, h
     from scipy.optimize import lsq_linear
 
     joined, count = unknowns.joined, len(columns[0][0])
-    if count > unknowns.most or count * sum(n.size for n in now) > unknowns.entries:
-        # normal equations: half the digits, but memory of only kinks squared
+    if count > ACTIVE or count * sum(n.size for n in now) > ENTRIES:
+        # normal equations: half the digits, but memory of only kinks squared; the next step corrects their errors
         gram = np.asarray(sum((u @ u.T) * (a @ a.T) for u, a in columns))
         right = -np.asarray(sum(((u @ n) * a).sum(1) for (u, a), n in zip(columns, now, strict=False)))
         if joined is not None:
@@ -203,8 +155,6 @@ def _bounded(columns: Outer, unknowns: Unknowns, now: list[Array], low: Array, h
     free = np.linalg.lstsq(matrix, target, rcond=1e-12)[0]
     if (free >= low).all() and (free <= high).all():
         return free
-    if len(low) > unknowns.exact:
-        return _projected(matrix.T @ matrix, matrix.T @ target, low, high)
     # of several minima (dependent columns) that of the shortest move: the remainder is linear only locally
     least = SHORT * float(np.linalg.norm(matrix, axis=0).max()) * np.eye(len(low))
     matrix, target = np.concatenate([matrix, least]), np.concatenate([target, np.zeros(len(low))])
@@ -213,9 +163,18 @@ def _bounded(columns: Outer, unknowns: Unknowns, now: list[Array], low: Array, h
 
 
 def _projected(gram: Array, right: Array, low: Array, high: Array) -> Array:
-    """Return the minimum of m^T gram m / 2 - right^T m within bounds, by projected quasi-Newton steps."""
-    from scipy import optimize
+    """Return the minimum of m^T gram m / 2 - right^T m within bounds, by projected quasi-Newton steps.
 
+    The minimum without bounds, by a Cholesky factor, is returned if it fulfills them.
+    """
+    from scipy import linalg, optimize
+
+    scale = 1 / np.sqrt(np.maximum(np.diag(gram), max(1e-20 * float(np.diag(gram).max()), 1e-300)))
+    normalized = gram * scale[:, None] * scale + SINGULAR * np.eye(len(gram))
+    with suppress(linalg.LinAlgError):
+        free = scale * linalg.cho_solve(linalg.cho_factor(normalized, check_finite=False), scale * right)
+        if (free >= low).all() and (free <= high).all():
+            return np.asarray(free)
     largest = float(np.abs(gram).sum(1).max()) or 1.0
 
     def value_and_gradient(m: Array) -> tuple[float, Array]:
@@ -307,9 +266,7 @@ def least(
     at = Evaluation(problem, small)
     found = [np.nonzero(mask & (problem.slope != 1)) for mask in zeros(at, kink_rtol)]
     where = np.repeat(np.arange(len(found)), [len(samples) for samples, _ in found])
-    samples, neurons = (
-        np.concatenate([pair[i] for pair in found]).astype(int) if found else np.zeros(0, dtype=int) for i in (0, 1)
-    )
+    samples, neurons = np.concatenate([np.zeros((2, 0), int), *found], axis=1)
     limit = min(ENTRIES // max(1, at.cost_gradient.size), len(where) if most is None else most)
     expected = f"at most {limit} kinks for {at.cost_gradient.size} live parameters"
     validation.expect(len(where) <= limit, "kink_rtol", f"{len(where)} preactivations that count as 0", expected)
@@ -328,7 +285,7 @@ def least(
 
     several = len(np.unique(where)) > 1
     plain = np.array([at.first[a][c, b] for a, b, c in zip(*kinks, strict=True)])
-    unknowns = Unknowns(min(problem.slope, 1.0), plain, several, most=ACTIVE, exact=ACTIVE)
+    unknowns = Unknowns(min(problem.slope, 1.0), plain, several)
     enough = ENOUGH * float(np.linalg.norm(at.cost_gradient))
     slopes, _ = minimize(lambda s: split(with_slopes(s).gradient, shapes), columns, unknowns, enough)
     return Subgradient(live, small, at, with_slopes(slopes), kinks, slopes)

@@ -1,6 +1,7 @@
 """What should hold: ranks, representation costs, and statements that return verdicts."""
 
 from bnrank.theory import cost, escape, invariants, kernels, stability, structure, symmetry
+from bnrank.theory.convergence import FeatureConvergence, feature_convergence
 from bnrank.theory.facts import Facts
 from bnrank.theory.rank_bounds import RankBracket
 from bnrank.theory.registry import STATEMENTS, check
@@ -19,6 +20,7 @@ from bnrank.theory.verdicts import (
 __all__ = [
     "STATEMENTS",
     "Facts",
+    "FeatureConvergence",
     "Inconclusive",
     "NotApplicable",
     "RankBracket",
@@ -31,6 +33,7 @@ __all__ = [
     "check",
     "cost",
     "escape",
+    "feature_convergence",
     "invariants",
     "kernels",
     "stability",

@@ -17,7 +17,6 @@ from bnrank.networks.chain import as_mlp
 from bnrank.networks.constructions import compose
 from bnrank.networks.functional import Functional, check_finite, example, unwrap
 from bnrank.networks.mlp import MLP
-from bnrank.networks.replicas import copied
 from bnrank.theory.factorization import Basis, Cut, cuts
 
 __all__ = ["RankBracket", "rank"]
@@ -188,14 +187,12 @@ def rank(
     max_regions = validation.integer(max_regions, "max_regions")
     dtype = next((p.dtype for p in net.parameters() if p.is_floating_point()), torch.float64)
     eps = torch.finfo(dtype).eps
-    output_rtol = max(1e-9, 100 * eps) if output_rtol is None else output_rtol
-    output_rtol = validation.number(output_rtol, "output_rtol", 0.0)
+    output_rtol = validation.number(max(1e-9, 100 * eps) if output_rtol is None else output_rtol, "output_rtol", 0.0)
 
-    with torch.no_grad():
-        f = validation.finite(Functional(net)(x).flatten(1), "net: its outputs")
+    places = cuts(net, x)
+    f = validation.finite(places[-1].values, "net: its outputs")
     validation.expect(f.shape[1], "net", "a network without outputs", "at least one output")
     size = float(f.abs().max())
-    places = cuts(net, x)
     globally = _everywhere(places, f, max(output_rtol * size, 10 * eps * _terms(net, x, size)))
     everywhere = globally[1].dimension
     on_data = None if domain == "everywhere" else _on_data(places, f, output_rtol * size, everywhere)
@@ -203,9 +200,10 @@ def rank(
     upper = basis.dimension
     h, g = (part.to(f.device, dtype) for part in cut.split(basis))
     chains = isinstance(h, MLP) and isinstance(g, MLP)
-    composition = compose(copied(h).double(), copied(g).double()) if chains else nn.Sequential(g, h)
+    composition = compose(as_mlp(h), as_mlp(g)) if chains else nn.Sequential(g, h)
     with torch.no_grad():
-        error = float((Functional(h)(Functional(g)(x)).flatten(1) - f).abs().max())
+        of_x = composition(x.flatten(1).to(f)) if chains else Functional(composition)(x).flatten(1)
+        error = float((of_x - f).abs().max())
 
     jacobian = Jacobian(net, x, kink_rtol=None)
     factored = Jacobian(composition, x, kink_rtol=None) if on_data else jacobian

@@ -98,9 +98,9 @@ class BottleneckRegressor(RegressorMixin, MultiOutputMixin, BottleneckEstimator)
     reason_ : str
         The evidence for the count.
     state_dimension_ : int
-        The local dimension of the set of states z = g(x) on the rows (:func:`bnrank.measures.dimension.local_dimension`
-        of the coordinates), at most ``n_components_``. On a closed curve, two coordinates are needed and the dimension
-        is 1.
+        The local dimension of the set of states z = g(x) on the rows
+        (:func:`bnrank.discovery.dimension.local_dimension` of the coordinates), at most ``n_components_``. On a closed
+        curve, two coordinates are needed and the dimension is 1.
     state_dimension_interval_, state_undetermined_, state_reason_
         Smallest and largest value for the networks within one standard error of the best, whether it is undetermined,
         and the evidence.

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from bnrank.discovery.dimension import local_dimension
 from bnrank.discovery.estimators.bottleneck import coordinates_of
 from bnrank.discovery.estimators.counts import Count
 from bnrank.discovery.estimators.learning import Evidence
 from bnrank.discovery.estimators.tables import Data
-from bnrank.measures.dimension import local_dimension
 from bnrank.networks.mlp import MLP
 
 MAX_ROWS = 4000

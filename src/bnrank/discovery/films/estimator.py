@@ -47,7 +47,7 @@ class StateVariables(BaseEstimator):
     """The number of state variables of films, and coordinates for them.
 
     Networks carry two frames of a film through a bottleneck z to the next two (Chen et al. 2022). The *state
-    dimension* is the local dimension of the image z of all windows (:func:`bnrank.measures.dimension.local_dimension`,
+    dimension* is the local dimension of the image z of all windows (:func:`bnrank.discovery.dimension.local_dimension`,
     without whitening). *Coordinates needed* is the least number of coordinates, from the state dimension on, through
     which a network predicts nearly as well: one more than the state dimension for an angle that goes all the way
     round, since a circle does not fit into a line.

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from bnrank.discovery.dimension import LocalDimension, local_dimension
 from bnrank.discovery.films.frames import Windows
 from bnrank.discovery.films.needed import standard_errors
-from bnrank.measures.dimension import LocalDimension, local_dimension
 
 Array = NDArray[np.float64]
 

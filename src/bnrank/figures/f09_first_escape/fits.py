@@ -11,13 +11,13 @@ import torch
 
 from bnrank.figures.harness.ahead import kept
 from bnrank.figures.harness.claims import Claim, is_true
-from bnrank.measures.plateaus import Plateau
 from bnrank.networks import MLP
 from bnrank.reporting import Section
 from bnrank.tasks import Task, handwritten_digits
 from bnrank.theory.rank_bounds import rank
 from bnrank.training import Adam, Record, train
 from bnrank.training.gradient_flow import Flow
+from bnrank.training.plateaus import Plateau
 
 SAMPLES = 500  # images on which ranks are measured
 OUTPUT_RTOL = 0.01  # of the largest output: the accuracy of the factorization

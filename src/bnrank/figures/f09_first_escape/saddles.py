@@ -14,13 +14,12 @@ import xarray as xr
 
 from bnrank.figures.harness.claims import Claim, above, below, between, is_true
 from bnrank.figures.harness.training import mlp
-from bnrank.measures import plateaus
-from bnrank.measures.plateaus import Plateau
 from bnrank.reporting import Section, plots
 from bnrank.tasks import Task, handwritten_digits
 from bnrank.theory.escape import FirstEscape, first_escape, output_gradient
-from bnrank.training import Limits, Record, SkipPlateau, Solver
+from bnrank.training import Limits, Record, SkipPlateau, Solver, plateaus
 from bnrank.training.gradient_flow import Flow, flow
+from bnrank.training.plateaus import Plateau
 
 GROWN = 2.0  # times the largest initial singular value of its layer
 SECOND = 0.5  # s_2 / s_1 of the deep layers at which the second escape is over

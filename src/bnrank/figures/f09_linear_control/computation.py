@@ -13,10 +13,10 @@ from scipy.integrate import quad, solve_ivp
 from torch import Tensor
 
 from bnrank._core import validation
-from bnrank.measures import plateaus, spectra
+from bnrank.measures import spectra
 from bnrank.networks import MLP, from_layers
 from bnrank.tasks import handwritten_digits
-from bnrank.training import Limits, Record, SkipPlateau
+from bnrank.training import Limits, Record, SkipPlateau, plateaus
 from bnrank.training.gradient_flow import Flow, flow
 
 HALF = 0.5  # mode k has escaped at this share of s_k; relative tolerance of the ranks of layers

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from bnrank._core import validation
 from bnrank._core.results import Printed
 from bnrank._core.validation import Data
-from bnrank.measures.regions.domains import plane, sweep_plane
-from bnrank.measures.regions.pieces import read
-from bnrank.measures.regions.shapes import Array, Polygons
+from bnrank.measures.regions.domains import plane
+from bnrank.measures.regions.pieces import read, sweep
+from bnrank.measures.regions.shapes import SQUARE, Array, Polygons
 
 Vector = Data | Sequence[float]
 
@@ -131,7 +131,7 @@ def tripoints(
     center, axes, rectangle = plane(origin, u, v, bounds, layers.d_in)
     max_regions, number = validation.integer(max_regions, "max_regions"), len(layers.weights[-1])
     validation.expect(number >= 2, "net", "one output", "one output per class, two at least")
-    swept = sweep_plane(layers, center, axes, max_regions, keep=_outputs)
+    swept = sweep(layers, center[None], axes[None], SQUARE, max_regions, _outputs)
     cells, top = _cells(swept.shapes, swept.maps)
     whole = top.all(1)
     labels = np.where(whole.sum(1) == 1, whole.argmax(1), -1)

@@ -1,7 +1,5 @@
 """Exact linear regions of a network along lines, in planes and in boxes."""
 
-from typing import Any
-
 import numpy as np
 from torch import nn
 
@@ -9,7 +7,7 @@ from bnrank._core import validation
 from bnrank._core.validation import Data
 from bnrank.measures.regions.pieces import Layers, Swept, read, sweep
 from bnrank.measures.regions.region import Regions
-from bnrank.measures.regions.shapes import Array, Cells, Intervals, Polygons
+from bnrank.measures.regions.shapes import SQUARE, Array, Cells, Intervals
 
 MOST_INPUTS = 12  # of a box, whose regions have on the order of 2^d_in vertices
 SAME = 1e-9  # affine maps that differ by less, relative to their size, count as equal
@@ -118,7 +116,9 @@ def _along(layers: Layers, starts: Array, ends: Array, merge: bool, rtol: float,
     if len(empty):
         where = "" if len(starts) == 1 else f" in segment {empty[0]}"
         raise ValueError(f"end: got the start itself{where}, expected another point")
-    shapes, patterns, maps, complete = _sweep_lines(layers, starts, ends, max_regions)
+    half = (ends - starts) / 2
+    whole = Intervals(np.tile([-1.0, 1.0], (len(starts), 1)), np.arange(len(starts)))
+    shapes, patterns, maps, complete = sweep(layers, starts + half, half[:, None], whole, max_regions, _fingerprints)
     intervals, lines = (shapes.ends + 1) / 2, shapes.lines
     points = starts[lines] + (ends - starts)[lines] * intervals.mean(1, keepdims=True)
     if validation.flag(merge, "merge"):
@@ -138,13 +138,6 @@ def _fingerprints(z: Array, size: Array) -> Array:
     flat = z.reshape(len(z), -1)
     draw = np.random.default_rng(0).standard_normal((flat.shape[1], 3))
     return np.concatenate([flat @ draw, np.linalg.norm(flat, axis=1, keepdims=True)], 1)
-
-
-def _sweep_lines(layers: Layers, starts: Array, ends: Array, max_regions: int) -> Swept:
-    """Return the pieces of segments, in coordinates from -1 at the start to 1 at the end."""
-    half = (ends - starts) / 2
-    whole = Intervals(np.tile([-1.0, 1.0], (len(starts), 1)), np.arange(len(starts)))
-    return sweep(layers, starts + half, half[:, None], whole, max_regions, _fingerprints)
 
 
 def in_plane(
@@ -205,15 +198,9 @@ def in_plane(
     layers = read(net)
     start, axes, rectangle = plane(origin, u, v, bounds, layers.d_in)
     rtol, max_regions = validation.rtol(rtol), validation.integer(max_regions, "max_regions")
-    swept = sweep_plane(layers, start, axes, max_regions)
+    swept = sweep(layers, start[None], axes[None], SQUARE, max_regions)
     points = start + swept.shapes.centers() @ axes
     return Regions.of("plane", layers, swept, points, rectangle, rtol, max_regions)
-
-
-def sweep_plane(layers: Layers, origin: Array, axes: Array, max_regions: int, **options: Any) -> Swept:
-    """Return the pieces of a square of a plane, in coordinates of [-1, 1]^2."""
-    square = Polygons(np.array([[[-1.0, -1.0], [1.0, -1.0], [1.0, 1.0], [-1.0, 1.0]]]))
-    return sweep(layers, origin[None], axes[None], square, max_regions, **options)
 
 
 def enumerate(net: nn.Module, box: object, *, rtol: float = 1e-6, max_regions: int = 100_000) -> Regions:
@@ -266,12 +253,8 @@ def enumerate(net: nn.Module, box: object, *, rtol: float = 1e-6, max_regions: i
     rtol, max_regions = validation.rtol(rtol), validation.integer(max_regions, "max_regions")
     validation.expect(d <= MOST_INPUTS, "net", f"{d} inputs", f"at most {MOST_INPUTS}; sample regions by along_lines")
     center, half = bounds.mean(1), np.diff(bounds)[:, 0] / 2
-    if d == 1:
-        swept = _sweep_lines(layers, bounds[:, :1], bounds[:, 1:], max_regions)
-    elif d == 2:
-        swept = sweep_plane(layers, center, np.diag(half), max_regions)
-    else:
-        swept = sweep(layers, center[None], np.diag(half)[None], Cells.cube(d), max_regions)
+    whole = Cells.cube(d) if d > 2 else SQUARE if d == 2 else Intervals(np.array([[-1.0, 1.0]]), np.zeros(1, int))
+    swept = sweep(layers, center[None], np.diag(half)[None], whole, max_regions)
     points = center + half * swept.shapes.centers()
     return Regions.of("box", layers, swept, points, bounds, rtol, max_regions)
 

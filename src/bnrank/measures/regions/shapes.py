@@ -145,6 +145,9 @@ class Polygons(Pieces):
         return parents, Polygons.joined([self[~both], *halves])
 
 
+SQUARE = Polygons(np.array([[[-1.0, -1.0], [1.0, -1.0], [1.0, 1.0], [-1.0, 1.0]]]))
+
+
 @dataclass(frozen=True)
 class Polytope:
     """The convex hull of vertices, (vertices, d), with a mask of the vertices ``on`` each facet."""

@@ -357,10 +357,12 @@ class _Jacobians:
         found = layers.forward(x)
         self.points = found.inputs[0]
         into, out = layers.from_input(found.slopes), layers.to_output(found.slopes)
-        at_layers = [weight @ j for weight, j in zip(layers.weights[:-2], into, strict=False)]  # J a~_l, l <= L - 2
-        at_layers += [j @ weight for weight, j in zip(layers.weights[2:], out[2:], strict=True)]  # J(a_l -> f), l >= 2
-        self.matrix = (layers.weights[-1] @ into[-1]).expand(len(x), -1, -1)
+        at_layers = [
+            j @ weight.mT for weight, j in zip(layers.weights[:-2], into, strict=False)
+        ]  # (J a~_l)^T, l <= L-2
+        at_layers += [j @ weight for weight, j in zip(layers.weights[:1:-1], out, strict=False)]  # J(a_l -> f), l >= 2
+        self.matrix = layers.jacobian(found)
         self.values = torch.linalg.svdvals(self.matrix)
         self.cost = net.depth * linalg.schatten(self.values, net.depth, rtol=1e-10)
-        norms = [torch.linalg.matrix_norm(j, 2) for j in at_layers]
+        norms = [torch.linalg.matrix_norm(j, 2).expand(len(x)) for j in at_layers]
         self.constant = torch.stack([self.cost.new_ones(len(x)), *norms]).amax(0)

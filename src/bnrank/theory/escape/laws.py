@@ -249,7 +249,7 @@ def first_escape(
 
     The prediction treats a network on the plateau as an escape direction, with the speed s of that network. Its norm
     grows by dr/dt = L^{1 - L/2} s r^{L-1} until it reaches the norm observed at the end of the plateau. The plateau
-    ends when the loss has fallen by the share that :func:`bnrank.measures.plateaus.find` requires.
+    ends when the loss has fallen by the share that :func:`bnrank.training.plateaus.find` requires.
 
     Parameters
     ----------

@@ -292,7 +292,7 @@ def _least(near: _Samples, kinks: _Kinks, rest: list[Array]) -> tuple[Array, flo
     joined = np.eye(len(kinks.first))[kinks.groups] * kinks.sides[:, None]  # Jacobian of the derivatives
     at = zip(kinks.layers[kinks.first], kinks.neurons[kinks.first], kinks.samples[kinks.first], strict=True)
     plain = np.array([near.plain[layer][neuron, sample] for layer, neuron, sample in at])
-    unknowns = subgradients.Unknowns(min(slope, 1.0), plain, several, joined, entries=BLOCK)
+    unknowns = subgradients.Unknowns(min(slope, 1.0), plain, several, joined)
     most = subgradients.STEPS if len(kinks.groups) <= subgradients.EXACT else subgradients.STEPS // 10
     enough = subgradients.ENOUGH * subgradients.norm(rest)
     best, value = subgradients.minimize(remainder, columns, unknowns, enough, most if several else 1)

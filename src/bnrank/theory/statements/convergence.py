@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from bnrank.measures.convergence import of_evaluation, sides
+from bnrank.theory.convergence import of_evaluation, sides
 from bnrank.theory.facts import Facts
 from bnrank.theory.statements.representation import STATIONARY
 from bnrank.theory.verdicts import NotApplicable, Sides, assume, statement

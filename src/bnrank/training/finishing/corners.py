@@ -207,7 +207,7 @@ def _in_range(crease: Crease, worst: int, rtol: float) -> Array | None:
         factors = there.at.preactivation_factors(*places)
         return [(u * there.forces[free][:, None], inputs) for u, inputs in factors]
 
-    unknowns = subgradients.Unknowns(low, slopes[free], several=False, most=int(free.sum()), exact=subgradients.ACTIVE)
+    unknowns = subgradients.Unknowns(low, slopes[free], several=False)
     values, _ = subgradients.minimize(lambda v: split(full(v).at.gradient, crease.shapes), columns, unknowns)
     there = full(values)
     return there.kinks.slopes if there.at.relative_gradient <= rtol else None

@@ -17,7 +17,6 @@ from bnrank._core import store, validation
 from bnrank._core.progress import bar
 from bnrank._core.sources import DamagedError
 from bnrank._core.store import Stored
-from bnrank.measures import plateaus
 from bnrank.networks.chain import as_mlp
 from bnrank.networks.functional import Functional, check_finite, check_unshared, example, is_plain_mlp, unwrap
 from bnrank.networks.inputs import columns
@@ -25,6 +24,7 @@ from bnrank.networks.mlp import MLP
 from bnrank.networks.replicas import copied
 from bnrank.tasks.losses import LOSSES
 from bnrank.tasks.task import Task, as_task, signs
+from bnrank.training import plateaus
 from bnrank.training.ensemble import Workers, filled
 from bnrank.training.gradient_flow.driver import Driver
 from bnrank.training.gradient_flow.fields import AutogradCost, Cost, HandCost, Origin

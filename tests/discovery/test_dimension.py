@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bnrank.measures.dimension import local_dimension
+from bnrank.discovery.dimension import local_dimension
 
 
 def _angles(rows: int, number: int, seed: int) -> np.ndarray:

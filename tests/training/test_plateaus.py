@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bnrank.measures.plateaus import Plateau, find
+from bnrank.training.plateaus import Plateau, find
 
 RATE = 2.0
 

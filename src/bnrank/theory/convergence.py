@@ -112,9 +112,9 @@ def feature_convergence(
     >>> import bnrank
     >>> task = bnrank.tasks.low_rank_map(n=30, d_in=3, d_out=3, latent=2, rank=1, width=10, seed=0)
     >>> run = bnrank.train(bnrank.MLP([3, 6, 6, 3]), task, ridge=5e-3, steps=300, seed=0, progress=False)
-    >>> trained = bnrank.measures.feature_convergence(run.network(0), task, 5e-3)
+    >>> trained = bnrank.theory.feature_convergence(run.network(0), task, 5e-3)
     >>> done = bnrank.finish(run.network(0), task, 5e-3, progress=False)
-    >>> finished = bnrank.measures.feature_convergence(done.network, task, 5e-3)
+    >>> finished = bnrank.theory.feature_convergence(done.network, task, 5e-3)
     >>> bool(trained.errors.max() > 1e-4), bool(finished.errors.max() < 1e-8)
     (True, True)
     """

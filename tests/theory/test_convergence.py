@@ -6,8 +6,8 @@ import torch
 from torch.func import jacrev, vmap
 
 import bnrank
-from bnrank.measures import feature_convergence
 from bnrank.measures.critical_points import stationarity
+from bnrank.theory import feature_convergence
 from helpers import network, normal
 
 
