@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
+from bnrank._core import validation
 from bnrank._core.results import Printed
 
 _TYPES: tuple[tuple[tuple[type[nn.Module], ...], str], ...] = (
@@ -137,10 +138,10 @@ def refuse(net: nn.Module) -> None:
         )
     found = [name for name, part in net.named_modules() if _is_quantized(part)]
     if found:
-        shown = ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
+        shown = validation.listed(found, 3) or type(net).__name__
         raise TypeError(
-            f"net: got quantized layers ({shown or type(net).__name__}), expected floating-point ones; give the module "
-            "as it was before it was quantized, or one that is loaded without quantization"
+            f"net: got quantized layers ({shown}), expected floating-point ones; give the module as it was before it "
+            "was quantized, or one that is loaded without quantization"
         )
 
 

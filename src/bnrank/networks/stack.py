@@ -50,7 +50,7 @@ class Drawn(nn.Module):
         unknown = [name for name, p in self.named_parameters() if p.requires_grad and id(p) not in reached]
         if unknown:
             raise ValueError(
-                f"seed: cannot draw {', '.join(unknown[:5])}; give seed=None, or a function "
+                f"seed: cannot draw {validation.listed(unknown)}; give seed=None, or a function "
                 "seed -> nn.Module where networks are trained"
             )
         self.seed, self.init = seed, init
