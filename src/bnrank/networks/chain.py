@@ -219,29 +219,27 @@ def _chain(net: nn.Module, multiply_out: bool) -> Chain:
     net = unwrap(net)
     validation.expect(not any(p.is_complex() for p in net.parameters()), "net", "complex weights", "real ones")
     layers, slopes = _layers(net)
-    weights = [layer.weight.detach().to(torch.float64, copy=True) for layer in layers]
-    biases = [weight.new_zeros(len(weight)) for weight in weights]
-    for layer, bias in zip(layers, biases, strict=True):
-        bias += 0.0 if layer.bias is None else layer.bias.detach()
-    i = 0
-    while multiply_out and len(set(slopes)) > 1 and i < len(slopes):
-        if slopes[i] is not None:
-            i += 1
-            continue
-        biases[i : i + 2] = [weights[i + 1] @ biases[i] + biases[i + 1]]
-        weights[i : i + 2] = [weights[i + 1] @ weights[i]]
-        del slopes[i]
-    given = [1.0 if slope is None else slope for slope in slopes]
+    joined = multiply_out and len(set(slopes)) > 1
+    weights, biases, given = list[Tensor](), list[Tensor](), list[float]()
+    for layer, slope in zip(layers, [None, *slopes], strict=True):
+        weight = layer.weight.detach().to(torch.float64, copy=True)
+        bias = weight.new_zeros(len(weight)) if layer.bias is None else layer.bias.detach().to(weight, copy=True)
+        if weights and joined and slope is None:
+            weight, bias = weight @ weights.pop(), weight @ biases.pop() + bias
+        elif weights:
+            given.append(1.0 if slope is None else slope)
+        weights.append(weight)
+        biases.append(bias)
     if len(set(given)) > 1:
         hint = "" if multiply_out or None not in slopes else "; multiply_out=True takes consecutive Linear for one"
         raise TypeError(f"net: got activations of slopes {given}, expected the same between all layers{hint}")
-    slope = given[0] if given else float(getattr(net, "slope", 0.0))
-    validation.expect(-1 < slope <= 1, "net: slope", f"{slope:g}", "one in the open interval (-1, 1), or 1", TypeError)
+    common = given[0] if given else float(getattr(net, "slope", 0.0))
+    validation.expect(-1 < common <= 1, "net: slope", f"{common:g}", "a number in (-1, 1], 1 for none", TypeError)
     floats = [p.dtype for p in net.parameters() if p.is_floating_point()]
     validation.expect(floats, "net", f"{type(net).__name__} without floating-point parameters", "some", TypeError)
     dtype = functools.reduce(torch.promote_types, floats)
     shifts = biases if any(layer.bias is not None for layer in layers) else []
-    return Chain(weights, shifts, slope, dtype, weights[0].device)
+    return Chain(weights, shifts, common, dtype, weights[0].device)
 
 
 def _layers(net: nn.Module) -> tuple[list[nn.Linear], list[float | None]]:

@@ -25,15 +25,11 @@ MAX_CODE = 1 << 24  # bytes of a Python file
 MAX_ERROR = 500  # letters of another error
 _IMPORTS = threading.RLock()  # of sys.path and sys.modules, which belong to the process
 _ELEMENTWISE = (
-    *(nn.CELU, nn.ELU, nn.GELU, nn.Hardshrink, nn.Hardsigmoid, nn.Hardswish, nn.Hardtanh, nn.LogSigmoid, nn.Mish),
-    *(nn.ReLU6, nn.SELU, nn.Sigmoid, nn.SiLU, nn.Softplus, nn.Softshrink, nn.Softsign, nn.Tanh, nn.Tanhshrink),
+    "CELU ELU GELU Hardshrink Hardsigmoid Hardswish Hardtanh LogSigmoid Mish ReLU6 SELU Sigmoid SiLU Softplus "
+    "Softshrink Softsign Tanh Tanhshrink"
 )
-_ACTIVATIONS = {
-    "relu": 0.0,
-    "leaky_relu": 0.01,
-    "linear": 1.0,
-    **{kind.__name__.lower(): kind for kind in _ELEMENTWISE},
-}
+_ACTIVATIONS = {"relu": 0.0, "leaky_relu": 0.01, "linear": 1.0}
+_ACTIVATIONS |= {name.lower(): getattr(nn, name) for name in _ELEMENTWISE.split()}
 _EXPECTED = '"relu", "linear", a slope, or an elementwise function of torch.nn.functional such as "tanh"'
 _KINDS: dict[str, Callable[..., MLP | Stack]] = {"MLP": make, **{kind.__name__: kind for kind in _STACKS}}
 
@@ -243,7 +239,7 @@ def chained(
     known = {*weights, *(_bias(name) for name in weights)}
     other = [f"{name} {tuple(t.shape)}" for name, t in tensors.items() if name not in known]
     if other or not weights:
-        also = f", but it also has {', '.join(other[:5])}{' ...' if len(other) > 5 else ''}" if other else ""
+        also = f", but it also has {validation.listed(other)}" if other else ""
         raise ValueError(
             f"{source} is not a plain chain of linear layers, expected 2-D weights and their biases only{also}. "
             'Read other modules with bnrank.load(path, bnrank.networks.load_module("file.py:function"))'

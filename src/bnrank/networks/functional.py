@@ -16,7 +16,7 @@ from torch.nn.parameter import is_lazy
 
 from bnrank._core import validation
 from bnrank._core.onlooker import only_looks_on
-from bnrank.networks.inputs import OUTPUTS, Inputs, Samples, columns, main_output, several
+from bnrank.networks.inputs import OUTPUTS, Inputs, Samples, as_tensor, columns, main_output, several
 from bnrank.networks.mlp import MLP, LinearNetwork
 from bnrank.networks.replicas import ForeignTensorError, replica, restored, sandbox
 
@@ -28,14 +28,11 @@ class ExplainedError(ValueError):
 
 
 class PrecisionError(ExplainedError):
-    """The error of a module that fails on x in one precision, but runs in another one, ``dtype``.
+    """The error of a module that fails on x in one precision, but runs in another one, ``dtype``."""
 
-    Its message ends with ``advice``, which is to give that precision.
-    """
-
-    def __init__(self, message: str, dtype: torch.dtype | None = None, advice: str = "") -> None:
+    def __init__(self, message: str, dtype: torch.dtype | None = None) -> None:
         super().__init__(message)
-        self.dtype, self.advice = dtype, advice
+        self.dtype = dtype
 
 
 class Functional:
@@ -197,7 +194,7 @@ class Functional:
                 advice = f"pass dtype={other} to a function that has this argument, as bnrank.profile has"
                 text = f"net: {kind} runs on x of shape {shapes} in {other}, but not in {self.dtype}: {why}; {advice}"
                 function = Functional(self._net, other)
-                yield functools.partial(function._returned, function.parameters, x), PrecisionError(text, other, advice)
+                yield functools.partial(function._returned, function.parameters, x), PrecisionError(text, other)
         if isinstance(x, Tensor) and x.is_floating_point():
             got = f"x: got real numbers of dtype {x.dtype}, on which {kind} fails"
             error = validation.DtypeError(f"{got}, expected integers; convert it with .long()")
@@ -262,11 +259,9 @@ def example(net: nn.Module, x: object, minimum: int = 1, name: str = "x", *, inp
         advice = "one tensor (N, ...): wrap net in a module that takes it and adds the rest"
         validation.expect(inputs, name, how, advice, TypeError)
         return found
-    if isinstance(x, np.ndarray) and x.dtype.kind in "iu":
-        x = validation.from_array(x, name)
-    if isinstance(x, Tensor):
-        x = validation.dense(x, name)
-    if isinstance(x, Tensor) and not x.is_floating_point() and not x.is_complex() and x.dtype != torch.bool:
+    if isinstance(x, Tensor) or (isinstance(x, np.ndarray) and x.dtype.kind in "iu"):
+        x = as_tensor(x, name)
+    if isinstance(x, Tensor) and _kind(x) == "integers" and not x.is_floating_point():
         fits = x.ndim > 0 and x.numel() > 0 and len(x) >= minimum
         validation.expect(fits, name, f"shape {tuple(x.shape)}", f"(N, ...) with at least {minimum} sample(s)")
         return x
@@ -299,18 +294,15 @@ def check_finite(net: nn.Module) -> None:
     """Raise ValueError, naming them, if parameters have NaN or infinite entries."""
     values = {name: p.detach() for name, p in unwrap(net).named_parameters()}
     bad = [name for name, p in values.items() if not bool((p.float() if p.element_size() == 1 else p).isfinite().all())]
-    if bad:
-        raise ValueError(f"net: got NaN or infinite entries in {validation.listed(bad)}, expected finite parameters")
+    validation.expect(not bad, "net", f"NaN or infinite entries in {validation.listed(bad)}", "finite parameters")
 
 
 def check_real(net: nn.Module) -> None:
     """Raise ValueError, naming them, if parameters are complex numbers: gradients are those of real ones."""
     found = [name for name, p in unwrap(net).named_parameters() if p.is_complex()]
-    if found:
-        raise ValueError(
-            f"net: got parameters that are complex numbers ({validation.listed(found)}), expected real ones: keep "
-            "torch.view_as_real of each as the parameter, and use torch.view_as_complex of it in the forward"
-        )
+    advice = "keep torch.view_as_real of each as the parameter, and use torch.view_as_complex of it in the forward"
+    got = f"parameters that are complex numbers ({validation.listed(found)})"
+    validation.expect(not found, "net", got, f"real ones: {advice}")
 
 
 def check_unshared(net: nn.Module) -> None:
@@ -319,11 +311,9 @@ def check_unshared(net: nn.Module) -> None:
     One parameter used in several places is allowed and counts once. Two parameters over the same memory (``p.data =
     q.data``) are ambiguous.
     """
-    pairs = _overlapping(unwrap(net, values=False))
-    if pairs:
-        shown = validation.listed([f"{a} and {b}" for a, b in pairs])
-        expected = "one parameter used twice, as in b.weight = a.weight, or separate ones"
-        raise ValueError(f"net: got different parameters in the same memory ({shown}), expected {expected}")
+    pairs = [f"{a} and {b}" for a, b in _overlapping(unwrap(net, values=False))]
+    got = f"different parameters in the same memory ({validation.listed(pairs)})"
+    validation.expect(not pairs, "net", got, "one parameter used twice, as in b.weight = a.weight, or separate ones")
 
 
 def _overlapping(net: nn.Module) -> list[tuple[str, str]]:

@@ -72,7 +72,10 @@ def copied(value: Copied, memo: dict[int, Any] | None = None) -> Copied:
     if id(value) in memo:
         return cast(Copied, memo[id(value)])
     try:
-        made = _COPIERS.get(type(value), _by_protocol)(value, memo)
+        if type(value) in (list, tuple, dict):
+            made = _STANDARD._deepcopy_dispatch[type(value)](value, memo, copied)
+        else:
+            made = _COPIERS.get(type(value), _by_protocol)(value, memo)
     except (CopyError, RecursionError, MemoryError):
         raise
     except Exception as error:
@@ -91,17 +94,15 @@ class CopyError(ValueError):
 
 def _by_protocol(value: Any, memo: dict[int, Any]) -> Any:
     """Return a copy by the protocol of ``copy``, with :func:`copied` for what a value holds."""
-    kind, standard = type(value), cast(Any, copy)
+    kind = type(value)
     if isinstance(value, Tensor) and not value.is_leaf:
         return value.detach().clone()
-    if kind in (list, tuple, dict):
-        return standard._deepcopy_dispatch[kind](value, memo, copied)
-    atomic = kind in standard._deepcopy_dispatch or kind in getattr(standard, "_atomic_types", ())
+    atomic = kind in _STANDARD._deepcopy_dispatch or kind in getattr(_STANDARD, "_atomic_types", ())
     if atomic or isinstance(value, type) or hasattr(value, "__deepcopy__"):
         return copy.deepcopy(value, memo)
     reduce: Any = copyreg.dispatch_table.get(kind)
     reduced = reduce(value) if reduce else value.__reduce_ex__(4)
-    return value if isinstance(reduced, str) else standard._reconstruct(value, memo, *reduced, deepcopy=copied)
+    return value if isinstance(reduced, str) else _STANDARD._reconstruct(value, memo, *reduced, deepcopy=copied)
 
 
 def _copied_function(held: types.FunctionType, memo: dict[int, Any]) -> Any:
@@ -137,6 +138,7 @@ def _copied_reference(held: weakref.ref[Any], memo: dict[int, Any]) -> Any:
     return lambda: made
 
 
+_STANDARD: Any = copy
 _COPIERS: dict[type, Any] = {
     types.FunctionType: _copied_function,
     types.MethodType: _copied_method,
