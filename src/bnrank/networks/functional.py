@@ -350,15 +350,12 @@ def unwrap(net: nn.Module, values: bool = True) -> nn.Module:
 def aliases(net: nn.Module) -> dict[str, str]:
     """Return the further names of parameters and buffers that are registered in several places, with the first."""
     first: dict[int, str] = {}
-    further = {}
+    further: dict[str, str] = {}
     for prefix, sub in net.named_modules():  # one that is there twice comes once: torch does not undo the second
-        for own, tensor in [*sub._parameters.items(), *sub._buffers.items()]:
-            if tensor is None:
-                continue
-            name = f"{prefix}.{own}" if prefix else own
-            if id(tensor) in first:
+        own = {"prefix": prefix, "recurse": False, "remove_duplicate": False}
+        for name, tensor in [*sub.named_parameters(**own), *sub.named_buffers(**own)]:
+            if first.setdefault(id(tensor), name) != name:
                 further[name] = first[id(tensor)]
-            first.setdefault(id(tensor), name)
     return further
 
 
