@@ -246,19 +246,16 @@ class _Products(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run a function of torch."""
         kwargs = kwargs or {}
-        foreign = bool(self.foreign) and any(id(tensor) in self.foreign for tensor in _tensors([args, kwargs]))
-        if func is nn.functional.scaled_dot_product_attention:
-            query = args[0] if args else kwargs["query"]
-            if not query.is_nested and not foreign:
-                return _attention(*args, **kwargs)
-        asked = getattr(func, "__name__", "") == "__get__"  # for its shape, say
-        result: Any = None if foreign and not asked else func(*args, **kwargs)
-        if foreign and (not asked or isinstance(result, Tensor)):
+        if self.foreign and any(id(tensor) in self.foreign for tensor in _tensors([args, kwargs])):
+            if getattr(func, "__name__", "") == "__get__" and not isinstance(shape := func(*args, **kwargs), Tensor):
+                return shape  # or another property that is no tensor
             raise ForeignTensorError(
                 "it computes with tensors that are not those of the copy's modules: a global variable, a list or a "
                 "closure keeps them; let forward and hooks get at parameters and buffers as attributes of modules"
             )
-        return result
+        if func is nn.functional.scaled_dot_product_attention and not (args[0] if args else kwargs["query"]).is_nested:
+            return _attention(*args, **kwargs)
+        return func(*args, **kwargs)
 
 
 class ForeignTensorError(ValueError):
