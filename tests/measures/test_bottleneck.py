@@ -1,3 +1,5 @@
+from typing import ClassVar
+
 import numpy as np
 import pytest
 import torch
@@ -342,15 +344,24 @@ def spread(values):
     return float((flat - flat.mean(0)).square().sum(1).mean().sqrt())
 
 
+class Sizes:
+    """A hook that notes the numbers of samples of all copies of its module."""
+
+    noted: ClassVar[list[int]] = []
+
+    def __call__(self, part, args):
+        self.noted.append(len(args[0]))
+
+
 def test_images_vary_in_blocks_as_all_at_once(monkeypatch):
     torch.manual_seed(0)
     net = nn.Sequential(*(nn.Conv2d(4, 4, 3, padding=1) for _ in range(4))).double()
-    x, sizes = 5 + torch.randn(150, 4, 24, 24, dtype=torch.float64), []
+    x = 5 + torch.randn(150, 4, 24, 24, dtype=torch.float64)
     reading = bnrank.networks.read(net, x)
     monkeypatch.setattr(capturing, "MAX_BLOCK", 10 * 4 * 24 * 24)
-    net.register_forward_pre_hook(lambda part, args: sizes.append(len(args[0])))
+    net.register_forward_pre_hook(Sizes())
     found = contraction.variations(Functional(net), x, reading, 2)
-    assert sizes == [10] * 6 + [4]
+    assert Sizes.noted == [10] * 6 + [4]
     some = x[torch.linspace(0, 149, 64).round().long()]
     values = [net[: i + 1](some) for i in range(4)]
     assert found.before == pytest.approx(spread(values[0]), rel=1e-12)

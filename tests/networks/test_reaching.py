@@ -1,7 +1,9 @@
 """Copies of modules whose parts are reached in other ways than by attributes: followed, or refused in words."""
 
+import collections
 import functools
 import threading
+import types
 import weakref
 
 import pytest
@@ -91,6 +93,20 @@ class InHelperWithLock(Plain):
         return self.helper(x)
 
 
+class InObject(Plain):
+    def prepare(self):
+        self.held = types.SimpleNamespace(first=collections.deque([lambda x: self.a(x)]))
+
+    def first(self, x):
+        return self.held.first[0](x)
+
+
+class Replaced(Plain):
+    def prepare(self):
+        before = self.forward
+        self.forward = types.MethodType(lambda net, x: before(x), self)
+
+
 class Compiled(Plain):
     def prepare(self):
         self.forward = torch.compile(self.forward, backend="eager")
@@ -98,7 +114,17 @@ class Compiled(Plain):
 
 @pytest.mark.parametrize(
     "kind",
-    [InClosure, InNestedClosure, InDefault, InPartial, InWeakReference, InHelperWithLock, Compiled],
+    [
+        InClosure,
+        InNestedClosure,
+        InDefault,
+        InPartial,
+        InWeakReference,
+        InHelperWithLock,
+        InObject,
+        Replaced,
+        Compiled,
+    ],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_parts_are_reached_in_the_copy(kind, dtype):
@@ -183,6 +209,13 @@ def test_hooks_with_locks_act_on_copies():
     layer.own["self"] = layer.own
     assert Functional(layer)(X).shape == (20, 2)
     assert counter.calls == 0
+
+
+def test_what_a_hook_notes_outside_stays_as_it_was():
+    noted, layer = {}, nn.Linear(3, 2)
+    layer.register_forward_hook(lambda module, args, out: noted.update(out=out))
+    assert Functional(layer)(X).shape == (20, 2)
+    assert noted == {}
 
 
 def test_what_cannot_be_copied_even_without_its_locks_is_shared():

@@ -72,6 +72,11 @@ def suggest(value: object, options: Iterable[str]) -> str:
     return f"; did you mean {known[near[0]]!r}?" if near else ""
 
 
+def listed(names: Sequence[str], most: int = 5) -> str:
+    """Return names joined by commas: the first few, and how many others there are."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
 def choice(value: object, name: str, options: Sequence[str]) -> str:
     """Return ``value`` if it is one of ``options``, else raise with the nearest one suggested."""
     if isinstance(value, str) and value in options:

@@ -65,8 +65,7 @@ def plain_array(value: Any, name: str) -> Any:
     kinds = {label: dtype for label, dtype in columns.dtypes.items()}
     bad = [f"{k} ({t})" for k, t in kinds.items() if not types.is_numeric_dtype(t) or types.is_bool_dtype(t)]
     if bad:
-        shown = ", ".join(bad[:3]) + (f" and {len(bad) - 3} more" if len(bad) > 3 else "")
-        raise TypeError(f"{name}: got a {kind} with columns that are no numbers: {shown}")
+        raise TypeError(f"{name}: got a {kind} with columns that are no numbers: {validation.listed(bad, 3)}")
     validation.expect(not bool(columns.isna().any(axis=None)), name, f"a {kind} with missing entries", "numbers")
     whole = all(types.is_integer_dtype(dtype) for dtype in kinds.values())
     return np.array(value.to_numpy(dtype=np.int64 if whole else np.float64))

@@ -182,37 +182,7 @@ def as_mlp(net: nn.Module, *, multiply_out: bool = False) -> MLP:
     >>> as_mlp(torch.nn.Sequential(*factored, torch.nn.ReLU(), torch.nn.Linear(4, 2)), multiply_out=True).widths
     [3, 4, 2]
     """
-    net, multiply_out = unwrap(net), validation.flag(multiply_out, "multiply_out")
-    validation.expect(not any(p.is_complex() for p in net.parameters()), "net", "complex weights", "real ones")
-    if is_plain_mlp(net):
-        return from_layers(net.weights, net.biases, net.slope).to(net.weights[0].device)
-    if isinstance(net, MLP):
-        raise TypeError("net: got an MLP that was changed, expected each layer a Linear with parameters of its own")
-    layers, slopes = _layers(net)
-    weights = [layer.weight.detach().double() for layer in layers]
-    biases = [
-        weight.new_zeros(len(weight)) if layer.bias is None else layer.bias.detach().double()
-        for layer, weight in zip(layers, weights, strict=True)
-    ]
-    i = 0
-    while multiply_out and len(set(slopes)) > 1 and i < len(slopes):
-        if slopes[i] is not None:
-            i += 1
-            continue
-        biases[i : i + 2] = [weights[i + 1] @ biases[i] + biases[i + 1]]
-        weights[i : i + 2] = [weights[i + 1] @ weights[i]]
-        del slopes[i]
-    if len(set(slopes)) > 1:
-        hint = "" if multiply_out or None not in slopes else "; multiply_out=True takes consecutive Linear for one"
-        given = [1.0 if slope is None else slope for slope in slopes]
-        raise TypeError(f"net: got activations of slopes {given}, expected the same between all layers{hint}")
-    slope = slopes[0] if slopes else 0.0
-    shifts = biases if any(layer.bias is not None for layer in layers) else []
-    try:
-        made = from_layers(weights, shifts, 1.0 if slope is None else slope)
-    except ValueError as error:
-        raise TypeError(f"net: {error}") from error
-    return made.to(weights[0].device)
+    return replace(_chain(net, validation.flag(multiply_out, "multiply_out")), dtype=torch.float64).network()
 
 
 def read_chain(net: nn.Module, name: str = "net", *, multiply_out: bool = False) -> Chain:
@@ -239,14 +209,37 @@ def read_chain(net: nn.Module, name: str = "net", *, multiply_out: bool = False)
     name, multiply_out = validation.text(name, "name"), validation.flag(multiply_out, "multiply_out")
     try:
         check_finite(net)
-        mlp = as_mlp(net, multiply_out=multiply_out)
+        return _chain(net, multiply_out)
     except (TypeError, ValueError) as error:
         raise type(error)(f"{name}: {str(error).removeprefix('net: ')}") from error
+
+
+def _chain(net: nn.Module, multiply_out: bool) -> Chain:
+    """Return the layers of a chain, in the precision of the module."""
+    net = unwrap(net)
+    validation.expect(not any(p.is_complex() for p in net.parameters()), "net", "complex weights", "real ones")
+    layers, slopes = _layers(net)
+    joined = multiply_out and len(set(slopes)) > 1
+    weights, biases, given = list[Tensor](), list[Tensor](), list[float]()
+    for layer, slope in zip(layers, [None, *slopes], strict=True):
+        weight = layer.weight.detach().to(torch.float64, copy=True)
+        bias = weight.new_zeros(len(weight)) if layer.bias is None else layer.bias.detach().to(weight, copy=True)
+        if weights and joined and slope is None:
+            weight, bias = weight @ weights.pop(), weight @ biases.pop() + bias
+        elif weights:
+            given.append(1.0 if slope is None else slope)
+        weights.append(weight)
+        biases.append(bias)
+    if len(set(given)) > 1:
+        hint = "" if multiply_out or None not in slopes else "; multiply_out=True takes consecutive Linear for one"
+        raise TypeError(f"net: got activations of slopes {given}, expected the same between all layers{hint}")
+    common = given[0] if given else float(getattr(net, "slope", 0.0))
+    validation.expect(-1 < common <= 1, "net: slope", f"{common:g}", "a number in (-1, 1], 1 for none", TypeError)
     floats = [p.dtype for p in net.parameters() if p.is_floating_point()]
-    validation.expect(floats, name, f"{type(net).__name__} without floating-point parameters", "some", TypeError)
+    validation.expect(floats, "net", f"{type(net).__name__} without floating-point parameters", "some", TypeError)
     dtype = functools.reduce(torch.promote_types, floats)
-    weights, biases = [w.detach() for w in mlp.weights], [b.detach() for b in mlp.biases]
-    return Chain(weights, biases, mlp.slope, dtype, weights[0].device)
+    shifts = biases if any(layer.bias is not None for layer in layers) else []
+    return Chain(weights, shifts, common, dtype, weights[0].device)
 
 
 def _layers(net: nn.Module) -> tuple[list[nn.Linear], list[float | None]]:
@@ -266,6 +259,8 @@ def _layers(net: nn.Module) -> tuple[list[nn.Linear], list[float | None]]:
             if slope is not None:
                 raise TypeError(f"net: got two activations in a row at {name}, expected one")
             slope = part.negative_slope if isinstance(part, nn.LeakyReLU) else 0.0
+        elif isinstance(part, MLP):
+            raise TypeError("net: got an MLP that was changed, expected each layer a Linear with parameters of its own")
         elif type(part) is not nn.Flatten or layers:
             expected = "a bnrank.MLP or a Sequential of Linear, ReLU, LeakyReLU, Identity and Dropout"
             at = f" (first at {name})" if name else ""

@@ -101,16 +101,16 @@ class Convolutional(Stack):
         window = Window(**window) if isinstance(window, Mapping) else validation.kind(window, "window", Window)
         slope, bias = validation.slope(slope, linear=True), validation.flag(bias, "bias")
         dtype = validation.dtype(dtype)
-        _fit(shape, channels, window.kernel ** (len(shape) - 1), dtype.itemsize)
-        convolution, pooling = ((nn.Conv1d, nn.AvgPool1d), (nn.Conv2d, nn.AvgPool2d))[len(shape) - 2]
+        pooling = (nn.AvgPool1d, nn.AvgPool2d)[len(shape) - 2]
         around = 0 if window.padding == "none" else (window.kernel - 1) // 2
         mode = "circular" if window.padding == "circular" else "zeros"
-        image, parts = shape[1:], {}
-        for i, (before, after) in enumerate(itertools.pairwise([shape[0], *channels]), 1):
+        how = {"stride": window.stride, "padding": around, "padding_mode": mode, "bias": bias, "dtype": dtype}
+        convolutions = _convolutions(shape, channels, [window.kernel] * len(shape[1:]), **how)
+        image, parts = shape[1:], dict[str, nn.Module]()
+        for i, convolution in enumerate(convolutions, 1):
             if mode == "circular" and around > min(image):
                 raise ValueError(f"kernel: got {window.kernel}, which wraps more than once around an image of {image}")
-            settings = {"stride": window.stride, "padding": around, "padding_mode": mode, "bias": bias, "dtype": dtype}
-            parts[f"conv{i}"] = nn.utils.skip_init(convolution, before, after, window.kernel, **settings)
+            parts[f"conv{i}"] = convolution
             image = [(side + 2 * around - window.kernel) // window.stride + 1 for side in image]
             if slope != 1:
                 parts[f"activation{i}"] = activation(slope)
@@ -176,7 +176,7 @@ class CircularConvolutional(Stack):
         Whether the output is one vector per sample, (N, channels * n) or (N, channels * height * width), as
         `bnrank.train` needs it, or an image.
     init, seed, dtype
-        As in :class:`~bnrank.networks.stack.Drawn`, and the floating-point type.
+        As in :class:`~bnrank.networks.drawn.Drawn`, and the floating-point type.
 
     Raises
     ------
@@ -218,13 +218,10 @@ class CircularConvolutional(Stack):
             raise ValueError(f"kernel: got {kernel if one else tuple(taps)}, expected {expected}")
         slope, dtype = validation.slope(slope, linear=True), validation.dtype(dtype)
         bias, flatten = validation.flag(bias, "bias"), validation.flag(flatten, "flatten")
-        _fit(shape, channels, math.prod(taps), dtype.itemsize)
-        layer: Any = (nn.Conv1d, nn.Conv2d)[len(image) - 1]
         parts: dict[str, nn.Module] = {}
-        for i, (before, after) in enumerate(itertools.pairwise([shape[0], *channels]), 1):
-            parts[f"conv{i}"] = nn.utils.skip_init(
-                layer, before, after, tuple(taps), padding="same", bias=bias, padding_mode="circular", dtype=dtype
-            )
+        how = {"padding": "same", "padding_mode": "circular", "bias": bias, "dtype": dtype}
+        for i, convolution in enumerate(_convolutions(shape, channels, taps, **how), 1):
+            parts[f"conv{i}"] = convolution
             if slope != 1 and i < len(channels):
                 parts[f"activation{i}"] = activation(slope)
         if flatten:
@@ -234,10 +231,12 @@ class CircularConvolutional(Stack):
         self.settings |= {"slope": slope, "bias": bias, "flatten": flatten}
 
 
-def _fit(shape: list[int], channels: list[int], taps: int, itemsize: int) -> None:
-    """Raise unless the kernels of the convolutions fit into memory."""
-    sizes = {"shape": shape[0], "channels": max(channels), "kernel": taps}
-    validation.largest_fits(size([shape[0], *channels]) * taps, sizes, itemsize)
+def _convolutions(shape: list[int], channels: list[int], taps: list[int], **how: Any) -> list[nn.Module]:
+    """Return the convolutions, not yet drawn; raise unless their kernels fit into memory."""
+    sizes, widths = {"shape": shape[0], "channels": max(channels), "kernel": math.prod(taps)}, [shape[0], *channels]
+    validation.largest_fits(size(widths) * sizes["kernel"], sizes, how["dtype"].itemsize)
+    kind: Any = (nn.Conv1d, nn.Conv2d)[len(taps) - 1]
+    return [nn.utils.skip_init(kind, *pair, tuple(taps), **how) for pair in itertools.pairwise(widths)]
 
 
 def _sizes(shape: Sequence[int], channels: Sequence[int]) -> tuple[list[int], list[int]]:

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from bnrank._core import sources, store, validation
 from bnrank.networks.convolutional import CircularConvolutional, Convolutional, LinearConvolutional
-from bnrank.networks.functional import sandbox
 from bnrank.networks.mlp import MLP, from_layers, make
 from bnrank.networks.reading.matrices import Source, listing
 from bnrank.networks.stack import ResNetDiagonal, ResNetFree, ResNetIdentity, Stack
@@ -25,6 +24,13 @@ _STACKS = (ResNetIdentity, ResNetDiagonal, ResNetFree, Convolutional, LinearConv
 MAX_CODE = 1 << 24  # bytes of a Python file
 MAX_ERROR = 500  # letters of another error
 _IMPORTS = threading.RLock()  # of sys.path and sys.modules, which belong to the process
+_ELEMENTWISE = (
+    "CELU ELU GELU Hardshrink Hardsigmoid Hardswish Hardtanh LogSigmoid Mish ReLU6 SELU Sigmoid SiLU Softplus "
+    "Softshrink Softsign Tanh Tanhshrink"
+)
+_ACTIVATIONS = {"relu": 0.0, "leaky_relu": 0.01, "linear": 1.0}
+_ACTIVATIONS |= {name.lower(): getattr(nn, name) for name in _ELEMENTWISE.split()}
+_EXPECTED = '"relu", "linear", a slope, or an elementwise function of torch.nn.functional such as "tanh"'
 _KINDS: dict[str, Callable[..., MLP | Stack]] = {"MLP": make, **{kind.__name__: kind for kind in _STACKS}}
 
 
@@ -208,44 +214,18 @@ def runnable(net: object, activation: str | float | None = None, name: str = "ne
 def expect_own(net: nn.Module, activation: str | float | None) -> None:
     """Raise ValueError if an activation is given for a network that has another one, or one that is not known."""
     own = getattr(net, "slope", getattr(net, "settings", {}).get("slope"))
-    if activation is not None and (own is None or _function(activation) != own):
+    if activation is not None and (own is None or _activation(activation) != own):
         known = f"its own, slope {own:g}" if isinstance(own, float | int) else "none, as its code says it"
         raise ValueError(f"activation: got {activation!r} for a {type(net).__name__}, expected {known}")
 
 
-def _function(activation: object) -> float | Callable[[Tensor], Tensor]:
-    """Return the slope of an activation, or the elementwise function of torch of this name."""
-    expected = (
-        '"relu", "linear", a slope, or the name of an elementwise function in torch.nn.functional, such as "tanh"'
-    )
-    if not isinstance(activation, str):
-        return validation.slope(activation, "activation", linear=True)
-    if activation in ("relu", "linear"):
-        return float(activation == "linear")
-    function, values = getattr(nn.functional, activation, None), torch.linspace(-2, 2, 9)
-    try:
-        with sandbox():
-            elementwise = torch.equal(function(values), function(values[:, None])[:, 0])  # type: ignore[misc]
-    except Exception:  # whatever other functions raise without their further arguments
-        elementwise = False
-    validation.expect(elementwise, "activation", repr(activation), expected)
-    return cast(Callable[[Tensor], Tensor], function)
-
-
-class Elementwise(nn.Module):
-    """A function of ``torch.nn.functional`` as a layer."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        self.name = name
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the values of the function."""
-        return cast(Tensor, getattr(nn.functional, self.name)(x))
-
-    def extra_repr(self) -> str:
-        """Return its name."""
-        return self.name
+def _activation(value: object) -> float | type[nn.Module]:
+    """Return the slope of an activation, or the class of one without a slope."""
+    if not isinstance(value, str):
+        return validation.slope(value, "activation", linear=True)
+    if value not in _ACTIVATIONS:
+        raise ValueError(f"activation: got {value!r}, expected {_EXPECTED}{validation.suggest(value, _ACTIVATIONS)}")
+    return _ACTIVATIONS[value]
 
 
 def chained(
@@ -259,7 +239,7 @@ def chained(
     known = {*weights, *(_bias(name) for name in weights)}
     other = [f"{name} {tuple(t.shape)}" for name, t in tensors.items() if name not in known]
     if other or not weights:
-        also = f", but it also has {', '.join(other[:5])}{' ...' if len(other) > 5 else ''}" if other else ""
+        also = f", but it also has {validation.listed(other)}" if other else ""
         raise ValueError(
             f"{source} is not a plain chain of linear layers, expected 2-D weights and their biases only{also}. "
             'Read other modules with bnrank.load(path, bnrank.networks.load_module("file.py:function"))'
@@ -274,23 +254,20 @@ def chained(
         )
     names = order or sorted(weights, key=lambda name: [(len(n), n) for n in re.findall(r"0*(\d+)", name)])
     biases = [tensors[_bias(name)] for name in names if _bias(name) in tensors]
-    dtype, function = _one_dtype(source, tensors), 0.0 if activation is None else _function(activation)
+    dtype, between = _one_dtype(source, tensors), 0.0 if activation is None else _activation(activation)
     try:
-        chain = from_layers([tensors[name] for name in names], biases, function if isinstance(function, float) else 0.0)
+        chain = from_layers([tensors[name] for name in names], biases, between if isinstance(between, float) else 0.0)
     except ValueError as error:
         raise ValueError(f"{source}, {', '.join(names)}: {error}; give the names in order with order=[...]") from error
     if activation is None and len(names) > 1:
-        which = '"relu", "linear", a slope, or a function of torch.nn.functional such as "tanh"'
-        raise ValueError(
-            f"activation: got none, but {source.partition(': ')[2]} does not say the activation between its layers; "
-            f"expected {which}"
-        )
+        got = f"none, but {source.partition(': ')[2]} does not say the activation between its layers"
+        raise ValueError(f"activation: got {got}; expected {_EXPECTED}")
     chain.init = "he"  # where its parameters are drawn again
     net: nn.Module = chain.to(dtype)
     own = [f"layers.{i}" for i in range(len(names))]
-    if not isinstance(function, float):
-        layers = [part for layer in chain.layers for part in (layer, Elementwise(str(activation)))]
-        net, own = nn.Sequential(*layers[:-1]), [str(2 * i) for i in range(len(names))]
+    if not isinstance(between, float):
+        net = nn.Sequential(*[part for layer in chain.layers for part in (layer, between())][:-1])
+        own = [str(2 * i) for i in range(len(names))]
     return net, dict(zip(own, (name.removesuffix(".weight") for name in names), strict=True))
 
 

@@ -7,7 +7,7 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Any, Literal, TypeGuard, TypeVar, overload
+from typing import Any, Literal, TypeGuard, overload
 
 import numpy as np
 import torch
@@ -16,12 +16,11 @@ from torch.nn.parameter import is_lazy
 
 from bnrank._core import validation
 from bnrank._core.onlooker import only_looks_on
-from bnrank.networks.inputs import OUTPUTS, Inputs, Samples, columns, floating_outputs, main_output, several
+from bnrank.networks.inputs import OUTPUTS, Inputs, Samples, as_tensor, columns, main_output, several
 from bnrank.networks.mlp import MLP, LinearNetwork
 from bnrank.networks.replicas import ForeignTensorError, replica, restored, sandbox
 
 MAX_WHOLE = 2**22  # numbers in x for which an error tells whether the module runs on all samples
-Returned = TypeVar("Returned")
 
 
 class ExplainedError(ValueError):
@@ -29,14 +28,11 @@ class ExplainedError(ValueError):
 
 
 class PrecisionError(ExplainedError):
-    """The error of a module that fails on x in one precision, but runs in another one, ``dtype``.
+    """The error of a module that fails on x in one precision, but runs in another one, ``dtype``."""
 
-    Its message ends with ``advice``, which is to give that precision.
-    """
-
-    def __init__(self, message: str, dtype: torch.dtype | None = None, advice: str = "") -> None:
+    def __init__(self, message: str, dtype: torch.dtype | None = None) -> None:
         super().__init__(message)
-        self.dtype, self.advice = dtype, advice
+        self.dtype = dtype
 
 
 class Functional:
@@ -86,15 +82,15 @@ class Functional:
 
     def __call__(self, x: Samples) -> Tensor:
         """Return f(x); gradients flow to x and to ``parameters``."""
-        return self.with_parameters(self.parameters, x)
+        return columns(self.main(x))
 
     def with_parameters(self, parameters: dict[str, Tensor], x: Samples) -> Tensor:
         """Return f(x) with other parameters, in the same dtype and on the same device."""
-        return columns(self._main(parameters, x))
+        return columns(self._main_of(self._run(parameters, x), x))
 
     def main(self, x: Samples) -> Tensor:
         """Return f(x) in the shape that the module gives it, (N,) or (N, ...)."""
-        return self._main(self.parameters, x)
+        return self._main_of(self._run(self.parameters, x), x)
 
     def is_plain(self, x: Samples) -> bool:
         """Return whether the module returns one tensor with a row for each sample: no other values, and no (N,)."""
@@ -108,10 +104,6 @@ class Functional:
             first, second = (self._main_of(self._returned(self.parameters, x, seed), x) for seed in (0, 1))
         return columns(first), columns(second)
 
-    def outputs(self, x: Samples) -> dict[str, Tensor]:
-        """Return every floating-point tensor that the module returns, by name; "" where it returns one tensor."""
-        return floating_outputs(self._run(self.parameters, x))
-
     def is_random(self, x: Samples) -> bool:
         """Return whether f(x) differs from call to call by more than rounding."""
         first, again = self.twice(x)
@@ -120,28 +112,22 @@ class Functional:
         rounding = (1e-6 if self.dtype == torch.float64 else 1e-3) * largest
         return not torch.allclose(first, again, rtol=0.0, atol=rounding, equal_nan=True)
 
-    def _main(self, parameters: dict[str, Tensor], x: Samples) -> Tensor:
-        """Return the main output, samples first."""
-        return self._main_of(self._run(parameters, x), x)
-
     def _main_of(self, returned: Any, x: Samples) -> Tensor:
         """Return the main output among what the module returns for x, samples first."""
         kind, dim = type(self.module).__name__, x.dim if isinstance(x, Inputs) else 0
-        out = main_output(returned)
+        out, what, expected = main_output(returned), "", "a dense tensor of real numbers"
         if not isinstance(out, Tensor):
-            raise ValueError(
-                f"net: {kind} returns {type(returned).__name__}, expected a tensor, a tuple, mapping or dataclass "
-                f"that holds one, or an object with one in {', '.join(OUTPUTS)}; wrap it in a module that returns "
-                "the tensor of interest"
+            what, expected = type(returned).__name__, "a tensor, a tuple, mapping or dataclass that holds one, or an "
+            expected += (
+                f"object with one in {', '.join(OUTPUTS)}; wrap it in a module that returns the tensor of interest"
             )
-        dense = not out.is_nested and out.layout == torch.strided and not out.is_complex()
-        if not dense:
+        elif out.is_complex() or out.is_nested or out.layout != torch.strided:
             what = "complex numbers" if out.is_complex() else "a sparse or nested tensor"
-            raise ValueError(f"net: {kind} returns {what}, expected a dense tensor of real numbers")
-        if not out.is_floating_point():
-            what = "truth values" if out.dtype == torch.bool else "integers"
+        elif not out.is_floating_point():
+            what = f"{_kind(out)} of dtype {out.dtype}"
             expected = "floating-point numbers, such as the scores before argmax; wrap it in a module that returns them"
-            raise ValueError(f"net: {kind} returns {what} of dtype {out.dtype}, expected {expected}")
+        if what:
+            raise ValueError(f"net: {kind} returns {what}, expected {expected}")
         if out.ndim == dim == 0 and len(x) == 1:  # squeezed
             out = out.reshape(1)
         if out.ndim <= dim or out.shape[dim] != len(x):
@@ -196,10 +182,10 @@ class Functional:
     ) -> Iterator[tuple[Callable[[], object], ValueError]]:
         """Iterate over runs that differ in one respect, with the error to raise where one succeeds."""
         kind, shapes = type(self.module).__name__, _shapes(x)
-        for changed, name, dtype in _as_real(x, self.dtype):
-            numbers = "complex numbers" if dtype.is_complex else "truth values" if dtype == torch.bool else "integers"
-            got = f"{name}: got {numbers} of dtype {dtype}, on which {kind} fails"
-            error: ValueError = validation.DtypeError(f"{got}, expected floating point; {validation.conversion(dtype)}")
+        for changed, name, value in _as_real(x, self.dtype):
+            got = f"{name}: got {_kind(value)} of dtype {value.dtype}, on which {kind} fails"
+            expected = f"expected floating point; {validation.conversion(value.dtype)}"
+            error: ValueError = validation.DtypeError(f"{got}, {expected}")
             yield functools.partial(self._returned, parameters, changed), error
         if not torch.is_grad_enabled() and "grad" in why:
             where = "which is run without, expected one with torch.enable_grad() around the part that needs them"
@@ -211,7 +197,7 @@ class Functional:
                 advice = f"pass dtype={other} to a function that has this argument, as bnrank.profile has"
                 text = f"net: {kind} runs on x of shape {shapes} in {other}, but not in {self.dtype}: {why}; {advice}"
                 function = Functional(self.net, other)
-                yield functools.partial(function._returned, function.parameters, x), PrecisionError(text, other, advice)
+                yield functools.partial(function._returned, function.parameters, x), PrecisionError(text, other)
         if isinstance(x, Tensor) and x.is_floating_point():
             got = f"x: got real numbers of dtype {x.dtype}, on which {kind} fails"
             error = validation.DtypeError(f"{got}, expected integers; convert it with .long()")
@@ -276,11 +262,9 @@ def example(net: nn.Module, x: object, minimum: int = 1, name: str = "x", *, inp
         advice = "one tensor (N, ...): wrap net in a module that takes it and adds the rest"
         validation.expect(inputs, name, how, advice, TypeError)
         return found
-    if isinstance(x, np.ndarray) and x.dtype.kind in "iu":
-        x = validation.from_array(x, name)
-    if isinstance(x, Tensor):
-        x = validation.dense(x, name)
-    if isinstance(x, Tensor) and not x.is_floating_point() and not x.is_complex() and x.dtype != torch.bool:
+    if isinstance(x, Tensor) or (isinstance(x, np.ndarray) and x.dtype.kind in "iu"):
+        x = as_tensor(x, name)
+    if isinstance(x, Tensor) and _kind(x) == "integers" and not x.is_floating_point():
         fits = x.ndim > 0 and x.numel() > 0 and len(x) >= minimum
         validation.expect(fits, name, f"shape {tuple(x.shape)}", f"(N, ...) with at least {minimum} sample(s)")
         return x
@@ -313,20 +297,15 @@ def check_finite(net: nn.Module) -> None:
     """Raise ValueError, naming them, if parameters have NaN or infinite entries."""
     values = {name: p.detach() for name, p in unwrap(net).named_parameters()}
     bad = [name for name, p in values.items() if not bool((p.float() if p.element_size() == 1 else p).isfinite().all())]
-    if bad:
-        shown = ", ".join(bad[:5]) + (f" and {len(bad) - 5} more" if len(bad) > 5 else "")
-        raise ValueError(f"net: got NaN or infinite entries in {shown}, expected finite parameters")
+    validation.expect(not bad, "net", f"NaN or infinite entries in {validation.listed(bad)}", "finite parameters")
 
 
 def check_real(net: nn.Module) -> None:
     """Raise ValueError, naming them, if parameters are complex numbers: gradients are those of real ones."""
     found = [name for name, p in unwrap(net).named_parameters() if p.is_complex()]
-    if found:
-        shown = ", ".join(found[:5]) + (f" and {len(found) - 5} more" if len(found) > 5 else "")
-        raise ValueError(
-            f"net: got parameters that are complex numbers ({shown}), expected real ones: keep torch.view_as_real of "
-            "each as the parameter, and use torch.view_as_complex of it in the forward"
-        )
+    advice = "keep torch.view_as_real of each as the parameter, and use torch.view_as_complex of it in the forward"
+    got = f"parameters that are complex numbers ({validation.listed(found)})"
+    validation.expect(not found, "net", got, f"real ones: {advice}")
 
 
 def check_unshared(net: nn.Module) -> None:
@@ -335,13 +314,9 @@ def check_unshared(net: nn.Module) -> None:
     One parameter used in several places is allowed and counts once. Two parameters over the same memory (``p.data =
     q.data``) are ambiguous.
     """
-    pairs = _overlapping(unwrap(net, values=False))
-    if pairs:
-        shown = ", ".join(f"{a} and {b}" for a, b in pairs[:5])
-        raise ValueError(
-            f"net: got different parameters in the same memory ({shown}), expected one parameter used twice, "
-            "as in b.weight = a.weight, or separate ones"
-        )
+    pairs = [f"{a} and {b}" for a, b in _overlapping(unwrap(net, values=False))]
+    got = f"different parameters in the same memory ({validation.listed(pairs)})"
+    validation.expect(not pairs, "net", got, "one parameter used twice, as in b.weight = a.weight, or separate ones")
 
 
 def _overlapping(net: nn.Module) -> list[tuple[str, str]]:
@@ -362,39 +337,33 @@ def unwrap(net: nn.Module, values: bool = True) -> nn.Module:
     """
     if not isinstance(net, nn.Module):
         raise TypeError(f"net: got {validation.describe(net)}, expected a torch.nn.Module")
-    while True:
-        parallel = isinstance(net, nn.DataParallel | nn.parallel.DistributedDataParallel)
-        inner = net.module if parallel else dict(net.named_children()).get("_orig_mod")
-        if not isinstance(inner, nn.Module):
-            break
+    parallel = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+    while isinstance(inner := net.module if isinstance(net, parallel) else getattr(net, "_orig_mod", None), nn.Module):
         net = inner
     tensors = [*net.named_parameters(), *net.named_buffers()]
-    empty = [name for name, p in tensors if p.is_meta and not is_lazy(p)]
+    empty = validation.listed([name for name, p in tensors if p.is_meta and not is_lazy(p)])
     if empty and values:
-        raise ValueError(f"net: parameters on the meta device ({', '.join(empty[:5])}), expected some with values")
-    lazy = [name for name, p in tensors if is_lazy(p)]
+        raise ValueError(f"net: parameters on the meta device ({empty}), expected some with values")
+    lazy = validation.listed([name for name, p in tensors if is_lazy(p)])
     if lazy:
-        raise ValueError(f"net: parameters without a shape yet ({', '.join(lazy)}); run it once on data first")
+        raise ValueError(f"net: parameters without a shape yet ({lazy}); run it once on data first")
     return net
 
 
 def aliases(net: nn.Module) -> dict[str, str]:
     """Return the further names of parameters and buffers that are registered in several places, with the first."""
     first: dict[int, str] = {}
-    further = {}
+    further: dict[str, str] = {}
     for prefix, sub in net.named_modules():  # one that is there twice comes once: torch does not undo the second
-        for own, tensor in [*sub._parameters.items(), *sub._buffers.items()]:
-            if tensor is None:
-                continue
-            name = f"{prefix}.{own}" if prefix else own
-            if id(tensor) in first:
+        own = {"prefix": prefix, "recurse": False, "remove_duplicate": False}
+        for name, tensor in [*sub.named_parameters(**own), *sub.named_buffers(**own)]:
+            if first.setdefault(id(tensor), name) != name:
                 further[name] = first[id(tensor)]
-            first.setdefault(id(tensor), name)
     return further
 
 
-def _as_real(x: Samples, dtype: torch.dtype) -> Iterator[tuple[Samples, str, torch.dtype]]:
-    """Iterate over samples with one tensor, or all of them, as floating-point numbers, and the name and dtype of one.
+def _as_real(x: Samples, dtype: torch.dtype) -> Iterator[tuple[Inputs, str, Tensor]]:
+    """Iterate over samples with one tensor as floating-point numbers, the name of this tensor, and itself.
 
     Examples
     --------
@@ -402,16 +371,17 @@ def _as_real(x: Samples, dtype: torch.dtype) -> Iterator[tuple[Samples, str, tor
     ['x[1]']
     """
     given = x if isinstance(x, Inputs) else Inputs((x,))
-    alone = len(given.tensors) == 1 and not given.named
-    values: dict[Any, Any] = {**dict(enumerate(given.positional)), **given.named}
-    places = [key for key, value in values.items() if isinstance(value, Tensor) and not value.is_floating_point()]
-    for chosen in [[key] for key in places] + ([places] if len(places) > 1 else []):
-        positional, named = list(given.positional), dict(given.named)
-        for key in chosen:
-            real = values[key].real if values[key].is_complex() else values[key]
-            (named if isinstance(key, str) else positional)[key] = real.to(dtype)
-        name = "x" if alone else f"x[{chosen[0]!r}]"
-        yield Inputs(tuple(positional), named, given.dim), name, values[chosen[0]].dtype
+    for key, value in [*enumerate(given.positional), *given.named.items()]:
+        if isinstance(value, Tensor) and not value.is_floating_point():
+            real = (value.real if value.is_complex() else value).to(dtype)
+            positional = tuple(real if place == key else other for place, other in enumerate(given.positional))
+            named = {name: real if name == key else other for name, other in given.named.items()}
+            alone = len(given.tensors) == 1 and not named
+            yield Inputs(positional, named, given.dim), "x" if alone else f"x[{key!r}]", value
+
+
+def _kind(values: Tensor) -> str:
+    return "complex numbers" if values.is_complex() else "truth values" if values.dtype == torch.bool else "integers"
 
 
 def _shapes(x: Samples) -> str:
@@ -425,8 +395,3 @@ def _shapes(x: Samples) -> str:
     tensors, dim = ([x], 0) if isinstance(x, Tensor) else (x.tensors, x.dim)
     sizes = [["N" if i == dim else str(size) for i, size in enumerate(tensor.shape)] for tensor in tensors]
     return ", ".join(f"({', '.join(some)}{',' * (len(some) == 1)})" for some in sizes)
-
-
-def uncompiled(function: Callable[[], Returned]) -> Callable[[], Returned]:
-    """Return a function that runs uncompiled, also where it is called inside a compiled one."""
-    return torch.compiler.disable(function) if torch.compiler.is_compiling() else function

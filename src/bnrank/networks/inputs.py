@@ -90,11 +90,10 @@ class Inputs:
         return self._map(lambda tensor: converted(tensor, dtype, device))
 
     def _map(self, change: Any) -> Inputs:
-        def one(value: Any) -> Any:
-            return change(value) if isinstance(value, Tensor) else value
-
-        named = {name: one(value) for name, value in self.named.items()}
-        return Inputs(tuple(map(one, self.positional)), named, self.dim)
+        values = [*self.positional, *self.named.values()]
+        changed = [change(value) if isinstance(value, Tensor) else value for value in values]
+        count = len(self.positional)
+        return Inputs(tuple(changed[:count]), dict(zip(self.named, changed[count:], strict=True)), self.dim)
 
 
 Samples = Tensor | Inputs
@@ -116,12 +115,12 @@ def several(net: nn.Module, x: Any, name: str = "x", minimum: int = 1) -> Inputs
     """
     dim = int(_time_first(net))
     if isinstance(x, Mapping):
-        named = {str(key): _tensor(value, f"{name}[{key!r}]") for key, value in x.items()}
+        named = {str(key): as_tensor(value, f"{name}[{key!r}]") for key, value in x.items()}
         found = Inputs((), named, dim)
     elif isinstance(x, tuple | list) and any(isinstance(value, Tensor | np.ndarray) for value in x):
-        found = Inputs(tuple(_tensor(value, f"{name}[{i}]") for i, value in enumerate(x)), {}, dim)
+        found = Inputs(tuple(as_tensor(value, f"{name}[{i}]") for i, value in enumerate(x)), {}, dim)
     elif dim and isinstance(x, Tensor | np.ndarray) and x.ndim == 3:
-        found = Inputs((_tensor(x, name),), {}, dim)
+        found = Inputs((as_tensor(x, name),), {}, dim)
     else:
         return None
     expected = "tensors with one entry per sample" + " along dimension 1 (batch_first=False)" * dim
@@ -243,7 +242,7 @@ def _time_first(net: nn.Module) -> bool:
     return isinstance(net, _TIME_FIRST) and not net.batch_first
 
 
-def _tensor(value: Any, name: str) -> Any:
+def as_tensor(value: Any, name: str) -> Any:
     """Return an array as a tensor; refuse sparse tensors, NaN and infinity; other values as they are."""
     if isinstance(value, np.ndarray):
         value = validation.from_array(value, name)

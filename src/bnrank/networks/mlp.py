@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bnrank._core import validation
+from bnrank.networks.drawn import Drawn
 
 
 def leaky_relu(z: Tensor, slope: float) -> Tensor:
@@ -20,7 +20,7 @@ def leaky_relu(z: Tensor, slope: float) -> Tensor:
     return torch.relu(z) if slope == 0 else nn.functional.leaky_relu(z, slope)
 
 
-class MLP(nn.Module):
+class MLP(Drawn):
     r"""Fully connected network of depth L with activation sigma_s between layers and none after the last.
 
     a_0 = x, a~_l = W_l a_{l-1} + b_l, a_l = sigma_s(a~_l), f(x) = a~_L, for layers l = 1..L
@@ -57,8 +57,6 @@ class MLP(nn.Module):
     [(10, 3), (10, 10), (2, 10)]
     """
 
-    _without_effect = ("init", "seed")  # attributes that do not change the function
-
     def __init__(
         self,
         widths: Sequence[int],
@@ -71,16 +69,14 @@ class MLP(nn.Module):
         super().__init__()
         self.widths = validation.integers(widths, "widths")
         validation.expect(len(self.widths) >= 2, "widths", f"{self.widths}", "at least two, [d_in, ..., d_out]")
-        self.slope = validation.slope(slope)
+        self.slope = validation.slope(slope, linear=isinstance(self, LinearNetwork))
         self.bias = validation.flag(bias, "bias")
-        self.init = validation.init(init)
-        self.seed = validation.seed(seed)
-        dtype = validation.dtype(dtype)
+        init, seed, dtype = validation.init(init), validation.seed(seed), validation.dtype(dtype)
         validation.allocation(size(self.widths), "widths", self.widths, dtype.itemsize)
         self.layers = nn.ModuleList(
             linear(n_in, n_out, self.bias, dtype) for n_in, n_out in zip(self.widths, self.widths[1:], strict=False)
         )
-        self.reset(self.seed)
+        self.reset(seed, init)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -102,19 +98,9 @@ class MLP(nn.Module):
         """b_1, ..., b_L, of shapes (n_l,); an empty list without biases."""
         return [cast(nn.Parameter, layer.bias) for layer in self.layers] if self.bias else []
 
-    def reset(self, seed: int, init: str | float | None = None) -> MLP:
-        """Redraw all parameters in place, from the network's own generator, and return the network."""
-        init, seed = self.init if init is None else validation.init(init), validation.seed(seed)
-        generator = torch.Generator().manual_seed(seed)
-        with torch.no_grad():
-            for weight in self.weights:
-                std = math.sqrt(2 / ((1 + self.slope**2) * weight.shape[1])) if isinstance(init, str) else init
-                draw = torch.randn(weight.shape, generator=generator, dtype=torch.float64)
-                weight.copy_(draw * std)
-            for bias in self.biases:
-                bias.zero_()
-        self.seed, self.init = seed, init
-        return self
+    def _drawn(self, reads: float) -> tuple[list[tuple[nn.Module, float]], float]:
+        """Return the layers, drawn as if all read sigma_s, and the slope 1 after the last."""
+        return [(layer, self.slope) for layer in self.layers], 1.0
 
     def forward(self, x: Tensor) -> Tensor:
         """Return f(x), shape (..., d_out), for x of shape (..., d_in)."""
@@ -157,9 +143,7 @@ class LinearNetwork(MLP):
         seed: int = 0,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        super().__init__(widths, 0.0, bias, init, seed, dtype)
-        self.slope = 1.0
-        self.reset(self.seed)
+        super().__init__(widths, 1.0, bias, init, seed, dtype)
 
 
 class _Undrawn(nn.Linear):
@@ -212,13 +196,12 @@ def from_layers(weights: Sequence[Tensor], biases: Sequence[Tensor] = (), slope:
     weights = [validation.numbers(w, f"weights[{i}]") for i, w in enumerate(validation.sequence(weights, "weights"))]
     biases = [validation.numbers(b, f"biases[{i}]") for i, b in enumerate(validation.sequence(biases, "biases"))]
     shapes = [tuple(w.shape) for w in weights]
-    if not shapes or any(len(shape) != 2 for shape in shapes):
-        raise ValueError(f"weights: got shapes {shapes}, expected at least one (out, in)")
-    widths = [shapes[0][1], *(shape[0] for shape in shapes)]
-    if any(before[0] != after[1] for before, after in itertools.pairwise(shapes)):
-        raise ValueError(f"weights: got shapes {shapes}, expected each to take what the one before gives")
-    if len(biases) and [tuple(b.shape) for b in biases] != [(width,) for width in widths[1:]]:
-        raise ValueError(f"biases: got shapes {[tuple(b.shape) for b in biases]}, expected one per layer, (n_l,)")
+    matrices = bool(shapes) and all(len(shape) == 2 for shape in shapes)
+    validation.expect(matrices, "weights", f"shapes {shapes}", "at least one (out, in)")
+    fits = all(before[0] == after[1] for before, after in itertools.pairwise(shapes))
+    validation.expect(fits, "weights", f"shapes {shapes}", "each to take what the one before gives")
+    widths, rows = [shapes[0][1], *(shape[0] for shape in shapes)], [tuple(b.shape) for b in biases]
+    validation.expect(rows in ([], [(n,) for n in widths[1:]]), "biases", f"shapes {rows}", "one per layer, (n_l,)")
     net = make(widths, slope, bool(len(biases)), init=0.0, dtype=torch.float64)
     with torch.no_grad():
         for parameter, value in zip([*net.weights, *net.biases], [*weights, *biases], strict=True):

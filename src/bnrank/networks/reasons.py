@@ -9,27 +9,23 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
+from bnrank._core import validation
 from bnrank._core.results import Printed
 
+_NORMALIZATION = "normalization: divides by a function of the values"
+_TABLE = "look-up table: its input is an index and not a vector"
+_ATTENTION = "attention: products of values inside a softmax"
+_SOFTMAX = "softmax is not positively homogeneous"
 _TYPES: tuple[tuple[tuple[type[nn.Module], ...], str], ...] = (
-    (
-        (
-            nn.modules.batchnorm._NormBase,
-            nn.LayerNorm,
-            nn.GroupNorm,
-            nn.RMSNorm,
-            nn.LocalResponseNorm,
-            nn.CrossMapLRN2d,
-        ),
-        "normalization: divides by a function of the values",
-    ),
-    ((nn.Embedding, nn.EmbeddingBag), "look-up table: its input is an index and not a vector"),
+    ((nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm), _NORMALIZATION),
+    ((nn.LocalResponseNorm, nn.CrossMapLRN2d), _NORMALIZATION),
+    ((nn.Embedding, nn.EmbeddingBag), _TABLE),
     ((nn.RNNBase, nn.RNNCellBase), "recurrent: its weights act once per time step"),
-    ((nn.MultiheadAttention,), "attention: products of values inside a softmax"),
+    ((nn.MultiheadAttention,), _ATTENTION),
     ((nn.modules.conv._ConvTransposeNd,), "transposed convolution, which is not compressed"),
     ((nn.Bilinear, nn.CosineSimilarity, nn.PairwiseDistance), "has two inputs"),
     ((nn.PReLU,), "activation with a learned slope and no weight matrix"),
-    ((nn.Softmax, nn.LogSoftmax, nn.Softmin, nn.Softmax2d), "softmax is not positively homogeneous"),
+    ((nn.Softmax, nn.LogSoftmax, nn.Softmin, nn.Softmax2d), _SOFTMAX),
     ((nn.RReLU,), "its slope is random while training"),
     ((nn.LPPool1d, nn.LPPool2d, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d), "pooling that bnrank does not read"),
 )
@@ -37,19 +33,17 @@ _TYPES: tuple[tuple[tuple[type[nn.Module], ...], str], ...] = (
 SCRIPTED = "scripted or traced, and bnrank cannot see its layers; give the module that it was made from"
 
 _OPERATIONS = {
-    "normalization: divides by a function of the values": (
-        "batchnorm layernorm groupnorm instancenorm rmsnorm normalize localresponsenorm norm var std rsqrt"
-    ),
-    "attention: products of values inside a softmax": "scaleddotproductattention multiheadattentionforward",
+    _NORMALIZATION: "batchnorm layernorm groupnorm instancenorm rmsnorm normalize localresponsenorm norm var std rsqrt",
+    _ATTENTION: "scaleddotproductattention multiheadattentionforward",
     "product of two values": "einsum bmm baddbmm tensordot inner outer dot mv bilinear pow square prod cross kron",
     "random while training": "featuredropout featurealphadropout rrelu",
-    "softmax is not positively homogeneous": "softmax logsoftmax softmin gumbelsoftmax logsumexp",
+    _SOFTMAX: "softmax logsoftmax softmin gumbelsoftmax logsumexp",
     "not positively homogeneous": (
         "sigmoid tanh gelu silu mish softplus elu selu celu glu logsigmoid hardtanh relu6 hardsigmoid hardswish "
         "hardshrink softshrink tanhshrink softsign exp log sin cos erf sqrt reciprocal sign"
     ),
     "no gradient flows through it": "detach data",
-    "look-up table: its input is an index and not a vector": "embedding embeddingbag",
+    _TABLE: "embedding embeddingbag",
     "transposed convolution, which bnrank does not read": "convtranspose1d convtranspose2d convtranspose3d",
 }
 _BY_NAME = {name: reason for reason, names in _OPERATIONS.items() for name in names.split()}
@@ -137,10 +131,10 @@ def refuse(net: nn.Module) -> None:
         )
     found = [name for name, part in net.named_modules() if _is_quantized(part)]
     if found:
-        shown = ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
+        shown = validation.listed(found, 3) or type(net).__name__
         raise TypeError(
-            f"net: got quantized layers ({shown or type(net).__name__}), expected floating-point ones; give the module "
-            "as it was before it was quantized, or one that is loaded without quantization"
+            f"net: got quantized layers ({shown}), expected floating-point ones; give the module as it was before it "
+            "was quantized, or one that is loaded without quantization"
         )
 
 

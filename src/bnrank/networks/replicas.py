@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+import copyreg
 import functools
 import inspect
 import math
 import types
 import weakref
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
 import torch
@@ -41,11 +42,24 @@ def in_precision(net: nn.Module, dtype: torch.dtype, device: torch.device | None
 
 
 def copied(value: Copied, memo: dict[int, Any] | None = None) -> Copied:
-    """Return a deep copy of a module or of several, also where tensors on it are results of a computation.
+    """Return a deep copy of a module or of anything else, whatever it holds.
 
-    Such is the weight of a layer with ``torch.nn.utils.weight_norm``, which ``copy.deepcopy`` refuses: it is copied
-    without its history, and computed anew when the layer runs. Attributes that cannot be copied, such as locks, are
-    shared. Functions on a module that reach parts of it by their closure or defaults get the copies of these.
+    Unlike ``copy.deepcopy`` it follows functions: those whose closure, defaults or attributes reach something that is
+    copied reach the copy, and so do bound methods and weak references to modules and tensors. Functions compiled by
+    ``torch.compile`` come uncompiled. Tensors that are results of a computation, as the weight of a layer with
+    ``torch.nn.utils.weight_norm``, come without their history. What cannot be copied, such as a lock, is shared.
+
+    Parameters
+    ----------
+    value
+        What is copied.
+    memo : dict, optional
+        The copies made so far, by the ids of what they are copies of.
+
+    Raises
+    ------
+    CopyError
+        If a module or a tensor in it cannot be copied.
 
     Examples
     --------
@@ -54,107 +68,82 @@ def copied(value: Copied, memo: dict[int, Any] | None = None) -> Copied:
     >>> torch.equal(copied(layer).result, layer.result)
     True
     """
-    known: dict[int, Any] = {} if memo is None else memo
-    given: list[nn.Module] = [value] if isinstance(value, nn.Module) else list(value)
-    modules = [sub for net in given for sub in net.modules()]
-    for sub in modules:
-        for held in vars(sub).values():
-            if isinstance(held, Tensor) and not held.is_leaf:
-                known.setdefault(id(held), held.detach().clone())
+    memo = {} if memo is None else memo
+    if id(value) in memo:
+        return cast(Copied, memo[id(value)])
     try:
-        done = dict(known)
-        made = copy.deepcopy(value, done)
-    except Exception:
-        without = {**known, **dict.fromkeys(map(id, modules))}
-        held_by = [held for sub in modules for held in vars(sub).values()]
-        shared = {id(each): each for held in held_by for each in _uncopied(held, without, set())}
-        if not shared:
-            raise
-        done = {**shared, **known}
-        made = copy.deepcopy(value, done)
-    for part in [done[id(sub)] for sub in modules if isinstance(done.get(id(sub)), nn.Module)]:
-        hooks: list[Any] = [registry for name, registry in vars(part).items() if name.endswith("_hooks") and registry]
-        for functions in (vars(part), *hooks):
-            functions.update({key: _rebound(content, done) for key, content in functions.items()})
-    return made
+        if type(value) in (list, tuple, dict):
+            made = _STANDARD._deepcopy_dispatch[type(value)](value, memo, copied)
+        else:
+            made = _COPIERS.get(type(value), _by_protocol)(value, memo)
+    except (CopyError, RecursionError, MemoryError):
+        raise
+    except Exception as error:
+        if isinstance(value, nn.Module | Tensor):
+            raise CopyError(str(error)) from error
+        made = value
+    if made is not value:
+        memo[id(value)] = made
+        memo.setdefault(id(memo), []).append(value)  # as copy.deepcopy does: the id stays its own
+    return cast(Copied, made)
 
 
-def _uncopied(held: Any, without: dict[int, Any], seen: set[int]) -> list[Any]:
-    """Return the smallest objects in an attribute of a module that cannot be copied, apart from the modules in it."""
-    if isinstance(held, Tensor | nn.Module) or id(held) in seen or _is_copied(held, without):
-        return []
-    seen.add(id(held))
-    found = [each for content in _contents(held) for each in _uncopied(content, without, seen)]
-    if _is_copied(held, {**without, **{id(each): each for each in found}}):
-        return found
-    return found if isinstance(held, dict) else [held]
+class CopyError(ValueError):
+    """The error of a module or a tensor that cannot be copied."""
 
 
-def _is_copied(held: Any, memo: dict[int, Any]) -> bool:
-    try:
-        copy.deepcopy(held, dict(memo))
-    except Exception:
-        return False
-    return True
+def _by_protocol(value: Any, memo: dict[int, Any]) -> Any:
+    """Return a copy by the protocol of ``copy``, with :func:`copied` for what a value holds."""
+    kind = type(value)
+    if isinstance(value, Tensor) and not value.is_leaf:
+        return value.detach().clone()
+    atomic = kind in _STANDARD._deepcopy_dispatch or kind in getattr(_STANDARD, "_atomic_types", ())
+    if atomic or isinstance(value, type) or hasattr(value, "__deepcopy__"):
+        return copy.deepcopy(value, memo)
+    reduce: Any = copyreg.dispatch_table.get(kind)
+    reduced = reduce(value) if reduce else value.__reduce_ex__(4)
+    return value if isinstance(reduced, str) else _STANDARD._reconstruct(value, memo, *reduced, deepcopy=copied)
 
 
-def _contents(held: Any) -> list[Any]:
-    """Return what a collection, a bound method or another object holds."""
-    if isinstance(held, types.MethodType):
-        return [held.__self__]
-    if isinstance(held, list | tuple | dict):
-        return list(iter(held.values() if isinstance(held, dict) else held))  # asks no subclass for its length
-    return list(getattr(held, "__dict__", {}).values())
-
-
-def _rebound(held: Any, done: dict[int, Any]) -> Any:
-    """Return a function, or a collection with some, that refers to the copies of what has been copied.
-
-    ``copy.deepcopy`` leaves functions and weak references as they are.
-    """
-    if id(held) in done:
-        return done[id(held)]
-    done[id(held)] = held
-    done.setdefault(id(done), []).append(held)  # as copy.deepcopy does: the id stays its own
-    made: Any = held
-    if isinstance(held, weakref.ref):
-        target = held()
-        made = weakref.ref(done[id(target)]) if target is not None and id(target) in done else held
-    elif isinstance(held, types.MethodType):
-        made = types.MethodType(held.__func__, _rebound(held.__self__, done))
-    elif isinstance(held, functools.partial):
-        args, named = _rebound(held.args, done), _rebound(held.keywords, done)
-        made = functools.partial(_rebound(held.func, done), *args, **named)
-    elif isinstance(held, types.FunctionType):
-        made = _function(held, done)
-    elif type(held) in (list, tuple):
-        made = type(held)(_rebound(content, done) for content in held)
-    elif type(held) is dict:
-        made = {key: _rebound(content, done) for key, content in held.items()}
-    if type(held) in (list, tuple, dict):  # one that refers to nothing copied is shared as before
-        pairs = zip(_contents(made), _contents(held), strict=True)
-        made = held if all(new is old for new, old in pairs) else made
-    done[id(held)] = made
-    return made
-
-
-def _function(held: types.FunctionType, done: dict[int, Any]) -> types.FunctionType:
-    """Return a function whose closure, defaults and attributes refer to copies; itself where none does."""
+def _copied_function(held: types.FunctionType, memo: dict[int, Any]) -> Any:
+    """Return a function with copies of its closure and defaults; itself where nothing in them is copied."""
+    if hasattr(held, "_torchdynamo_orig_callable"):
+        return copied(held._torchdynamo_orig_callable, memo)
     cells = held.__closure__ or ()
     closure = tuple(types.CellType() for _ in cells)
     made = types.FunctionType(held.__code__, held.__globals__, held.__name__, None, closure)
-    done[id(held)] = made  # a function can be in its own closure
-    pairs: list[tuple[Any, Any]] = []
-    for cell, own in zip(cells, closure, strict=True):
-        with suppress(ValueError):  # an empty cell
-            own.cell_contents = _rebound(cell.cell_contents, done)
-            pairs.append((own.cell_contents, cell.cell_contents))
-    for name in ("__defaults__", "__kwdefaults__"):
-        setattr(made, name, _rebound(getattr(held, name), done))
-        pairs.append((getattr(made, name), getattr(held, name)))
-    vars(made).update({key: _rebound(content, done) for key, content in vars(held).items()})
-    pairs += [(vars(made)[key], content) for key, content in vars(held).items()]
-    return held if all(new is old for new, old in pairs) else made
+    memo[id(held)] = made  # a function can be in its own closure
+    vars(made).update(vars(held))
+    same = True
+    filled = [(old, new, "cell_contents") for old, new in zip(cells, closure, strict=True) if old != types.CellType()]
+    for old, new, name in [*filled, (held, made, "__defaults__"), (held, made, "__kwdefaults__")]:
+        content = getattr(old, name)
+        setattr(new, name, copied(content, memo))
+        same = same and getattr(new, name) is content
+    if same:
+        del memo[id(held)]
+    return held if same else made
+
+
+def _copied_method(held: types.MethodType, memo: dict[int, Any]) -> types.MethodType:
+    return types.MethodType(copied(held.__func__, memo), copied(held.__self__, memo))
+
+
+def _copied_reference(held: weakref.ref[Any], memo: dict[int, Any]) -> Any:
+    """Return a function that returns, as a weak reference does, the copy of a module or a tensor."""
+    target = held()
+    if not isinstance(target, nn.Module | Tensor):
+        return held
+    made = copied(target, memo)
+    return lambda: made
+
+
+_STANDARD: Any = copy
+_COPIERS: dict[type, Any] = {
+    types.FunctionType: _copied_function,
+    types.MethodType: _copied_method,
+    weakref.ref: _copied_reference,
+}
 
 
 def replica(net: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
@@ -203,9 +192,6 @@ def replica(net: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
             sub.forward = functools.partial(nn.Module.__call__, sub._modules["_orig_mod"])
         elif type(sub).forward is nn.MultiheadAttention.forward and "forward" not in vars(sub):
             _with_products(cast(nn.MultiheadAttention, sub))
-        for name, held in list(vars(sub).items()):
-            if callable(held) and hasattr(held, "_torchdynamo_orig_callable"):
-                vars(sub)[name] = held._torchdynamo_orig_callable
     return made
 
 
@@ -218,7 +204,8 @@ def _tensors(structure: Any) -> Iterator[Tensor]:
             yield held
         elif isinstance(held, list | tuple | dict) and id(held) not in seen:
             seen.add(id(held))
-            waiting.extend(reversed(_contents(held)))
+            held = list(held.values() if isinstance(held, dict) else iter(held))  # asks no subclass for its length
+            waiting.extend(reversed(held))
 
 
 def _with_products(attention: nn.MultiheadAttention) -> None:
@@ -259,19 +246,16 @@ class _Products(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run a function of torch."""
         kwargs = kwargs or {}
-        foreign = bool(self.foreign) and any(id(tensor) in self.foreign for tensor in _tensors([args, kwargs]))
-        if func is nn.functional.scaled_dot_product_attention:
-            query = args[0] if args else kwargs["query"]
-            if not query.is_nested and not foreign:
-                return _attention(*args, **kwargs)
-        asked = getattr(func, "__name__", "") == "__get__"  # for its shape, say
-        result: Any = None if foreign and not asked else func(*args, **kwargs)
-        if foreign and (not asked or isinstance(result, Tensor)):
+        if self.foreign and any(id(tensor) in self.foreign for tensor in _tensors([args, kwargs])):
+            if getattr(func, "__name__", "") == "__get__" and not isinstance(shape := func(*args, **kwargs), Tensor):
+                return shape  # or another property that is no tensor
             raise ForeignTensorError(
                 "it computes with tensors that are not those of the copy's modules: a global variable, a list or a "
                 "closure keeps them; let forward and hooks get at parameters and buffers as attributes of modules"
             )
-        return result
+        if func is nn.functional.scaled_dot_product_attention and not (args[0] if args else kwargs["query"]).is_nested:
+            return _attention(*args, **kwargs)
+        return func(*args, **kwargs)
 
 
 class ForeignTensorError(ValueError):
@@ -289,18 +273,11 @@ def _attention(
     enable_gqa: bool = False,
 ) -> Tensor:
     """Return scaled dot product attention, by its definition in torch."""
-    if enable_gqa:
-        groups = query.shape[-3] // key.shape[-3]
-        key, value = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3)
-    scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
-    if is_causal:
-        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
-    if attn_mask is not None:
-        no_score = attn_mask.dtype == torch.bool
-        scores = scores.masked_fill(~attn_mask, -math.inf) if no_score else scores + attn_mask.to(scores.dtype)
-    masked = (scores == -math.inf).all(-1, keepdim=True)  # rows that attend to nothing give 0
-    weights = scores.masked_fill(masked, 0.0).softmax(-1).masked_fill(masked, 0.0)
-    return (nn.functional.dropout(weights, dropout_p) if dropout_p else weights) @ value
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill(~attn_mask, -math.inf)
+    products = torch.ops.aten._scaled_dot_product_attention_math
+    options = {"scale": scale, "enable_gqa": enable_gqa}
+    return cast(Tensor, products(query, key, value, attn_mask, dropout_p, is_causal, **options)[0])
 
 
 class _Draws(TorchDispatchMode):

@@ -3,77 +3,17 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections import OrderedDict
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from bnrank._core import validation
-from bnrank.networks.mlp import MLP, leaky_relu, linear, size
-
-
-class Drawn(nn.Module):
-    """A module that draws its parameters from its own generator.
-
-    Attributes
-    ----------
-    seed : int or None
-        Of the last draw; None if the parameters were given.
-    init : "he" or float
-        "he": weights N(0, g / fan_in) with g = 2 / (1 + s^2) after an activation sigma_s and g = 1 elsewhere,
-        diagonals 1; a number: weights and diagonals N(0, init^2). Biases 0 either way.
-    """
-
-    seed: int | None = None
-    init: str | float = "he"
-    _without_effect = ("init", "seed")
-
-    def reset(self, seed: int, init: str | float | None = None) -> Self:
-        """Redraw all trained parameters in place, in float64 and then rounded, and return the module.
-
-        Raises
-        ------
-        TypeError, ValueError
-            If an argument is out of range, or a parameter belongs to a module other than Linear, Conv, `Diagonal` and
-            `MLP`.
-        """
-        seed = validation.seed(seed)
-        init = validation.init(self.init if init is None else init)
-        generator, reached = torch.Generator().manual_seed(seed), set()
-        for layer, reads in _layers(self, 1.0):
-            _draw(layer, reads, init, generator)
-            reached |= set(map(id, layer.parameters(recurse=False)))
-        unknown = [name for name, p in self.named_parameters() if p.requires_grad and id(p) not in reached]
-        if unknown:
-            raise ValueError(
-                f"seed: cannot draw {', '.join(unknown[:5])}; give seed=None, or a function "
-                "seed -> nn.Module where networks are trained"
-            )
-        self.seed, self.init = seed, init
-        return self
-
-
-class Diagonal(nn.Module):
-    """Elementwise product with a learnable vector, a -> weight * a, shape (..., n)."""
-
-    def __init__(self, n: int, dtype: torch.dtype = torch.float32) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(n, dtype=dtype))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return weight * x."""
-        return x * self.weight
-
-    def extra_repr(self) -> str:
-        """Return the size shown by ``print``."""
-        return str(len(self.weight))
-
-
-_LAYERS = (nn.Linear, Diagonal, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+from bnrank.networks.drawn import Diagonal, Drawn
+from bnrank.networks.mlp import leaky_relu, linear, size
 
 
 class Stack(nn.Sequential, Drawn):
@@ -148,42 +88,6 @@ def activation(slope: float) -> nn.Module:
     return nn.Identity() if slope == 1 else nn.ReLU() if slope == 0 else nn.LeakyReLU(slope)
 
 
-def _layers(net: nn.Module, reads: float) -> Generator[tuple[nn.Module, float], None, float]:
-    """Yield the layers to draw, each with the slope s of the sigma_s it reads; return the slope after the module."""
-    if isinstance(net, nn.ReLU | nn.LeakyReLU):
-        return float(getattr(net, "negative_slope", 0.0))
-    if isinstance(net, _LAYERS):
-        yield net, reads
-        return 1.0
-    if isinstance(net, MLP):
-        for layer in net.layers:
-            yield from _layers(layer, net.slope)
-        return 1.0
-    if isinstance(net, Block):
-        for part, slope in ((net.inner, reads), (net.outer, net.slope), (net.skip, reads)):
-            yield from _layers(part, slope)
-        return net.after
-    for part in net.children():
-        reads = yield from _layers(part, reads)
-    return reads
-
-
-def _draw(layer: nn.Module, reads: float, init: str | float, generator: torch.Generator) -> None:
-    """Draw the trained parameters of a layer whose input comes from sigma_s, s = ``reads``."""
-    with torch.no_grad():
-        for name, p in layer.named_parameters(recurse=False):
-            if not p.requires_grad:
-                continue
-            if name == "bias":
-                p.zero_()
-            elif isinstance(layer, Diagonal) and isinstance(init, str):
-                p.fill_(1.0)
-            else:
-                gain = 2 / (1 + reads**2) * p.shape[0] / p.numel()
-                std = math.sqrt(gain) if isinstance(init, str) else init
-                p.copy_(torch.randn(p.shape, generator=generator, dtype=torch.float64) * std)
-
-
 class Block(Drawn):
     """A residual block a -> Z sigma_s(Y a) + D a (LeJegelka2022, Definition 5); `inner` is Y, `outer` Z, `skip` D.
 
@@ -245,8 +149,11 @@ class Block(Drawn):
             self.skip = Diagonal(self.width, dtype)
         elif self.kind == "free":
             self.skip = linear(self.width, self.out, False, dtype)
-        self.init = validation.init(init)
-        self.reset(seed)
+        self.reset(seed, init)
+
+    def _drawn(self, reads: float) -> tuple[list[tuple[nn.Module, float]], float]:
+        """Return Y, Z and D, with the slope of the sigma_s that each reads, and the slope after the block."""
+        return [(self.inner, reads), (self.outer, self.slope), (self.skip, reads)], self.after
 
     def forward(self, a: Tensor) -> Tensor:
         """Return Z sigma(Y a) + D a, shape (..., out), for a of shape (..., width)."""

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from bnrank._core import identity, validation
 from bnrank.networks import MLP
+from bnrank.networks.drawn import Drawn
 from bnrank.networks.functional import is_plain_mlp, unwrap
 from bnrank.networks.replicas import copied
-from bnrank.networks.stack import Drawn
 from bnrank.tasks import Task
 from bnrank.training.objectives import refuse_untrainable
 from bnrank.training.options import Adam, GradientDescent, Limits, Record, Save, SkipPlateau, Solver, Stop
@@ -27,7 +27,6 @@ START = "initial parameters"
 RTOL = {"heun": 1e-3}  # defaults for a flow other than 1e-6 in float64 and 1e-4 in float32
 MAX_GROWTH = {"rk45": 4.0, "dop853": 10.0, "heun": 1.5}
 MEMORY = 1 << 30  # default limit on the networks stored by a flow, in bytes
-DRAWN = (MLP, Drawn)  # networks with a method reset that redraws the parameters
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -264,11 +263,11 @@ def starting_points(
         validation.allocation(count * trained, "members", count, itemsize=dtype.itemsize)
     one_each = len(modules) in (0, 1, count)
     validation.expect(one_each, "net", f"{len(modules)} networks", f"one, or one per member ({count})")
-    own = [(module.seed or 0) if isinstance(module, DRAWN) else 0 for module in modules] or [0]
+    own = [(module.seed or 0) if isinstance(module, Drawn) else 0 for module in modules] or [0]
     seeds = _seeds(own if seed is None and len(own) > 1 else seed, count, own[0])
     template = modules[0] if modules else _call(net, seeds[0])
     batches = [list(range(count))] if batch_size is not None else []  # members then differ by their batch order
-    if count > 1 and single and not isinstance(template, DRAWN) and not _differ([*per_member, *batches]):
+    if count > 1 and single and not isinstance(template, Drawn) and not _differ([*per_member, *batches]):
         raise ValueError(
             f"members: got {count} of the same {type(template).__name__} with the same settings, which would be "
             f"{count} copies of one run; give a list of networks or a function seed -> nn.Module as net"
@@ -283,7 +282,7 @@ def starting_points(
     for i, member_seed in enumerate(seeds):
         member = modules[0 if single else i] if modules else _call(net, member_seed)
         redrawn = seed is not None or (i > 0 and single and not _differ(per_member))
-        if modules and redrawn and isinstance(member, DRAWN):
+        if modules and redrawn and isinstance(member, Drawn):
             member = copied(member).reset(member_seed)
         row = torch.cat([p.detach().flatten() for p in member.parameters() if p.requires_grad])
         if i and len(modules) != 1:
