@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bnrank.networks.constructions import add
 from bnrank.networks.mlp import MLP, from_layers
 from bnrank.tasks import Task
 from bnrank.theory import cost
+from bnrank.theory.constructions import add
 from bnrank.training import train
 
 PARTS = [3, 4, 5]  # further depths of the parts of a composition

@@ -4,8 +4,8 @@ import pytest
 import torch
 from benchmarks import functions
 
-from bnrank.networks.constructions import add
 from bnrank.networks.mlp import from_layers
+from bnrank.theory.constructions import add
 from helpers import norm, normal
 
 

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from bnrank.measures.bottlenecks import bottleneck
     from bnrank.measures.jacobian import Jacobian
     from bnrank.measures.nonlinearities import nonlinearity
-    from bnrank.networks import MLP, LinearNetwork, constructions, graph
+    from bnrank.networks import MLP, LinearNetwork, graph
     from bnrank.reporting import Section, load, plots, report, save
     from bnrank.reporting.by_layer import layer_table
     from bnrank.tasks import Task
-    from bnrank.theory import check, cost, escape, invariants
+    from bnrank.theory import check, constructions, cost, escape, invariants
     from bnrank.theory.rank_bounds import rank
     from bnrank.training import Flow, Run, Sweep, compare, finish, flow, sweep, train, watch
 
@@ -80,11 +80,11 @@ _ROOMS = {
     "measures.bottlenecks": ("bottleneck",),
     "measures.jacobian": ("Jacobian",),
     "measures.nonlinearities": ("nonlinearity",),
-    "networks": ("MLP", "LinearNetwork", "constructions", "graph"),
+    "networks": ("MLP", "LinearNetwork", "graph"),
     "reporting": ("Section", "load", "plots", "report", "save"),
     "reporting.by_layer": ("layer_table",),
     "tasks": ("Task",),
-    "theory": ("check", "cost", "escape", "invariants"),
+    "theory": ("check", "constructions", "cost", "escape", "invariants"),
     "theory.rank_bounds": ("rank",),
     "training": ("Flow", "Run", "Sweep", "compare", "finish", "flow", "sweep", "train", "watch"),
 }

@@ -6,8 +6,8 @@ from torch import nn
 
 from bnrank import compress
 from bnrank.discovery.compression import Timing, parameters, reduction, stages
+from bnrank.discovery.compression.parts import Segment
 from bnrank.discovery.compression.stages import Cut, Step
-from bnrank.networks import Segment
 from helpers import normal
 
 from .functions import judge_of

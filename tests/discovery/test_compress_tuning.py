@@ -10,8 +10,8 @@ from torch import nn
 from bnrank import compress
 from bnrank.discovery.compression import Timing, reduction
 from bnrank.discovery.compression.judging import Judge, tuned
+from bnrank.discovery.compression.parts import Segment
 from bnrank.discovery.compression.stages import Cut, Step
-from bnrank.networks import Segment
 from helpers import normal
 
 

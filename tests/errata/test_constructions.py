@@ -7,8 +7,8 @@ import torch
 
 from bnrank import Jacobian
 from bnrank.networks import MLP
-from bnrank.networks.constructions import completely_positive, cross, diverging_geodesic, with_slope
 from bnrank.networks.mlp import leaky_relu
+from bnrank.theory.constructions import completely_positive, cross, diverging_geodesic, with_slope
 from helpers import norm
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from bnrank.networks.constructions import add
 from bnrank.networks.mlp import from_layers
+from bnrank.theory.constructions import add
 from bnrank.theory.cost import expand, linear_tradeoff, solve
 from helpers import norm
 

@@ -12,8 +12,8 @@ from bnrank.figures.f14_geodesics import figure as f14
 from bnrank.figures.f14_geodesics.computation import Family, Line, Trained
 from bnrank.figures.f14_geodesics.kernels import angle, factors
 from bnrank.networks import MLP
-from bnrank.networks.constructions import diverging_geodesic, linear
 from bnrank.tasks import low_rank_map
+from bnrank.theory.constructions import diverging_geodesic, linear
 from helpers import failing
 
 STEPS = np.abs(np.subtract.outer(np.arange(5.0), np.arange(5.0)))

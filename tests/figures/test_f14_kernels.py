@@ -11,7 +11,7 @@ from torch import nn
 
 from bnrank import MLP
 from bnrank.figures.f14_geodesics.kernels import affine_invariant, angle, bures, distances, factors, layout
-from bnrank.networks.constructions import linear
+from bnrank.theory.constructions import linear
 from helpers import normal
 
 

@@ -8,7 +8,7 @@ import xarray as xr
 from bnrank import MLP
 from bnrank.figures.f15_rank_recovery import computation as recovery
 from bnrank.figures.f15_rank_recovery import figure as f15
-from bnrank.networks import constructions
+from bnrank.theory import constructions
 from helpers import norm, passed
 
 SIZES = np.array([10, 20, 40, 80])

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 import bnrank
-from bnrank.networks import LinearNetwork, constructions
+from bnrank import constructions
+from bnrank.networks import LinearNetwork
 from bnrank.theory import STATEMENTS
 from bnrank.theory.facts import Facts
 from bnrank.theory.verdicts import Verdict

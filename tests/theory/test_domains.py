@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 
-from bnrank.networks import constructions
 from bnrank.networks.mlp import from_layers
-from bnrank.theory import cones
+from bnrank.theory import cones, constructions
 from bnrank.theory.domains import completely_positive, planarity, tangent_bound
 
 HORN = np.array([[1, -1, 1, 1, -1], [-1, 1, -1, 1, 1], [1, -1, 1, -1, 1], [1, 1, -1, 1, -1], [-1, 1, 1, -1, 1]])

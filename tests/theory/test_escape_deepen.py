@@ -10,7 +10,7 @@ from bnrank.networks import from_layers
 from bnrank.tasks import circle
 from bnrank.theory.escape import deepen
 from helpers import norm, normal
-from networks.constructed import QUICK, close, network
+from theory.constructed import QUICK, close, network
 
 
 def speed(net, x, g):

@@ -7,8 +7,9 @@ from scipy.optimize import minimize
 
 import bnrank
 import oracles
+from bnrank import constructions
 from bnrank.measures.balance import imbalance
-from bnrank.networks import LinearNetwork, constructions
+from bnrank.networks import LinearNetwork
 from bnrank.theory import cost
 from bnrank.theory.cost.pruning import prune
 from bnrank.theory.cost.solving import RIDGES, _Training, solve

@@ -10,8 +10,8 @@ import torch
 
 import bnrank
 from bnrank.measures import ntk
-from bnrank.networks.constructions import line_interpolant
 from bnrank.networks.mlp import from_layers
+from bnrank.theory.constructions import line_interpolant
 from bnrank.theory.stability import growth_bound, largest_trace, output_error, sharpness_bound
 from bnrank.theory.tours import diameter, shortest_path_bounds
 from helpers import normal

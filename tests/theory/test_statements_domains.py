@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import bnrank
-from bnrank.networks.constructions import cross, identity
 from bnrank.networks.mlp import from_layers, make
+from bnrank.theory.constructions import cross, identity
 from bnrank.theory.facts import Facts
 from bnrank.theory.statements import domains
 from bnrank.theory.tangents import tangent_change_at

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 import bnrank
-from bnrank.networks.constructions import line_interpolant
 from bnrank.networks.mlp import from_layers
 from bnrank.theory import stability, tours
+from bnrank.theory.constructions import line_interpolant
 from bnrank.theory.facts import Facts
 from bnrank.theory.statements import interpolation, symmetry
 from bnrank.theory.statements.interpolation import stable_at

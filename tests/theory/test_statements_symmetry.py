@@ -7,9 +7,8 @@ import torch
 from torch import nn
 
 import bnrank
-from bnrank.networks import constructions
 from bnrank.networks.mlp import from_layers
-from bnrank.theory import domains, kernels
+from bnrank.theory import constructions, domains, kernels
 from bnrank.theory.facts import Facts
 from bnrank.theory.statements import symmetry
 from bnrank.theory.statements.symmetry import symmetric_under

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import bnrank
-from bnrank.networks.constructions import line_interpolant
 from bnrank.networks.mlp import from_layers
+from bnrank.theory.constructions import line_interpolant
 from bnrank.theory.symmetry import classes_on_line, narrowest_layer, projection, rank_bound, rank_one_parts
 from helpers import normal
 

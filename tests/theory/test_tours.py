@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from scipy.sparse.csgraph import minimum_spanning_tree
 from scipy.spatial.distance import cdist, pdist
 
-from bnrank.networks.constructions import identity, line_interpolant
 from bnrank.theory import tours
+from bnrank.theory.constructions import identity, line_interpolant
 from bnrank.theory.tours import diameter, samples_for_rank, shortest_path_bounds, tsp_bound
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from bnrank._core import validation
 from bnrank.discovery.adapter_training import CONVOLUTIONS, IGNORED, PENALTY, RATES, Problem
-from bnrank.networks.chain import registered
+from bnrank.discovery.compression.parts import registered
 from bnrank.networks.functional import check_finite, example, unwrap
 from bnrank.networks.inputs import Samples
 from bnrank.networks.reading import listing

@@ -1,7 +1,7 @@
-"""Networks: built-in classes, files, constructions, and one reader of any module."""
+"""Networks: built-in classes, files, and one reader of any module."""
 
-from bnrank.networks import constructions, graph
-from bnrank.networks.chain import Chain, Segment, as_mlp, read_chain
+from bnrank.networks import graph
+from bnrank.networks.chain import Chain, as_mlp, read_chain
 from bnrank.networks.convolutional import CircularConvolutional, Convolutional, LinearConvolutional, Window
 from bnrank.networks.files import load, load_module, save
 from bnrank.networks.mlp import MLP, LinearNetwork, from_layers
@@ -35,13 +35,11 @@ __all__ = [
     "ResNetDiagonal",
     "ResNetFree",
     "ResNetIdentity",
-    "Segment",
     "Skipped",
     "Stack",
     "Window",
     "as_mlp",
     "capture",
-    "constructions",
     "from_layers",
     "graph",
     "listing",

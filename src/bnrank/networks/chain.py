@@ -1,10 +1,9 @@
-"""Segments, parts of a module that run one after another, and chains, linear layers with one activation between."""
+"""Parts of a module that run one after another, and chains, linear layers with one activation between."""
 
 from __future__ import annotations
 
 import functools
 import itertools
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
@@ -20,36 +19,6 @@ from bnrank.networks.stack import activation
 _NEUTRAL = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)  # in eval mode
 
 
-@dataclass(frozen=True)
-class Segment:
-    """Parts of a module that run one after another, so that they can be replaced together.
-
-    Attributes
-    ----------
-    name : str
-        The submodule's name; "" for the whole module.
-    parts : tuple of torch.nn.Module
-        In order: layers, activations and anything else. Dropout and identities are left out.
-    names : tuple of str
-        The name of each part.
-    folded : int
-        Number of batch normalizations that were folded into the layers before them; 0 as read.
-
-    Examples
-    --------
-    >>> import torch, bnrank
-    >>> net = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.ReLU())
-    >>> segment = bnrank.networks.Segment("", tuple(net), ("0", "1"))
-    >>> [type(part).__name__ for part in segment.parts]
-    ['Linear', 'ReLU']
-    """
-
-    name: str
-    parts: tuple[nn.Module, ...]
-    names: tuple[str, ...] = ()
-    folded: int = 0
-
-
 def parts_of(net: nn.Module, name: str = "", *, through_hooks: bool = False) -> Iterator[tuple[str, nn.Module]]:
     """Iterate over the parts of a module that run one after another, with their names.
 
@@ -57,7 +26,7 @@ def parts_of(net: nn.Module, name: str = "", *, through_hooks: bool = False) -> 
     module is one part, and so is a module with hooks, which could change its output, unless ``through_hooks``.
     """
     inside = f"{name}." if name else ""
-    if _sequential(net, through_hooks):
+    if is_sequential(net, through_hooks):
         for child, part in net._modules.items():  # named_children omits repeated modules
             if part is not None:
                 yield from parts_of(part, inside + child, through_hooks=through_hooks)
@@ -70,35 +39,8 @@ def parts_of(net: nn.Module, name: str = "", *, through_hooks: bool = False) -> 
         yield name, net
 
 
-def outermost(net: nn.Module, single: set[nn.Module], name: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """Iterate over the outermost sequential submodules, MLPs and modules in ``single``, with their names."""
-    if _sequential(net) or is_plain_mlp(net) or net in single:
-        if any(True for _ in parts_of(net)):
-            yield name, net
-    elif not isinstance(net, nn.MultiheadAttention):
-        for child, sub in net.named_children():
-            yield from outermost(sub, single, f"{name}.{child}" if name else child)
-
-
-def registered(net: nn.Module) -> dict[nn.Module, list[tuple[nn.Module, str]]]:
-    """Return where every submodule is registered: the modules that hold it, each with the name of it there.
-
-    Examples
-    --------
-    >>> net = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
-    >>> both = nn.ModuleDict({"net": net, "last": net[1]})
-    >>> [name for _, name in registered(both)[net[1]]]
-    ['last', '1']
-    """
-    places: dict[nn.Module, list[tuple[nn.Module, str]]] = defaultdict(list)
-    for holder in net.modules():
-        for name, part in holder._modules.items():
-            if part is not None:
-                places[part].append((holder, name))
-    return places
-
-
-def _sequential(net: nn.Module, through_hooks: bool = False) -> bool:
+def is_sequential(net: nn.Module, through_hooks: bool = False) -> bool:
+    """Return whether a module runs its parts one after another, and nothing else."""
     plain = isinstance(net, nn.Sequential) and type(net).forward is nn.Sequential.forward and "forward" not in vars(net)
     return plain and (through_hooks or not hooked(net))
 

@@ -1,6 +1,6 @@
 """What should hold: ranks, representation costs, and statements that return verdicts."""
 
-from bnrank.theory import cost, escape, invariants, kernels, stability, structure, symmetry
+from bnrank.theory import constructions, cost, escape, invariants, kernels, stability, structure, symmetry
 from bnrank.theory.convergence import FeatureConvergence, feature_convergence
 from bnrank.theory.facts import Facts
 from bnrank.theory.rank_bounds import RankBracket
@@ -31,6 +31,7 @@ __all__ = [
     "assume",
     "assuming",
     "check",
+    "constructions",
     "cost",
     "escape",
     "feature_convergence",

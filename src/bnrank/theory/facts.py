@@ -21,7 +21,6 @@ from bnrank.measures.jacobian import Jacobian
 from bnrank.measures.products import differentiating
 from bnrank.measures.second_order import Problem
 from bnrank.networks.chain import as_mlp
-from bnrank.networks.constructions import line_interpolant
 from bnrank.networks.functional import (
     Functional,
     check_classified,
@@ -34,6 +33,7 @@ from bnrank.networks.functional import (
 from bnrank.networks.mlp import MLP
 from bnrank.tasks.losses import cost_and_gradient, gradient_at_zero
 from bnrank.tasks.task import Task
+from bnrank.theory.constructions import line_interpolant
 from bnrank.theory.escape.localized import Localized, localized, one_deeper
 from bnrank.theory.invariants import conserved
 from bnrank.theory.invariants.finding import Findings

@@ -14,9 +14,9 @@ from bnrank.measures import regions
 from bnrank.measures.backward import Layers
 from bnrank.measures.jacobian import Jacobian
 from bnrank.networks.chain import as_mlp
-from bnrank.networks.constructions import compose
 from bnrank.networks.functional import Functional, check_finite, example, unwrap
 from bnrank.networks.mlp import MLP
+from bnrank.theory.constructions import compose
 from bnrank.theory.factorization import Basis, Cut, cuts
 
 __all__ = ["RankBracket", "rank"]

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from bnrank._core import validation
 from bnrank.discovery.compression import budget, returned
-from bnrank.discovery.compression.parts import Parts, channel_rows, first_input, flow, is_linear, run
+from bnrank.discovery.compression.parts import Parts, Segment, channel_rows, first_input, flow, is_linear, run
 from bnrank.discovery.compression.returned import Judged
 from bnrank.discovery.storage import plain_array
 from bnrank.measures.products import differentiating
-from bnrank.networks import Segment, Skipped
+from bnrank.networks import Skipped
 from bnrank.networks.functional import Functional, example
 from bnrank.networks.replicas import copied
 

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from bnrank.discovery.compression.fits import AffineFit, gram_fit, pointwise_pair
 from bnrank.discovery.compression.judging import Judge, check_gradient
-from bnrank.discovery.compression.parts import Counts, Parts, channel_rows, cheapest, is_linear, share
+from bnrank.discovery.compression.parts import Counts, Parts, channel_rows, cheapest, is_linear, registered, share
 from bnrank.networks import Skipped
-from bnrank.networks.chain import registered
 
 MAX_ROWS = 8192  # (samples and positions) of one fit
 MAX_VALUES = 2**20  # of the stored outputs of one layer

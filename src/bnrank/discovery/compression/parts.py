@@ -2,8 +2,9 @@
 
 import itertools
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -12,9 +13,9 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
 from bnrank.discovery.gated import FactoredRecurrent
 from bnrank.measures.convolution import conv_singular_values
-from bnrank.networks import Segment, Skipped, reasons
-from bnrank.networks.chain import outermost, parts_of, registered
-from bnrank.networks.functional import hooked
+from bnrank.networks import Skipped, reasons
+from bnrank.networks.chain import is_sequential, parts_of
+from bnrank.networks.functional import hooked, is_plain_mlp
 from bnrank.networks.reading import Reading, read
 from bnrank.networks.reading.recording import base_of
 from bnrank.networks.reading.stored import derived
@@ -34,6 +35,28 @@ _SLOPES = {
     nn.GELU: 1.13,
     nn.SiLU: 1.1,
 }  # largest slopes
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Parts of a module that run one after another, so that they can be replaced together.
+
+    Attributes
+    ----------
+    name : str
+        The submodule's name; "" for the whole module.
+    parts : tuple of torch.nn.Module
+        In order: layers, activations and anything else. Dropout and identities are left out.
+    names : tuple of str
+        The name of each part.
+    folded : int
+        Number of batch normalizations that were folded into the layers before them; 0 as read.
+    """
+
+    name: str
+    parts: tuple[nn.Module, ...]
+    names: tuple[str, ...] = ()
+    folded: int = 0
 
 
 def is_linear(part: Any) -> bool:
@@ -136,6 +159,34 @@ def _read_segments(net: nn.Module, reading: Reading) -> Iterator[Segment]:
         unobserved = any(part not in observed for part in parts if base_of(part) is not None)
         if not shared and not unobserved and (sub in observed or name in reading.once):
             yield Segment(name, parts, names)
+
+
+def outermost(net: nn.Module, single: set[nn.Module], name: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """Iterate over the outermost sequential submodules, MLPs and modules in ``single``, with their names."""
+    if is_sequential(net) or is_plain_mlp(net) or net in single:
+        if any(True for _ in parts_of(net)):
+            yield name, net
+    elif not isinstance(net, nn.MultiheadAttention):
+        for child, sub in net.named_children():
+            yield from outermost(sub, single, f"{name}.{child}" if name else child)
+
+
+def registered(net: nn.Module) -> dict[nn.Module, list[tuple[nn.Module, str]]]:
+    """Return where every submodule is registered: the modules that hold it, each with the name of it there.
+
+    Examples
+    --------
+    >>> net = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    >>> both = nn.ModuleDict({"net": net, "last": net[1]})
+    >>> [name for _, name in registered(both)[net[1]]]
+    ['last', '1']
+    """
+    places: dict[nn.Module, list[tuple[nn.Module, str]]] = defaultdict(list)
+    for holder in net.modules():
+        for name, part in holder._modules.items():
+            if part is not None:
+                places[part].append((holder, name))
+    return places
 
 
 def _folded(segment: Segment) -> Segment:

@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 from bnrank.discovery.compression import judging
 from bnrank.discovery.compression.judging import Judge, Outputs, tuned
-from bnrank.discovery.compression.parts import Parts, counts, parameters
+from bnrank.discovery.compression.parts import Parts, Segment, counts, parameters
 from bnrank.discovery.compression.result import replaced
 from bnrank.discovery.compression.returned import Judged
 from bnrank.discovery.compression.stages import Cut, Step, cut_down, fewest
 from bnrank.discovery.compression.wholes import TUNED, put
-from bnrank.networks import Segment, Skipped
+from bnrank.networks import Skipped
 from bnrank.networks.replicas import copied
 
 

@@ -15,13 +15,13 @@ from bnrank.discovery import storage
 from bnrank.discovery.compression import budget, judging, returned
 from bnrank.discovery.compression.certificate import certified
 from bnrank.discovery.compression.lowrank import places
-from bnrank.discovery.compression.parts import is_linear, multiply_adds, parameters, segments
+from bnrank.discovery.compression.parts import Segment, is_linear, multiply_adds, parameters, segments
 from bnrank.discovery.compression.reduction import Search
 from bnrank.discovery.compression.result import Compressed, finished, prepared
 from bnrank.discovery.compression.returned import Judged
 from bnrank.discovery.compression.timing import Timing
 from bnrank.discovery.compression.wholes import factored, layer_widths, merged, split_up
-from bnrank.networks import Segment, Skipped
+from bnrank.networks import Skipped
 from bnrank.networks.functional import Functional, check_finite, unwrap
 from bnrank.networks.replicas import copied
 

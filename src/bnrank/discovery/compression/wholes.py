@@ -12,13 +12,12 @@ from bnrank.discovery.attention import FactoredAttention
 from bnrank.discovery.compression import budget
 from bnrank.discovery.compression.judging import Judge, tuned
 from bnrank.discovery.compression.lowrank import Choice, Factoring
-from bnrank.discovery.compression.parts import LINEAR, Counts, Parts, parameters
+from bnrank.discovery.compression.parts import LINEAR, Counts, Parts, parameters, registered
 from bnrank.discovery.compression.returned import alike
 from bnrank.discovery.compression.stages import Step, inlined, most
 from bnrank.discovery.compression.widths import Narrowing, pairs
 from bnrank.discovery.gated import FactoredRecurrent
 from bnrank.networks import Skipped
-from bnrank.networks.chain import registered
 from bnrank.networks.replicas import copied
 
 SPLIT = (FactoredAttention, FactoredRecurrent)

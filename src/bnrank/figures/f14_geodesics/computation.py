@@ -22,8 +22,8 @@ from bnrank.figures.harness.figure import middle
 from bnrank.figures.harness.training import mlp, train_recorded
 from bnrank.measures.nonlinearities import nonlinearity
 from bnrank.networks import MLP, LinearNetwork
-from bnrank.networks.constructions import completely_positive, diverging_geodesic, linear
 from bnrank.tasks import Task, low_rank_map
+from bnrank.theory.constructions import completely_positive, diverging_geodesic, linear
 from bnrank.theory.cost.bounds import two_point
 from bnrank.training import Run, Stop, train
 

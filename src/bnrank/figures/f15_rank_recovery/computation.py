@@ -13,9 +13,8 @@ from torch import nn
 from bnrank.figures.harness.ahead import ahead
 from bnrank.figures.harness.training import mlp, train_recorded
 from bnrank.measures.spectra import weight_singular_values
-from bnrank.networks import constructions
 from bnrank.tasks import Task
-from bnrank.theory import cost
+from bnrank.theory import constructions, cost
 from bnrank.training import Run
 
 COUNTED = 0.1  # smallest singular value that counts, relative to the largest one of the layer

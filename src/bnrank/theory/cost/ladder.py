@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from bnrank._core import validation
 from bnrank.networks.chain import read_chain
-from bnrank.networks.constructions import deepen
 from bnrank.networks.mlp import MLP, from_layers
+from bnrank.theory.constructions import deepen
 from bnrank.theory.cost.solving import Solution, shorten, solve
 
 

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from bnrank.networks import LinearNetwork, from_layers
-from bnrank.networks.constructions import add, bottleneck, compose, identity
+from bnrank.theory.constructions import add, bottleneck, compose, identity
 from helpers import norm, normal
-from networks.constructed import QUICK, SLOPES, close, layer_norms, network, networks
+from theory.constructed import QUICK, SLOPES, close, layer_norms, network, networks
 
 
 @QUICK

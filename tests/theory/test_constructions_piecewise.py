@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from bnrank import Jacobian
-from bnrank.networks.constructions import cross, max_of_affine, with_slope
+from bnrank.theory.constructions import cross, max_of_affine, with_slope
 from helpers import norm, normal
-from networks.constructed import QUICK, close, network, networks
+from theory.constructed import QUICK, close, network, networks
 
 
 def smaller(x):

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bnrank.networks import LinearNetwork
-from bnrank.networks.constructions import completely_positive, deepen, diagonal, linear
 from bnrank.networks.mlp import leaky_relu
 from bnrank.theory import domains
+from bnrank.theory.constructions import completely_positive, deepen, diagonal, linear
 from helpers import norm, normal
-from networks.constructed import QUICK, close
+from theory.constructed import QUICK, close
 
 
 def planted(rank, m, d, seed=0):

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from bnrank import Jacobian
-from bnrank.networks.constructions import diverging_geodesic
+from bnrank.theory.constructions import diverging_geodesic
 from helpers import norm, normal
-from networks.constructed import close
+from theory.constructed import close
 
 
 def exact(x, a):

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from bnrank.networks import from_layers
-from bnrank.networks.constructions import deepen
 from bnrank.networks.mlp import leaky_relu
+from bnrank.theory.constructions import deepen
 from helpers import norm, normal
-from networks.constructed import QUICK, close, network, networks
+from theory.constructed import QUICK, close, network, networks
 
 
 def representations(net, x):

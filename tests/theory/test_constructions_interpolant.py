@@ -12,9 +12,9 @@ from scipy.optimize import minimize
 
 from bnrank import Jacobian
 from bnrank.measures.balance import imbalance
-from bnrank.networks.constructions import line_interpolant
+from bnrank.theory.constructions import line_interpolant
 from helpers import norm, normal
-from networks.constructed import QUICK, close
+from theory.constructed import QUICK, close
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*kink")  # straight lines are joined at the points
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from bnrank.networks.constructions import wavering
+from bnrank.theory.constructions import wavering
 from bnrank.theory.invariants import find
 
 X = torch.tensor([[1.0, -1.0]], dtype=torch.float64)
