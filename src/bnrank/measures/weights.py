@@ -82,17 +82,13 @@ class Measured:
 def of_matrix(matrix: Matrix, blocks: Tensor, values: Tensor | None = None) -> Measured:
     """Return what is measured of a matrix, given as its blocks (groups, rows, columns), or with other values."""
     patches = values is None and math.prod(matrix.shape[2:]) > 1
-    by_gram = values is None and _by_gram(matrix)
+    in_single = matrix.stored.dtype != "float64" and not matrix.stored.dtype.startswith("complex")
+    by_gram = values is None and in_single and min(matrix.size) > GRAM
     values, bias = singular_values(blocks, by_gram).cpu() if values is None else values.cpu(), matrix.bias()
     tensors = [blocks] if bias is None else [blocks, bias]
     norm = sum(float(torch.linalg.vector_norm(t, dtype=_exact(t))) ** 2 for t in tensors)
     kind = f"{matrix.kind} patches" if patches else matrix.kind
     return Measured(matrix, values, kind, norm, usage.subnormals(blocks), note=GRAM_NOTE if by_gram else "")
-
-
-def _by_gram(matrix: Matrix) -> bool:
-    dtype = matrix.stored.dtype
-    return min(matrix.size) > GRAM and dtype != "float64" and not dtype.startswith("complex")
 
 
 def _exact(tensor: Tensor) -> torch.dtype:

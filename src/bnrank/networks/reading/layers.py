@@ -264,7 +264,8 @@ def _connected(rows: Sequence[tuple[float, Layer, str, int]], trial: Trial | Non
         if reader is not None:  # an index is no activation
             follows &= cast(Any, trial.calls[reader][0].values[place])[0].is_floating_point()
         about = {"output_shape": layer.output_shape, "samples_dim": layer.samples_dim}
-        more = trial.unflattened(layer.matrix, about, name, reader) if follows else {}
+        has_places = len(layer.output_shape or ()) > 1 or trial.has_flattened
+        more = trial.unflattened(layer.matrix, about, name, reader) if follows and has_places else {}
         layers.append(replace(layer, apart=not follows, **more))
     return layers
 

@@ -352,6 +352,11 @@ class Trial:
                     ahead.append(other)
         return False
 
+    @property
+    def has_flattened(self) -> bool:
+        """Whether samples of several dimensions became vectors."""
+        return bool(self._mode.flattened)
+
     def unflattened(self, matrix: Matrix, about: Mapping[str, Any], name: str, reader: str | None) -> dict[str, Any]:
         """Return the shape of a sample before it is flattened for its reader, and the dimension of the units there."""
         own, entered, left = about["output_shape"], self._entered[reader], self._left[name]
