@@ -133,10 +133,10 @@ def allocation(count: int, name: str, got: object, itemsize: int = 8) -> None:
     stored = _AT_MOST.get()
     if stored is not None and count > stored:
         raise ValueError(f"{name}: got {describe(got)}, expected a size that fits the numbers that are stored")
-    limit = memory()
-    expected = f"a size that fits into the memory of this machine, {limit / 2**30:.0f} GiB"
-    size = min(count * itemsize, 1 << 1000)
-    expect(size <= limit, name, f"{describe(got)}, {size / 2**30:.3g} GiB", expected)
+    limit, size = memory(), min(count * itemsize, 1 << 1000)
+    if size > limit:
+        expected = f"a size that fits into the memory of this machine, {limit / 2**30:.0f} GiB"
+        raise ValueError(f"{name}: got {describe(got)}, {size / 2**30:.3g} GiB, expected {expected}")
 
 
 @contextlib.contextmanager

@@ -36,8 +36,8 @@ class MLP(Drawn):
         Whether the layers have biases.
     init : "he" or float
         "he": weights N(0, 2 / ((1 + s^2) fan_in)); a number: weights N(0, init^2). Biases start at 0 either way.
-    seed : int
-        Seed of the network's own generator; the global one is not touched.
+    seed : int or None
+        Seed of the network's own generator; the global one is not touched. None: all parameters are 0.
     dtype : torch.dtype
         Floating-point type of the parameters. The draw is made in float64 and rounded, so that the same seed
         gives the same network in every precision.
@@ -63,7 +63,7 @@ class MLP(Drawn):
         slope: float = 0.0,
         bias: bool = True,
         init: str | float = "he",
-        seed: int = 0,
+        seed: int | None = 0,
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
@@ -71,12 +71,13 @@ class MLP(Drawn):
         validation.expect(len(self.widths) >= 2, "widths", f"{self.widths}", "at least two, [d_in, ..., d_out]")
         self.slope = validation.slope(slope, linear=isinstance(self, LinearNetwork))
         self.bias = validation.flag(bias, "bias")
-        init, seed, dtype = validation.init(init), validation.seed(seed), validation.dtype(dtype)
+        self.init, dtype = validation.init(init), validation.dtype(dtype)
         validation.allocation(size(self.widths), "widths", self.widths, dtype.itemsize)
         self.layers = nn.ModuleList(
             linear(n_in, n_out, self.bias, dtype) for n_in, n_out in zip(self.widths, self.widths[1:], strict=False)
         )
-        self.reset(seed, init)
+        if seed is not None:
+            self.reset(seed)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -140,7 +141,7 @@ class LinearNetwork(MLP):
         widths: Sequence[int],
         bias: bool = False,
         init: str | float = "he",
-        seed: int = 0,
+        seed: int | None = 0,
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__(widths, 1.0, bias, init, seed, dtype)
@@ -148,11 +149,14 @@ class LinearNetwork(MLP):
 
 class _Undrawn(nn.Linear):
     def reset_parameters(self) -> None:
-        """Leave the parameters as they are."""
+        """Set the parameters to 0."""
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.zero_()
 
 
 def linear(n_in: int, n_out: int, bias: bool, dtype: torch.dtype) -> nn.Linear:
-    """Return a Linear with parameters not yet drawn, in a tenth of the time of ``torch.nn.utils.skip_init``."""
+    """Return a Linear with parameters 0, in a tenth of the time of ``torch.nn.utils.skip_init``."""
     layer = _Undrawn(n_in, n_out, bias, "cpu", dtype)
     layer.__class__ = nn.Linear  # type: ignore[assignment]
     return layer
@@ -202,7 +206,7 @@ def from_layers(weights: Sequence[Tensor], biases: Sequence[Tensor] = (), slope:
     validation.expect(fits, "weights", f"shapes {shapes}", "each to take what the one before gives")
     widths, rows = [shapes[0][1], *(shape[0] for shape in shapes)], [tuple(b.shape) for b in biases]
     validation.expect(rows in ([], [(n,) for n in widths[1:]]), "biases", f"shapes {rows}", "one per layer, (n_l,)")
-    net = make(widths, slope, bool(len(biases)), init=0.0, dtype=torch.float64)
+    net = make(widths, slope, bool(len(biases)), seed=None, dtype=torch.float64)
     with torch.no_grad():
         for parameter, value in zip([*net.weights, *net.biases], [*weights, *biases], strict=True):
             parameter.copy_(torch.as_tensor(value))

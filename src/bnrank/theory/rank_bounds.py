@@ -208,13 +208,10 @@ def rank(
     jacobian = Jacobian(net, x, kink_rtol=None)
     factored = Jacobian(composition, x, kink_rtol=None) if on_data else jacobian
     lower, witness, index, values = _witness(factored, upper, rtol)
-    complete = False
-    if box is not None:
-        enumerated = regions.enumerate(composition, box, rtol=rtol, max_regions=max_regions)
-        complete = enumerated.complete
-        if min(enumerated.rank, upper) > lower:
-            lower, index = min(enumerated.rank, upper), None
-            witness, values = enumerated.witness.point, enumerated.witness.singular_values[:upper]
+    found = None if box is None else regions.enumerate(composition, box, rtol=rtol, max_regions=max_regions)
+    if found is not None and min(found.rank, upper) > lower:
+        lower, index = min(found.rank, upper), None
+        witness, values = found.witness.point, found.witness.singular_values[:upper]
     return RankBracket(
         lower=lower,
         upper=upper,
@@ -224,7 +221,7 @@ def rank(
         witness=witness,
         index=index,
         singular_values=values,
-        complete=complete,
+        complete=found is not None and found.complete,
         h=h,
         g=g,
         error=error,
@@ -295,11 +292,16 @@ def _witness(jacobian: Jacobian, upper: int, rtol: float) -> tuple[int, Tensor, 
     x, rows = jacobian.x, (~jacobian.near_kinks()).nonzero()[:, 0]
     points, values = x[rows.to(x.device)], jacobian.singular_values[rows.to(jacobian.singular_values.device)]
     if not len(rows):
-        draw = torch.randn(x.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-        points = x.double() + 1e-6 * max(float(x.abs().max()), 1e-300) * draw.to(x.device)
+        points = _beside(x)
         values = Jacobian(jacobian.net, points, kink_rtol=None).singular_values
     values = values[:, :upper]
     lower = int(linalg.rank(values, rtol).max())
     margin = values[:, lower - 1] / values[:, 0].clamp(min=torch.finfo(torch.float64).tiny) if lower else values.sum(1)
     best = int(margin.argmax())
     return lower, points[best].clone(), int(rows[best]) if len(rows) else None, values[best]
+
+
+def _beside(x: Tensor) -> Tensor:
+    """Return points near samples, in float64."""
+    draw = torch.randn(x.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return x.double() + 1e-6 * max(float(x.abs().max()), 1e-300) * draw.to(x.device)
