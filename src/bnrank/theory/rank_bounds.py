@@ -14,7 +14,7 @@ from bnrank.measures import regions
 from bnrank.measures.backward import Layers
 from bnrank.measures.jacobian import Jacobian
 from bnrank.networks.chain import as_mlp
-from bnrank.networks.functional import Functional, check_finite, example, unwrap
+from bnrank.networks.functional import Functional
 from bnrank.networks.mlp import MLP
 from bnrank.theory.constructions import compose
 from bnrank.theory.factorization import Basis, Cut, cuts
@@ -178,22 +178,20 @@ def rank(
     >>> found.lower, found.upper, found.exact, found.layer, found.domain
     (2, 2, True, 2, 'everywhere')
     """
-    net = unwrap(net)
-    check_finite(net)
-    x = example(net, x).detach().clone()  # the module may work in place
-    validation.expect(x.is_floating_point(), "x", f"dtype {x.dtype}", "floating point to differentiate by", TypeError)
+    jacobian = Jacobian(net, x, kink_rtol=None)
+    net, x = jacobian.net, jacobian.x.clone()  # the module may work in place
     rtol = validation.rtol(rtol)
     validation.choice(domain, "domain", ("data", "everywhere"))
     max_regions = validation.integer(max_regions, "max_regions")
     dtype = next((p.dtype for p in net.parameters() if p.is_floating_point()), torch.float64)
-    eps = torch.finfo(dtype).eps
-    output_rtol = validation.number(max(1e-9, 100 * eps) if output_rtol is None else output_rtol, "output_rtol", 0.0)
+    rounding = 10 * torch.finfo(dtype).eps
+    output_rtol = max(1e-9, 10 * rounding) if output_rtol is None else validation.number(output_rtol, "output_rtol", 0.0)
 
     places = cuts(net, x)
     f = validation.finite(places[-1].values, "net: its outputs")
     validation.expect(f.shape[1], "net", "a network without outputs", "at least one output")
     size = float(f.abs().max())
-    globally = _everywhere(places, f, max(output_rtol * size, 10 * eps * _terms(net, x, size)))
+    globally = _everywhere(places, f, max(output_rtol * size, rounding * _terms(net, x, size)))
     everywhere = globally[1].dimension
     on_data = None if domain == "everywhere" else _on_data(places, f, output_rtol * size, everywhere)
     cut, basis = on_data or globally
@@ -205,7 +203,6 @@ def rank(
         of_x = composition(x.flatten(1).to(f)) if chains else Functional(composition)(x).flatten(1)
         error = float((of_x - f).abs().max())
 
-    jacobian = Jacobian(net, x, kink_rtol=None)
     factored = Jacobian(composition, x, kink_rtol=None) if on_data else jacobian
     lower, witness, index, values = _witness(factored, upper, rtol)
     found = None if box is None else regions.enumerate(composition, box, rtol=rtol, max_regions=max_regions)
