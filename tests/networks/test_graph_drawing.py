@@ -1,6 +1,5 @@
 import itertools
 
-import numpy as np
 import pytest
 import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -106,15 +105,3 @@ def test_fixed_parameters_are_marked_in_the_table():
 def test_unknown_nodes_are_named():
     with pytest.raises(KeyError, match=r"no node 'layers_7'; did you mean 'layers_[01]'"):
         trace(bnrank.MLP([3, 4, 2]), torch.ones(2, 3))["layers_7"]
-
-
-def test_neuron_by_neuron():
-    net = bnrank.MLP([2, 3, 2], bias=False, seed=1, dtype=torch.float64)
-    graph = trace(net, normal(4, 2))
-    neurons, x = graph.neurons(), normal(5, 2)
-    assert neurons.count() == 2 * 3 * 2
-    mu = neurons.decompose()
-    with torch.no_grad():
-        np.testing.assert_allclose(np.asarray(mu(neurons.enumerate(x))), net(x).numpy(), atol=1e-10)
-        net.layers[0].weight.mul_(2)
-        np.testing.assert_allclose(np.asarray(graph.neurons()(x)), net(x).numpy(), atol=1e-10)

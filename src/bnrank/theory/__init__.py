@@ -3,6 +3,7 @@
 from bnrank.theory import constructions, cost, escape, invariants, kernels, stability, structure, symmetry
 from bnrank.theory.convergence import FeatureConvergence, feature_convergence
 from bnrank.theory.facts import Facts
+from bnrank.theory.neurons.neurons import NeuronGraph, SignTree
 from bnrank.theory.rank_bounds import RankBracket
 from bnrank.theory.registry import STATEMENTS, check
 from bnrank.theory.verdicts import (
@@ -22,9 +23,11 @@ __all__ = [
     "Facts",
     "FeatureConvergence",
     "Inconclusive",
+    "NeuronGraph",
     "NotApplicable",
     "RankBracket",
     "Sides",
+    "SignTree",
     "Statement",
     "Verdict",
     "Verdicts",

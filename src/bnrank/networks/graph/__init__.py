@@ -1,8 +1,7 @@
-"""Computation graphs: one node per operation (any module), or one vertex per neuron (small networks)."""
+"""Computation graphs of modules, with one node per operation."""
 
 from bnrank.networks.graph.layers import LayerGraph
-from bnrank.networks.graph.neurons import NeuronGraph, SignTree
 from bnrank.networks.graph.nodes import Node
 from bnrank.networks.graph.tracing import trace
 
-__all__ = ["LayerGraph", "NeuronGraph", "Node", "SignTree", "trace"]
+__all__ = ["LayerGraph", "Node", "trace"]

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import conv1d, conv2d, conv3d, linear, pad, prelu
-
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -122,40 +119,6 @@ class Node:
         taken = np.moveaxis(np.arange(before.size).reshape(before.shape), self.dims, range(-len(self.dims), 0))
         taken = taken.reshape(math.prod(taken.shape[: -len(self.dims)]), -1)
         return np.arange(self.size).reshape(len(taken), -1), taken
-
-
-def fixed_edges(node: Node, inputs: Sequence[Node]) -> Iterator[tuple[str, Ints, Ints, NDArray[np.float64]]]:
-    """Yield the fixed weights with which the entries of a node add up entries of its inputs, per input.
-
-    Of an "activation" these are the copies that it acts on, and of a "maximum" those that it compares.
-
-    Parameters
-    ----------
-    node : Node
-        An "activation", "add", "index", or an "average" or "maximum" whose ``windows`` are known.
-    inputs : sequence of Node
-        Its input nodes.
-
-    Yields
-    ------
-    tuple
-        The name of the input; then, with an entry per edge, the entry of the input, that of the node, and the weight.
-    """
-    if node.op in ("average", "maximum"):
-        windows = np.asarray(node.windows, dtype=np.float64)
-        given, taken = node.pooled(inputs[0])
-        out, position = np.nonzero(windows)
-        weights = np.tile(windows[out, position], len(taken))
-        yield inputs[0].name, taken[:, position].ravel(), given[:, out].ravel(), weights
-    elif node.op == "index":
-        index, start = np.ravel(np.asarray(node.index)), 0
-        for before in inputs:
-            target = np.flatnonzero((index >= start) & (index < start + before.size))
-            yield before.name, index[target] - start, target, np.ones(len(target))
-            start += before.size
-    else:
-        for before, factor in zip(inputs, node.factors or (1.0,) * len(inputs), strict=True):
-            yield before.name, np.arange(node.size), np.arange(node.size), np.full(node.size, float(factor))
 
 
 def apply(node: Node, inputs: Sequence[Tensor], parameters: Mapping[str, Tensor]) -> Tensor:

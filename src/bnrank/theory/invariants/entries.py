@@ -10,8 +10,9 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
 
 from bnrank.networks.graph.layers import LayerGraph
-from bnrank.networks.graph.nodes import Node, fixed_edges
+from bnrank.networks.graph.nodes import Node
 from bnrank.theory.invariants.conserved import Array, Tensors
+from bnrank.theory.neurons.expansion import fixed_edges
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from bnrank.theory.facts import DIFFERENTIABLE, Facts
 from bnrank.theory.invariants import conserved
 from bnrank.theory.invariants.conserved import Conserved
 from bnrank.theory.invariants.patterns import Pair
+from bnrank.theory.neurons.neurons import NeuronGraph
 from bnrank.theory.verdicts import Inconclusive, Sides, assume, assuming, statement
 
 PATHS = 10_000  # largest number of weights, edges and paths of a network that is decomposed
@@ -32,7 +33,7 @@ def _paths(facts: Facts) -> Sides:
     weights = sum(facts.function.parameters[node.weight].numel() for node in graph if node.op in ("linear", "conv"))
     assume(weights <= PATHS, "a network of few paths", f"{weights} weights, more than {PATHS}")
     with assuming("a small network without parts outside the theory"):
-        neurons = graph.neurons(max_edges=PATHS)
+        neurons = NeuronGraph.from_operations(graph, max_edges=PATHS)
     count = neurons.count()
     assume(count <= PATHS, "a network of few paths", f"{count} paths, more than {PATHS}")
     assume(count > 0, "a path leads from the input to the output", "there is none")

@@ -8,11 +8,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from bnrank.networks.graph.layers import LayerGraph
-from bnrank.networks.graph.nodes import Node
-from bnrank.networks.graph.tracing import trace
+import bnrank
+from bnrank.networks.graph import LayerGraph, Node, trace
+from bnrank.theory import NeuronGraph
 from helpers import normal
-from networks.neuron_graphs import rate, velocity
+from theory.neuron_graphs import rate, velocity
 
 
 def filled(module, seed=1):
@@ -133,7 +133,7 @@ def case(name, seed=1):
 
 def expanded(name):
     module, x = case(name)
-    return module, x, trace(module, x).neurons()
+    return module, x, NeuronGraph.from_operations(trace(module, x))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -211,7 +211,7 @@ def test_parallel_edges_are_kept_apart():
 def test_frozen_parameters_are_fixed_edges():
     module, x = case("mlp")
     module[2].weight.requires_grad_(False)
-    graph = trace(module, x).neurons()
+    graph = NeuronGraph.from_operations(trace(module, x))
     fixed = {origin[0] for origin, free in zip(graph.origins, graph.learnable, strict=True) if not free}
     assert fixed == {"2.weight"}
     assert [len(cut) for cut in graph.cuts()] == [12 + 4 + 4 + 2, 8 + 2]
@@ -225,7 +225,7 @@ def test_weights_used_twice_are_shared():
         Node("relu", "activation", ("first",), (3,), slope=0.0),
         Node("second", "linear", ("relu",), (3,), weight="w"),
     )
-    graph = LayerGraph(nodes, "second", frozenset({"w"}), parameters={"w": w}).neurons()
+    graph = NeuronGraph.from_operations(LayerGraph(nodes, "second", frozenset({"w"}), parameters={"w": w}))
     torch.testing.assert_close(graph(x), torch.relu(x @ w.T) @ w.T, rtol=1e-12, atol=1e-12)
     assert graph.shared.all()
     assert graph.vertex_invariants() == {}
@@ -241,12 +241,12 @@ def by_hand(parameters, **changes):
 
 def test_a_layer_graph_by_hand():
     w = normal(2, 3)
-    graph = by_hand({"w": w}).neurons()
+    graph = NeuronGraph.from_operations(by_hand({"w": w}))
     x = normal(5, 3, seed=1)
     torch.testing.assert_close(graph(x), x @ w.T)
     assert graph.edges == tuple((("input", i), ("last", o)) for o, i in itertools.product(range(2), range(3)))
     assert graph.origins == tuple(("w", k) for k in range(6))
-    turned = by_hand({"w": w.T}, transposed=True).neurons()
+    turned = NeuronGraph.from_operations(by_hand({"w": w.T}, transposed=True))
     torch.testing.assert_close(turned(x), x @ w.T)
     assert turned.origins == tuple(("w", k) for k in (0, 2, 4, 1, 3, 5))
 
@@ -255,16 +255,18 @@ def test_refusals():
     nodes = by_hand({}).nodes[:1]
     outside = Node("soft", "outside", ("input",), (3,), reason="softmax is not homogeneous")
     with pytest.raises(ValueError, match="graph: got soft, which is outside the theory: softmax is not homogeneous"):
-        LayerGraph((*nodes, outside), "soft", frozenset()).neurons()
+        NeuronGraph.from_operations(LayerGraph((*nodes, outside), "soft", frozenset()))
     pool = Node("pool", "maximum", ("input",), (1,), text="MaxPool1d(3)")
     with pytest.raises(ValueError, match=r"graph: got pool \(MaxPool1d\(3\)\), which takes maxima"):
-        LayerGraph((*nodes, pool), "pool", frozenset()).neurons()
+        NeuronGraph.from_operations(LayerGraph((*nodes, pool), "pool", frozenset()))
     with pytest.raises(ValueError, match="parameters: got no 'w', expected that of last; did you mean 'W'"):
-        by_hand({"W": normal(2, 3)}).neurons()
+        NeuronGraph.from_operations(by_hand({"W": normal(2, 3)}))
     with pytest.raises(ValueError, match="max_edges: got a graph of up to 6 edges, expected at most 5"):
-        by_hand({"w": normal(2, 3)}).neurons(max_edges=5)
+        NeuronGraph.from_operations(by_hand({"w": normal(2, 3)}), max_edges=5)
+    with pytest.raises(TypeError, match=r"graph: got .*, expected a bnrank\.graph\.LayerGraph"):
+        NeuronGraph.from_operations(nn.Linear(3, 2))
     with pytest.raises(ValueError, match="weights: got nan"):
-        by_hand({"w": normal(2, 3) * np.nan}).neurons()
+        NeuronGraph.from_operations(by_hand({"w": normal(2, 3) * np.nan}))
 
 
 def test_large_graphs_are_refused_before_they_are_built():
@@ -272,4 +274,16 @@ def test_large_graphs_are_refused_before_they_are_built():
     x = torch.zeros(1, 3, 32, 32)
     edges = 64 * 1024 * (3 * 9 + 1)  # of the convolution alone
     with pytest.raises(ValueError, match=f"max_edges: got a graph of up to {edges} edges, expected at most 20000"):
-        trace(module, x).neurons()
+        NeuronGraph.from_operations(trace(module, x))
+
+
+def test_neuron_by_neuron():
+    net = bnrank.MLP([2, 3, 2], bias=False, seed=1, dtype=torch.float64)
+    operations, x = trace(net, normal(4, 2)), normal(5, 2)
+    neurons = NeuronGraph.from_operations(operations)
+    assert neurons.count() == 2 * 3 * 2
+    mu = neurons.decompose()
+    with torch.no_grad():
+        np.testing.assert_allclose(np.asarray(mu(neurons.enumerate(x))), net(x).numpy(), atol=1e-10)
+        net.layers[0].weight.mul_(2)
+        np.testing.assert_allclose(np.asarray(NeuronGraph.from_operations(operations)(x)), net(x).numpy(), atol=1e-10)

@@ -9,7 +9,7 @@ import torch
 from hypothesis import settings
 from torch import nn
 
-from bnrank.networks.graph.neurons import NeuronGraph
+from bnrank.theory import NeuronGraph
 
 QUICK = settings(max_examples=60, deadline=None, derandomize=True)
 SLOPES = (0.0, 1.0, 0.3, -1.0, -0.5)

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bnrank.networks.graph.neurons import NeuronGraph
-from networks.neuron_graphs import QUICK, graphs, layered, points, random_graph, read, value
+from bnrank.theory import NeuronGraph
+from theory.neuron_graphs import QUICK, graphs, layered, points, random_graph, read, value
 
 ARCHITECTURES = {
     "fully connected": {"widths": [3, 4, 3, 2]},

@@ -19,6 +19,7 @@ Vertex = Hashable
 Vertices = tuple[Vertex, ...]
 Inputs = Mapping[Vertex, int | str]
 Edge = tuple[Vertex, Vertex]
+Origin = tuple[str, int]
 Ints = NDArray[np.int64]
 
 

@@ -12,8 +12,8 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from bnrank._core.axes import OKABE_ITO
-from bnrank.networks.graph.neurons import NeuronGraph
-from networks.neuron_graphs import (
+from bnrank.theory import NeuronGraph
+from theory.neuron_graphs import (
     QUICK,
     brute_paths,
     graphs,

@@ -16,16 +16,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bnrank._core import validation
-from bnrank.networks.graph import drawing
-from bnrank.networks.graph.wiring import Edge, Ints, Vertex, Wiring
+from bnrank.networks.graph.layers import LayerGraph
+from bnrank.theory.neurons import drawing
+from bnrank.theory.neurons.expansion import expand
+from bnrank.theory.neurons.wiring import Edge, Ints, Origin, Vertex, Wiring
 
 if TYPE_CHECKING:
     import networkx as nx
     from matplotlib.axes import Axes
 
-Origin = tuple[str, int]
 _DIGRAPH = "a networkx.DiGraph; keep parallel edges apart by a vertex of slope 1 in between"
 CHUNK_ENTRIES = 2**24  # maximum number of (edges, samples) entries evaluated at once
+EDGE_LIMIT = 20_000
 PATH_LIMIT = 10**6
 
 
@@ -111,6 +113,46 @@ class NeuronGraph:
         if self.wiring is None:
             put(self, "wiring", Wiring(self.vertices, self.edges, self.inputs, self.outputs))
         self._check_origins()
+
+    @classmethod
+    def from_operations(cls, graph: LayerGraph, max_edges: int = EDGE_LIMIT) -> NeuronGraph:
+        """Return the weighted DAG of the neurons of a layer graph, with its current weights (T42).
+
+        The vertices are entries of values, named (node, flat index), and "constant", the source of the biases. Entries
+        of parameters become edges with their origin, learnable if the parameter is trained. Sums, averages and
+        reorderings become fixed edges. A vertex that only copies a value is merged with its neighbor: a layer and the
+        activation after it form one vertex, named after the layer. Entries that are 0 for every input, and entries from
+        which no output is reachable, are omitted. Parallel edges are separated by a vertex (node, flat index, k) of
+        slope 1. Learned slopes (PReLU) become fixed numbers.
+
+        Parameters
+        ----------
+        graph : LayerGraph
+            What `bnrank.graph.trace` returns.
+        max_edges : int
+            Maximum number of edges before vertices are merged.
+
+        Raises
+        ------
+        ValueError
+            If a node is outside the theory or computes maxima (the error names it), if a parameter is missing or not
+            finite, or if there are more than ``max_edges`` edges.
+
+        Examples
+        --------
+        >>> import bnrank, torch
+        >>> operations = bnrank.graph.trace(bnrank.MLP([2, 3, 1], seed=0), torch.zeros(1, 2))
+        >>> graph = NeuronGraph.from_operations(operations)
+        >>> graph
+        NeuronGraph(7 vertices, 13 edges, 13 learnable)
+        >>> graph.count()  # 2 * 3 from the inputs, 3 + 1 from the biases
+        10
+
+        Source: LeJegelka2022, section 2; T42.
+        """
+        expected = "a bnrank.graph.LayerGraph"
+        validation.expect(isinstance(graph, LayerGraph), "graph", validation.describe(graph), expected, TypeError)
+        return cls(**expand(graph, validation.integer(max_edges, "max_edges")))
 
     @classmethod
     def from_networkx(cls, graph: nx.DiGraph) -> NeuronGraph:
@@ -481,7 +523,7 @@ class SignTree(NeuronGraph):
     relu(-3 x) - relu(2 x) has h = (-2 x, -3 x), and mu(h) = -relu(-h_0) + relu(h_1):
 
     >>> import networkx as nx, torch
-    >>> from bnrank.networks.graph import NeuronGraph
+    >>> from bnrank.theory import NeuronGraph
     >>> g = nx.DiGraph()
     >>> g.add_weighted_edges_from([("x", "u", 2.0), ("x", "v", -3.0), ("u", "y", -1.0), ("v", "y", 1.0)])
     >>> tree = NeuronGraph.from_networkx(g).decompose()

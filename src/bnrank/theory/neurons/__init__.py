@@ -1,0 +1,1 @@
+"""Networks neuron by neuron: weighted DAGs with one vertex per neuron, their paths and the sign tree (T42)."""
