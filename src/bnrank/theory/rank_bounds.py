@@ -180,18 +180,17 @@ def rank(
     """
     jacobian = Jacobian(net, x, kink_rtol=None)
     net, x = jacobian.net, jacobian.x.clone()  # the module may work in place
-    rtol = validation.rtol(rtol)
+    rtol, max_regions = validation.rtol(rtol), validation.integer(max_regions, "max_regions")
     validation.choice(domain, "domain", ("data", "everywhere"))
-    max_regions = validation.integer(max_regions, "max_regions")
     dtype = next((p.dtype for p in net.parameters() if p.is_floating_point()), torch.float64)
-    rounding = 10 * torch.finfo(dtype).eps
-    output_rtol = max(1e-9, 10 * rounding) if output_rtol is None else validation.number(output_rtol, "output_rtol", 0.0)
+    eps = torch.finfo(dtype).eps
+    output_rtol = validation.number(max(1e-9, 100 * eps) if output_rtol is None else output_rtol, "output_rtol", 0.0)
 
     places = cuts(net, x)
     f = validation.finite(places[-1].values, "net: its outputs")
     validation.expect(f.shape[1], "net", "a network without outputs", "at least one output")
     size = float(f.abs().max())
-    globally = _everywhere(places, f, max(output_rtol * size, rounding * _terms(net, x, size)))
+    globally = _everywhere(places, f, max(output_rtol * size, 10 * eps * _terms(net, x, size)))
     everywhere = globally[1].dimension
     on_data = None if domain == "everywhere" else _on_data(places, f, output_rtol * size, everywhere)
     cut, basis = on_data or globally
@@ -247,8 +246,8 @@ def _everywhere(places: list[Cut], f: Tensor, allowed: float) -> tuple[Cut, Basi
     factorization through the image of a weight must also equal f on the data.
     """
     ordered = sorted(places, key=lambda c: (c.everywhere.dimension, c.everywhere.directions is not None))
-    exact = (c for c in ordered if c.everywhere.directions is None or _error(c, c.everywhere, f) <= allowed)
-    cut = next(exact)  # the cut at the input keeps the whole space
+    # the cut at the input keeps the whole space
+    cut = next(c for c in ordered if c.everywhere.directions is None or _error(c, c.everywhere, f) <= allowed)
     return cut, cut.everywhere
 
 
