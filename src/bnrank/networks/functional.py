@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Literal, TypeGuard, overload
 
@@ -16,7 +16,7 @@ from torch.nn.parameter import is_lazy
 
 from bnrank._core import validation
 from bnrank._core.onlooker import only_looks_on
-from bnrank.networks.inputs import OUTPUTS, Inputs, Samples, as_tensor, columns, main_output, several
+from bnrank.networks.inputs import OUTPUTS, Inputs, Samples, as_tensor, columns, main_output, several, time_first
 from bnrank.networks.mlp import MLP, LinearNetwork
 from bnrank.networks.replicas import ForeignTensorError, replica, restored, sandbox
 
@@ -256,8 +256,9 @@ def example(net: nn.Module, x: object, minimum: int = 1, name: str = "x", *, inp
     """
     if isinstance(net, MLP):
         return validation.samples(x, name, features=net.widths[0], minimum=minimum)
-    found = x if isinstance(x, Inputs) else several(net, x, name, minimum)
-    if found is not None:
+    has_several = isinstance(x, Mapping | tuple | list) or time_first(net)
+    found = several(net, x, name, minimum) if has_several and not isinstance(x, Inputs) else x
+    if isinstance(found, Inputs):
         how = "a tuple or mapping of tensors" if found.dim == 0 else "(time, N, features)"
         advice = "one tensor (N, ...): wrap net in a module that takes it and adds the rest"
         validation.expect(inputs, name, how, advice, TypeError)

@@ -113,7 +113,7 @@ def several(net: nn.Module, x: Any, name: str = "x", minimum: int = 1) -> Inputs
     >>> several(nn.LSTM(3, 2), torch.ones(5, 4, 3)).dim, several(nn.LSTM(3, 2, batch_first=True), torch.ones(5, 4, 3))
     (1, None)
     """
-    dim = int(_time_first(net))
+    dim = int(time_first(net))
     if isinstance(x, Mapping):
         named = {str(key): as_tensor(value, f"{name}[{key!r}]") for key, value in x.items()}
         found = Inputs((), named, dim)
@@ -233,10 +233,10 @@ class MainOutput(nn.Module):
         return columns(main_output(returned))
 
 
-def _time_first(net: nn.Module) -> bool:
+def time_first(net: nn.Module) -> bool:
     """Return whether a module of torch by itself takes (time, samples, features)."""
     if isinstance(net, nn.TransformerEncoder | nn.TransformerDecoder) and len(net.layers):
-        return _time_first(net.layers[0])
+        return time_first(net.layers[0])
     if isinstance(net, _LAYERS):
         return not net.self_attn.batch_first
     return isinstance(net, _TIME_FIRST) and not net.batch_first

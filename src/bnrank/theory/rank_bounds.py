@@ -191,9 +191,9 @@ def rank(
     validation.expect(f.shape[1], "net", "a network without outputs", "at least one output")
     size = float(f.abs().max())
     globally = _everywhere(places, f, max(output_rtol * size, 10 * eps * _terms(net, x, size)))
-    everywhere = globally[1].dimension
+    everywhere = globally.everywhere.dimension
     on_data = None if domain == "everywhere" else _on_data(places, f, output_rtol * size, everywhere)
-    cut, basis = on_data or globally
+    cut, basis = on_data or (globally, globally.everywhere)
     upper = basis.dimension
     h, g = (part.to(f.device, dtype) for part in cut.split(basis))
     chains = isinstance(h, MLP) and isinstance(g, MLP)
@@ -239,16 +239,15 @@ def _terms(net: nn.Module, x: Tensor, size: float) -> float:
     return max(size, float((last.abs() @ chain.weights[-1].detach().abs().T).max()))
 
 
-def _everywhere(places: list[Cut], f: Tensor, allowed: float) -> tuple[Cut, Basis]:
-    """Return the factorization of smallest rank that holds for all inputs; among ties, one that cuts between neurons.
+def _everywhere(places: list[Cut], f: Tensor, allowed: float) -> Cut:
+    """Return the cut whose factorization has the smallest rank for all inputs; among ties, one between neurons.
 
     The tolerance for the rank of a weight is its own rounding error, but a product of weights may be of that size. So a
     factorization through the image of a weight must also equal f on the data.
     """
     ordered = sorted(places, key=lambda c: (c.everywhere.dimension, c.everywhere.directions is not None))
     # the cut at the input keeps the whole space
-    cut = next(c for c in ordered if c.everywhere.directions is None or _error(c, c.everywhere, f) <= allowed)
-    return cut, cut.everywhere
+    return next(c for c in ordered if c.everywhere.directions is None or _error(c, c.everywhere, f) <= allowed)
 
 
 def _on_data(places: list[Cut], f: Tensor, allowed: float, known: int) -> tuple[Cut, Basis] | None:
