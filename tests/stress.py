@@ -140,8 +140,11 @@ class Noise(nn.Module):
         return x + 0.1 * torch.randn_like(x) + nn.functional.dropout(x, 0.5)
 
 
-def run(rounds: int) -> dict[str, str]:
-    """Return how many steps of each thread and calls of each function were made, and how many differed from alone."""
+def run(rounds: int, compressed: int = COMPRESSED) -> dict[str, str]:
+    """Return how many steps of each thread and calls of each function were made, and how many differed from alone.
+
+    Every ``compressed``-th round calls compress.
+    """
     alone = {name: function() for name, function in calls().items()}
     functions = calls()
     steps: dict[str, list[float]] = {name: [] for name in STREAMS}
@@ -162,7 +165,7 @@ def run(rounds: int) -> dict[str, str]:
     differed, made = dict.fromkeys(functions, 0), dict.fromkeys(functions, 0)
     quick = [name for name in functions if name != "compress"]
     for i in range(rounds):
-        name = "compress" if i % COMPRESSED == COMPRESSED - 1 else quick[i % len(quick)]
+        name = "compress" if i % compressed == compressed - 1 else quick[i % len(quick)]
         made[name] += 1
         differed[name] += functions[name]() != alone[name]
     stop.set()

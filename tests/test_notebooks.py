@@ -11,7 +11,7 @@ import results
 from bnrank._core.results import Printed
 from notebooks import numbers, shown
 
-ROOMS = ("tasks", "networks", "measures", "training", "theory", "discovery")
+ROOMS = ("tasks", "networks", "measures", "training", "theory", "discovery", "reporting")
 PRIVATE = {"_Bound", "Record"}  # bases of classes that are made
 
 

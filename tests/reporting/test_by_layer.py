@@ -56,7 +56,7 @@ def test_few_remarks_are_printed_and_a_notebook_shows_all():
 
 @pytest.mark.parametrize("bad", [None, nn.Linear(2, 2), {"a": torch.zeros(2, 2)}])
 def test_what_is_no_dataset_is_refused(bad):
-    for make in (bnrank.layer_table, bnrank.measures.LayerTable):
+    for make in (bnrank.layer_table, bnrank.reporting.LayerTable):
         with pytest.raises(TypeError, match="profile: got"):
             make(bad)
 

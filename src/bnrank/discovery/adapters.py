@@ -289,7 +289,7 @@ def _layers(net: nn.Module) -> tuple[dict[str, Any], dict[str, str]]:
     skipped: dict[str, str] = {}
     holders: set[nn.Module | None] = set()
     if any(True for _ in net.parameters()):
-        with listing(net) as held:
+        with listing(net, "net") as held:
             holders = {matrix.stored.module for matrix in held.matrices}
     for name, module in net.named_modules():
         if not isinstance(module, (nn.Linear, *CONVOLUTIONS)):

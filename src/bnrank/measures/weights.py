@@ -194,7 +194,7 @@ def weights(
     atol, rtol = validation.number(atol, "atol", 0.0), validation.rtol(rtol, "weight_rtol")
     max_values, progress = validation.integer(max_values, "max_values"), validation.flag(progress, "progress")
     deadline = Deadline(max_minutes)
-    with listing(source) as held, bar(progress, "weights", 1, counted=False) as tell:
+    with listing(source, "net") as held, bar(progress, "weights", 1, counted=False) as tell:
         layers = [Layer(i, matrix) for i, matrix in enumerate(held.matrices, 1)]
         parts, missing = measured(layers, deadline, lambda done, name: tell(done, f"weights: {name}"))
     reasons = {layer.matrix.stored.name: reason for layer, reason in missing}

@@ -235,7 +235,7 @@ def _numbers(records: Iterable[Stored]) -> int:
     return sum(math.prod(stored.shape) for stored in records)
 
 
-def listing(source: Source, name: str = "net") -> AbstractContextManager[Listing]:
+def listing(source: Source, name: str = "source") -> AbstractContextManager[Listing]:
     """Provide the matrices of a module, a state dict or a file, which stays open; ``name`` is the argument in errors.
 
     Raises

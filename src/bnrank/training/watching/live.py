@@ -70,7 +70,7 @@ class Watch(Record):
         self.max_rows = max_rows
         self.monitor: Any = None
         self.writers: list[Callable[[Measured], object]] = []
-        with listing(net) as weights:
+        with listing(net, "net") as weights:
             self.layers = [matrix.name for matrix in weights.matrices]
             self.skipped = list(weights.others)
         others = "; ".join(f"{other.name}: {other.reason}" for other in self.skipped[:3])
