@@ -18,6 +18,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+FULL_STATE = (
+    "; where it is sharded, build it anew and load get_model_state_dict(net, options=StateDictOptions("
+    "full_state_dict=True)) of torch.distributed.checkpoint.state_dict"
+)
 Copied = TypeVar("Copied", nn.Module, "tuple[nn.Module, ...]", Any)
 
 
@@ -176,11 +180,7 @@ def replica(net: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
     try:
         made = copied(net, memo)
     except Exception as error:
-        advice = (
-            "; where it is sharded, build it anew and load get_model_state_dict(net, options=StateDictOptions("
-            "full_state_dict=True)) of torch.distributed.checkpoint.state_dict"
-        )
-        advice = advice if any(hasattr(p, "full_tensor") for p in net.parameters()) else ""
+        advice = FULL_STATE if any(hasattr(p, "full_tensor") for p in net.parameters()) else ""
         raise ValueError(f"net: {type(net).__name__} cannot be copied: {error}{advice}") from error
     if not {id(sub) for sub in made.modules()}.isdisjoint(map(id, net.modules())):
         got = f"{type(net).__name__} with a part that copy.deepcopy does not copy"
@@ -292,6 +292,9 @@ class _Draws(TorchDispatchMode):
         kwargs = kwargs or {}
         if torch.Tag.nondeterministic_seeded not in func.tags or kwargs.get("generator") is not None:
             return func(*args, **kwargs)
+        return self._drawn(func, args, kwargs)
+
+    def _drawn(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         device = next((t.device for t in _tensors(args)), torch.device(kwargs.get("device") or "cpu"))
         if device.type == "meta":  # draws nothing
             return func(*args, **kwargs)
