@@ -114,28 +114,13 @@ class Functional:
 
     def _main_of(self, returned: Any, x: Samples) -> Tensor:
         """Return the main output among what the module returns for x, samples first."""
-        kind, dim = type(self.module).__name__, x.dim if isinstance(x, Inputs) else 0
-        out, what, expected = main_output(returned), "", "a dense tensor of real numbers"
-        if not isinstance(out, Tensor):
-            what, expected = type(returned).__name__, "a tensor, a tuple, mapping or dataclass that holds one, or an "
-            expected += (
-                f"object with one in {', '.join(OUTPUTS)}; wrap it in a module that returns the tensor of interest"
-            )
-        elif out.is_complex() or out.is_nested or out.layout != torch.strided:
-            what = "complex numbers" if out.is_complex() else "a sparse or nested tensor"
-        elif not out.is_floating_point():
-            what = f"{_kind(out)} of dtype {out.dtype}"
-            expected = "floating-point numbers, such as the scores before argmax; wrap it in a module that returns them"
-        if what:
-            raise ValueError(f"net: {kind} returns {what}, expected {expected}")
+        out, dim = main_output(returned), x.dim if isinstance(x, Inputs) else 0
+        if not isinstance(out, Tensor) or not _is_real(out):
+            raise ValueError(f"net: {type(self.module).__name__} returns {_unfit(out)}")
         if out.ndim == dim == 0 and len(x) == 1:  # squeezed
             out = out.reshape(1)
         if out.ndim <= dim or out.shape[dim] != len(x):
-            expected = "(N, ...)" if dim == 0 else "(time, N, ...)"
-            if dim == 0 < out.ndim and out.shape[0] % len(x) == 0:
-                rows = f"{out.shape[0] // len(x)} rows for each sample"
-                expected += f"; for {rows}, wrap net in a module that returns net(x).unflatten(0, (len(x), -1))"
-            raise ValueError(f"net: the output has shape {tuple(out.shape)} for {len(x)} samples, expected {expected}")
+            raise ValueError(_without_rows(out, len(x), dim))
         return out.movedim(dim, 0)
 
     def _run(self, parameters: dict[str, Tensor], x: Samples) -> Any:
@@ -225,6 +210,31 @@ class Functional:
             self._main_of(self._returned(parameters, runs), runs)
         else:
             raise ValueError("it runs on both")
+
+
+def _is_real(out: Tensor) -> bool:
+    return out.is_floating_point() and not out.is_nested and out.layout == torch.strided
+
+
+def _unfit(out: Any) -> str:
+    """Return what a module returns in place of real numbers, and what is expected."""
+    if not isinstance(out, Tensor):
+        wrapped = f"object with one in {', '.join(OUTPUTS)}; wrap it in a module that returns the tensor of interest"
+        return f"{type(out).__name__}, expected a tensor, a tuple, mapping or dataclass that holds one, or an {wrapped}"
+    if out.is_complex() or out.is_nested or out.layout != torch.strided:
+        what = "complex numbers" if out.is_complex() else "a sparse or nested tensor"
+        return f"{what}, expected a dense tensor of real numbers"
+    scores = "such as the scores before argmax; wrap it in a module that returns them"
+    return f"{_kind(out)} of dtype {out.dtype}, expected floating-point numbers, {scores}"
+
+
+def _without_rows(out: Tensor, samples: int, dim: int) -> str:
+    """Return the error for an output that does not have an entry per sample along ``dim``."""
+    expected = "(N, ...)" if dim == 0 else "(time, N, ...)"
+    if dim == 0 < out.ndim and out.shape[0] % samples == 0:
+        rows = f"{out.shape[0] // samples} rows for each sample"
+        expected += f"; for {rows}, wrap net in a module that returns net(x).unflatten(0, (len(x), -1))"
+    return f"net: the output has shape {tuple(out.shape)} for {samples} samples, expected {expected}"
 
 
 def check_classified(function: Functional, x: Tensor) -> None:
