@@ -4,6 +4,7 @@ import functools
 import math
 import pickle
 import re
+import warnings
 import zipfile
 
 import numpy as np
@@ -659,3 +660,15 @@ def test_all_of_a_tied_network_is_measured_once():
         "3 x tied: the same tensor as another, counted once (a = w, b = v and 1 others)"
     )
     assert ds.attrs["entries"] == sum(p.numel() for p in net.parameters())
+
+
+def test_names_with_any_characters_are_read_as_reparametrized_and_nested_tensors_are_listed():
+    state = {"enc/w_orig": 2 * torch.ones(3, 3), "enc/w_mask": torch.eye(3)}
+    found = profile(state)
+    assert found.layer_name.values.tolist() == ["enc/w"]
+    assert found.weight_rank.values.tolist() == [3]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that nested tensors are a prototype
+        nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    lines = describe(profile({"w": torch.eye(3), "n": nested}))
+    assert "not measured: nested; torch.nested.to_padded_tensor makes it measurable (n)" in lines

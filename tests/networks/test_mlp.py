@@ -175,3 +175,16 @@ def test_layers_that_are_not_drawn_are_plain_and_leave_the_random_state():
         ((4,), torch.float64, True),
     ]
     assert linear(3, 4, False, torch.float32).bias is None
+
+
+def test_frozen_parameters_are_redrawn_too():
+    net, other = bnrank.MLP([3, 4, 2], seed=0), bnrank.MLP([3, 4, 2], seed=5)
+    net.layers[0].requires_grad_(False)
+    net.reset(5)
+    assert all(torch.equal(p, q) for p, q in zip(net.parameters(), other.parameters(), strict=True))
+
+
+def test_without_a_seed_all_parameters_are_zero():
+    net = bnrank.MLP([3, 4, 2], seed=None)
+    assert not any(bool(p.any()) for p in net.parameters())
+    assert net.seed is None

@@ -2,6 +2,7 @@
 
 import collections
 import functools
+import gc
 import threading
 import types
 import weakref
@@ -277,3 +278,143 @@ def test_values_of_own_attention_and_in_inference_mode_are_not_observed():
 
     unobserved = read(Inference(), X).unobserved
     assert {layer.reason.partition(",")[0] for layer in unobserved} == {"it runs in torch.inference_mode"}
+
+
+ABSENT = object()
+
+
+class Defaulted(nn.Module):
+    """A function on it tells by a mark that nothing was given."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+        self.act = lambda z, scale=ABSENT: z if scale is ABSENT else 0 * z
+
+    def forward(self, x):
+        return self.act(self.layer(x))
+
+
+class Attributed(nn.Module):
+    """A function on it has its layer as an attribute."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+        def act(x):
+            return act.layer(x)
+
+        act.layer, self.act = self.layer, act
+
+    def forward(self, x):
+        return self.act(x)
+
+
+class Renamed(nn.Module):
+    """It has a method of torch with fewer arguments."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def named_parameters(self, prefix="", recurse=True):
+        return super().named_parameters(prefix, recurse)
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+def traced_with_lock():
+    net = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2)))
+    first, net.lock = net.get_submodule("0"), threading.Lock()
+    net.get_submodule("1").register_forward_hook(lambda part, given, out: out + first.weight.sum())
+    return net
+
+
+@pytest.mark.parametrize("make", [Defaulted, Attributed, Renamed, traced_with_lock])
+def test_copies_compute_what_the_originals_do(make):
+    torch.manual_seed(0)
+    net, x = make().double(), normal(5, 3).double()
+    with torch.no_grad():
+        expected = net(x)
+    assert torch.equal(Functional(net)(x).detach(), expected)
+    assert bnrank.rank(net, x).upper == 2
+
+
+def test_a_wrapper_that_hands_on_attributes_is_not_taken_for_what_it_holds():
+    class Wrapper(nn.Module):
+        def __init__(self, base):
+            super().__init__()
+            self.base, self.head = base, nn.Linear(3, 1)
+
+        def __getattr__(self, name):
+            try:
+                return super().__getattr__(name)
+            except AttributeError:
+                if name == "base":
+                    raise
+                return getattr(self.base, name)
+
+        def forward(self, x):
+            return self.head(self.base(x))
+
+    net = Wrapper(torch.compile(nn.Sequential(nn.Linear(3, 3)), backend="eager"))
+    assert bnrank.rank(net, normal(5, 3)).upper == 1
+
+
+def test_what_a_pass_notes_in_a_dictionary_does_not_reach_the_next():
+    class Calibrated(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last, self.noted = nn.Linear(6, 3), nn.Linear(3, 2), {}
+
+        def forward(self, x):
+            z = self.first(x)
+            if "mean" not in self.noted:
+                self.noted["mean"] = z.detach().mean(0)
+            return self.last(z - self.noted["mean"])
+
+    torch.manual_seed(0)
+    net, x = Calibrated().double(), normal(20, 6).double()
+    found = bnrank.spectra.activation_singular_values(net, x, which="preactivations")["last"]
+    with torch.no_grad():
+        z = net.first(x)
+        expected = torch.linalg.svdvals(net.last(z - z.mean(0))) / 20**0.5
+    assert torch.allclose(found, expected, rtol=1e-12)
+    assert net.noted == {}
+
+
+def test_attention_with_a_mask_and_causal_applies_both():
+    class Masked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.q = nn.Linear(4, 4)
+
+        def forward(self, x):
+            q, mask = self.q(x)[:, None], torch.ones(5, 5, dtype=torch.bool)
+            mask[2, 1] = False
+            return nn.functional.scaled_dot_product_attention(q, q, q, attn_mask=mask, is_causal=True).flatten(1)
+
+    torch.manual_seed(0)
+    net, x = Masked().double(), normal(3, 5, 4).double()
+    assert torch.allclose(Functional(net)(x), net(x), rtol=1e-12)
+
+
+def test_an_error_is_raised_anew_and_keeps_nothing_alive():
+    class Broken(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(3, 2)
+
+        def forward(self, x):
+            raise RuntimeError("broken")
+
+    function, x = Functional(Broken()), normal(4, 3)
+    held = weakref.ref(x)
+    for _ in range(3):
+        with pytest.raises(ValueError, match="broken"):
+            function(x)
+    del x
+    gc.collect()
+    assert held() is None

@@ -43,22 +43,6 @@ class LayerUse:
     note: str = ""
 
 
-def by_variable(used: Mapping[str, LayerUse]) -> dict[str, dict[str, float]]:
-    """Return what layers use by the variables of a profile, and their names.
-
-    Examples
-    --------
-    >>> by_variable({"a": LayerUse(5, (3, 4), 0)})
-    {'units': {'a': 5}, 'dimension_95': {'a': 3}, 'dimension_99': {'a': 4}, 'dead_units': {'a': 0}}
-    """
-    return {
-        "units": {name: use.units for name, use in used.items()},
-        "dimension_95": {name: use.dimensions[0] for name, use in used.items()},
-        "dimension_99": {name: use.dimensions[1] for name, use in used.items()},
-        "dead_units": {name: use.dead for name, use in used.items()},
-    }
-
-
 class _Rows:
     """Statistics of ``samples`` rows that come in blocks: what varies, and the spectrum of the centered rows.
 

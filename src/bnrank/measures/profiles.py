@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -20,7 +21,7 @@ from bnrank._core.validation import Data
 from bnrank._version import __version__
 from bnrank.measures import bottlenecks, spectra, weights
 from bnrank.measures.frequencies.profiled import is_circular, with_frequencies
-from bnrank.measures.layerwise import LayerUse, Uses, by_variable, few_samples
+from bnrank.measures.layerwise import LayerUse, Uses, few_samples
 from bnrank.measures.nonlinearities import Ratio
 from bnrank.measures.samplewise import RTOL, SampleMeasures, of_samples, too_expensive
 from bnrank.measures.weights import Measured, padded
@@ -218,20 +219,22 @@ def profile(
     check_read(function, reading, layers=not reading.weights)
     shape, is_random, cost = _tried(function, x, y, chunk_size)
     check_finite(net)
+    del function  # no copy of the weights is kept while they are measured
     with bar(progress, "weights", 3, counted=False) as tell:
         max_work = math.inf if "operators" in parts else weights.MAX_WORK
         known = reading.weights if "weights" in parts else ()
         measured, late = weights.measured(known, deadline, lambda done, name: tell(done, f"weights: {name}"), max_work)
         tell(1, "activations")
-        acting, reading = leaving_out(
-            function, x, reading, lambda reading: _activations(function, x, reading, what, deadline, chunk_size)
-        )
+        function = Functional(net, dtype, whole=x)
+        activations = partial(_activations, function, x, what=what, deadline=deadline, chunk_size=chunk_size)
+        acting, reading = leaving_out(function, x, reading, activations)
+        of_layer = {part.matrix.name: part for part in measured}
+        bottleneck = _bottleneck(function, x, reading, of_layer, about["atol"], chunk_size)
+        del function, activations  # what follows has copies of its own
         tell(2, "Jacobians and the NTK")
         limited = what is None and not is_plain_mlp(unwrap(net))
         reason = too_expensive(reading, len(chosen), math.prod(shape)) if limited else ""
         samples = of_samples(net, x, chosen, math.prod(shape), () if reason else parts, dtype, deadline)
-    of_layer = {part.matrix.name: part for part in measured}
-    bottleneck = _bottleneck(function, x, reading, of_layer, about["atol"], chunk_size)
     about |= {"floor": acting.floor, "bottleneck_reason": bottleneck.reason}
     for name in ("rank", "start", "end", "gap"):
         value = getattr(bottleneck, name)
@@ -323,7 +326,9 @@ def _activations(
         reasons.append(f"{text}: {deadline.cut(found.samples, len(x))}")
     else:
         used = uses.use(over=deadline.over)
-        columns |= {"nonlinearity": ratio.ratios(), **by_variable(used)}
+        numbers = {name: (use.units, *use.dimensions, use.dead) for name, use in used.items()}
+        columns |= {key: {name: row[i] for name, row in numbers.items()} for i, key in enumerate(NUMBERS[1:])}
+        columns["nonlinearity"] = ratio.ratios()
         late[f"dimensions and dead units, {deadline.missed}"] = [x.name for x in reading.layers if x.name not in used]
     reasons += [f"{text}: layers {', '.join(names)}" for text, names in late.items() if names]
     wide = [part for s in found.values.values() for part in s.skipped if part not in reading.skipped]

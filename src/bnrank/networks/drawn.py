@@ -26,10 +26,11 @@ class Drawn(nn.Module):
 
     seed: int | None = None
     init: str | float = "he"
+    _keeps_frozen = True
     _without_effect = ("init", "seed")  # attributes that do not change the function
 
     def reset(self, seed: int, init: str | float | None = None) -> Self:
-        """Redraw all trained parameters in place, in float64 and then rounded, and return the module.
+        """Redraw all trained parameters, of an `MLP` all, in place, in float64 and then rounded, and return the module.
 
         Raises
         ------
@@ -41,10 +42,10 @@ class Drawn(nn.Module):
         init = validation.init(self.init if init is None else init)
         generator, reached = torch.Generator().manual_seed(seed), set()
         for layer, reads in _layers(self, 1.0):
-            _draw(layer, reads, init, generator)
+            _draw(layer, reads, init, generator, self._keeps_frozen)
             reached |= set(map(id, layer.parameters(recurse=False)))
         unknown = [name for name, p in self.named_parameters() if p.requires_grad and id(p) not in reached]
-        if unknown:
+        if unknown and self._keeps_frozen:
             raise ValueError(
                 f"seed: cannot draw {validation.listed(unknown)}; give seed=None, or a function "
                 "seed -> nn.Module where networks are trained"
@@ -95,11 +96,11 @@ def _layers(net: nn.Module, reads: float) -> Generator[tuple[nn.Module, float], 
     return reads
 
 
-def _draw(layer: nn.Module, reads: float, init: str | float, generator: torch.Generator) -> None:
-    """Draw the trained parameters of a layer whose input comes from sigma_s, s = ``reads``."""
+def _draw(layer: nn.Module, reads: float, init: str | float, generator: torch.Generator, trained: bool) -> None:
+    """Draw the parameters of a layer, or only its trained ones, whose input comes from sigma_s, s = ``reads``."""
     with torch.no_grad():
         for name, p in layer.named_parameters(recurse=False):
-            if not p.requires_grad:
+            if trained and not p.requires_grad:
                 continue
             if name == "bias":
                 p.zero_()

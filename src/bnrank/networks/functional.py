@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import itertools
 import threading
@@ -160,7 +161,7 @@ class Functional:
                     runs()
                     self._told[why] = explanation
                     break
-        return self._told.get(why, plain)
+        return copy.copy(self._told.get(why, plain))
 
     def _explanations(
         self, parameters: dict[str, Tensor], x: Samples, why: str
@@ -349,7 +350,9 @@ def unwrap(net: nn.Module, values: bool = True) -> nn.Module:
     if not isinstance(net, nn.Module):
         raise TypeError(f"net: got {validation.describe(net)}, expected a torch.nn.Module")
     parallel = (nn.DataParallel, nn.parallel.DistributedDataParallel)
-    while isinstance(inner := net.module if isinstance(net, parallel) else getattr(net, "_orig_mod", None), nn.Module):
+    while isinstance(
+        inner := net.module if isinstance(net, parallel) else dict(net.named_children()).get("_orig_mod"), nn.Module
+    ):
         net = inner
     tensors = [*net.named_parameters(), *net.named_buffers()]
     empty = validation.listed([name for name, p in tensors if p.is_meta and not is_lazy(p)])
@@ -367,7 +370,7 @@ def aliases(net: nn.Module) -> dict[str, str]:
     further: dict[str, str] = {}
     for prefix, sub in net.named_modules():  # one that is there twice comes once: torch does not undo the second
         own = {"prefix": prefix, "recurse": False, "remove_duplicate": False}
-        for name, tensor in [*sub.named_parameters(**own), *sub.named_buffers(**own)]:
+        for name, tensor in [*nn.Module.named_parameters(sub, **own), *nn.Module.named_buffers(sub, **own)]:
             if first.setdefault(id(tensor), name) != name:
                 further[name] = first[id(tensor)]
     return further

@@ -57,6 +57,8 @@ class MLP(Drawn):
     [(10, 3), (10, 10), (2, 10)]
     """
 
+    _keeps_frozen = False
+
     def __init__(
         self,
         widths: Sequence[int],

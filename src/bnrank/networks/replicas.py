@@ -84,10 +84,11 @@ def copied(value: Copied, memo: dict[int, Any] | None = None) -> Copied:
         raise
     except Exception as error:
         if isinstance(value, nn.Module | Tensor):
-            raise CopyError(str(error)) from error
-        made = value
+            raise CopyError(f"net: {type(value).__name__} cannot be copied: {error}") from error
+        made = memo[id(value)] = value  # for copies by copy.deepcopy, too
     if made is not value:
         memo[id(value)] = made
+    if id(value) in memo:
         memo.setdefault(id(memo), []).append(value)  # as copy.deepcopy does: the id stays its own
     return cast(Copied, made)
 
@@ -101,24 +102,32 @@ def _by_protocol(value: Any, memo: dict[int, Any]) -> Any:
     kind = type(value)
     if isinstance(value, Tensor) and not value.is_leaf:
         return value.detach().clone()
+    if (
+        isinstance(value, nn.Module)
+        and hasattr(value, "__deepcopy__")
+        and not isinstance(value, torch.jit.ScriptModule)
+    ):
+        copied(vars(value), memo)  # follows functions, and shares what cannot be copied
     atomic = kind in _STANDARD._deepcopy_dispatch or kind in getattr(_STANDARD, "_atomic_types", ())
     if atomic or isinstance(value, type) or hasattr(value, "__deepcopy__"):
         return copy.deepcopy(value, memo)
     reduce: Any = copyreg.dispatch_table.get(kind)
     reduced = reduce(value) if reduce else value.__reduce_ex__(4)
+    if not isinstance(reduced, str) and reduced[0] is _NEW and len(reduced[1]) == 1 and not any(reduced[2:]):
+        return value  # nothing but an identity, as a mark of "not given" is
     return value if isinstance(reduced, str) else _STANDARD._reconstruct(value, memo, *reduced, deepcopy=copied)
 
 
 def _copied_function(held: types.FunctionType, memo: dict[int, Any]) -> Any:
-    """Return a function with copies of its closure and defaults; itself where nothing in them is copied."""
+    """Return a function with copies of its closure, defaults and attributes; itself where nothing in them is copied."""
     if hasattr(held, "_torchdynamo_orig_callable"):
         return copied(held._torchdynamo_orig_callable, memo)
     cells = held.__closure__ or ()
-    closure = tuple(types.CellType() for _ in cells)
+    closure = tuple(memo.setdefault(id(cell), types.CellType()) for cell in cells)  # which functions can share
     made = types.FunctionType(held.__code__, held.__globals__, held.__name__, None, closure)
     memo[id(held)] = made  # a function can be in its own closure
-    vars(made).update(vars(held))
-    same = True
+    vars(made).update({key: copied(content, memo) for key, content in vars(held).items()})
+    same = all(vars(made)[key] is content for key, content in vars(held).items())
     filled = [(old, new, "cell_contents") for old, new in zip(cells, closure, strict=True) if old != types.CellType()]
     for old, new, name in [*filled, (held, made, "__defaults__"), (held, made, "__kwdefaults__")]:
         content = getattr(old, name)
@@ -143,6 +152,7 @@ def _copied_reference(held: weakref.ref[Any], memo: dict[int, Any]) -> Any:
 
 
 _STANDARD: Any = copy
+_NEW = cast(Any, copyreg).__newobj__
 _COPIERS: dict[type, Any] = {
     types.FunctionType: _copied_function,
     types.MethodType: _copied_method,
@@ -273,6 +283,10 @@ def _attention(
     enable_gqa: bool = False,
 ) -> Tensor:
     """Return scaled dot product attention, by its definition in torch."""
+    if attn_mask is not None and is_causal:  # the definition takes one of them
+        causal = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
+        is_bool, is_causal = attn_mask.dtype == torch.bool, False
+        attn_mask = attn_mask & causal if is_bool else attn_mask.masked_fill(~causal, -math.inf)
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill(~attn_mask, -math.inf)
     products = torch.ops.aten._scaled_dot_product_attention_math
@@ -347,12 +361,19 @@ def restored(net: nn.Module) -> Iterator[None]:
         for held in (vars(sub), *map(vars(sub).get, _REGISTRIES))
         if held is not None
     ]
+    waiting, seen = [value for sub in plain for value in vars(sub).values()], {id(held) for held, _ in before}
+    while waiting:
+        held = waiting.pop()
+        if isinstance(held, list | dict | set) and id(held) not in seen:
+            seen.add(id(held))
+            before.append((held, copy.copy(held)))
+            waiting.extend(held.values() if isinstance(held, dict) else held)
     try:
         yield
     finally:
         for held, content in before:
             held.clear()
-            held.update(content)
+            (held.extend if isinstance(held, list) else held.update)(content)
 
 
 _REGISTRIES = [name for name, value in vars(nn.Module()).items() if isinstance(value, dict | set)]

@@ -15,7 +15,9 @@ from bnrank.networks.reading.stored import Stored
 Known = Mapping[str, Stored]
 BLOCK = 128  # rows and columns that share a scale, where this fits the number of scales (DeepSeek-V3 and others)
 _OF_PARAMETRIZATION = re.compile(r"(?P<owner>(?:.*\.)?)parametrizations\.(?P<key>[^.]+)\.(?P<rest>.+)")
-_SIGNS = re.compile(r"(^|\.)(parametrizations\.|\w+_(orig|v)$|qweight$|weight_packed$)")  # in the names of such tensors
+_SIGNS = re.compile(
+    r"(^|\.)(parametrizations|weight)\.|_(orig|v)$|(^|\.)(qweight|weight_packed)$"
+)  # in the names of such tensors
 _CODES = re.compile(r"float8_|u?int8$")
 
 

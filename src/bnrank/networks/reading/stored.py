@@ -105,7 +105,13 @@ def record(name: str, value: object, load: Callable[[], Tensor] | None = None, *
     read: Callable[[], Tensor] = (lambda: tensor) if load is None else lambda: load().detach()
     more.setdefault("floating", tensor.is_floating_point() or tensor.is_complex())
     stored = Stored(name, () if tensor.is_nested else tuple(tensor.shape), dtype, read, **more)
-    if type(tensor) is not Tensor or tensor.is_quantized or tensor.is_meta or tensor.layout != torch.strided:
+    if (
+        type(tensor) is not Tensor
+        or tensor.is_quantized
+        or tensor.is_meta
+        or tensor.is_nested
+        or tensor.layout != torch.strided
+    ):
         unusual = _unusual(stored, tensor)
         if unusual is not None:
             return unusual
@@ -125,7 +131,9 @@ def _unusual(stored: Stored, tensor: Any) -> Stored | None:
     if tensor.is_quantized or type(tensor).dequantize is not Tensor.dequantize:
         note = f"dequantized from {stored.dtype}"
         return replace(stored, note=note, load=lambda: stored.load().dequantize(), floating=True)
-    if tensor.layout != torch.strided or tensor.is_nested:
+    if tensor.is_nested:
+        return replace(stored, reason="nested; torch.nested.to_padded_tensor makes it measurable")
+    if tensor.layout != torch.strided:
         layout = str(tensor.layout).removeprefix("torch.")
         return replace(stored, reason=f"{layout} layout; .to_dense() makes it measurable")
     return None
