@@ -350,9 +350,7 @@ def unwrap(net: nn.Module, values: bool = True) -> nn.Module:
     if not isinstance(net, nn.Module):
         raise TypeError(f"net: got {validation.describe(net)}, expected a torch.nn.Module")
     parallel = (nn.DataParallel, nn.parallel.DistributedDataParallel)
-    while isinstance(
-        inner := net.module if isinstance(net, parallel) else dict(net.named_children()).get("_orig_mod"), nn.Module
-    ):
+    while (inner := dict(net.named_children()).get("module" if isinstance(net, parallel) else "_orig_mod")) is not None:
         net = inner
     tensors = [*net.named_parameters(), *net.named_buffers()]
     empty = validation.listed([name for name, p in tensors if p.is_meta and not is_lazy(p)])
