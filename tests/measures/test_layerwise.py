@@ -307,3 +307,17 @@ def test_outputs_that_join_samples_and_positions_are_refused_with_advice():
         ValueError, match=r"net: .* shape \(14,\) for 2 samples, .* 7 rows for each sample, .*unflatten\(0"
     ):
         bnrank.profile(Squeezed(join=True), normal(50, 7, 8))
+
+
+def test_outputs_without_units_have_no_dimension():
+    class Empty(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(3, 4)
+
+        def forward(self, x):
+            return self.layer(x)[:, :0]
+
+    profile = bnrank.profile(Empty(), normal(60, 3))
+    assert (profile.units.item(), profile.dimension_95.item(), profile.dead_units.item()) == (0, 0, 0)
+    assert any("without outputs" in line for line in describe(profile))

@@ -72,6 +72,8 @@ class _Rows:
 
     def use(self) -> LayerUse:
         """Return the result for all rows so far."""
+        if not self.units:
+            return LayerUse(0, (0,) * len(SHARES), 0)
         unknown, dead = (math.nan,) * len(SHARES), float(((self.low == 0) & (self.high == 0)).sum())
         dead = dead if self.samples > 1 else math.nan  # of a single row, every unit has one value
         if self.is_too_large:
