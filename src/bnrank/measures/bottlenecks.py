@@ -18,7 +18,7 @@ from bnrank.measures import contraction, spectra
 from bnrank.measures.nonlinearities import Ratio
 from bnrank.networks.functional import Functional, check_finite, example
 from bnrank.networks.inputs import Example, Samples
-from bnrank.networks.reading import Reading, check_read, leaving_out, run
+from bnrank.networks.reading import Reading, check_read, leaving_out, read_function
 from bnrank.networks.reasons import Skipped
 
 __all__ = ["Bottleneck", "LayerStructure", "Structure", "bottleneck", "detect", "ranks"]
@@ -426,7 +426,7 @@ def bottleneck(
     samples = example(net, x, inputs=True)
     given = None if rank is None else validation.integer(rank, "rank", 0)
     function = Functional(net, dtype, whole=samples)
-    reading = run(function, samples)
+    reading = read_function(function, samples)
     check_read(function, reading, layers=not reading.weights)
     with torch.no_grad():
         d_in, d_out = samples[0].numel(), function(samples[:2])[0].numel()

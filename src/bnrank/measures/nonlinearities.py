@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from bnrank.networks.functional import Functional, example
 from bnrank.networks.inputs import Example
-from bnrank.networks.reading import Reading, Taker, run, stream
+from bnrank.networks.reading import Reading, Taker, read_function, stream
 
 __all__ = ["nonlinearity"]
 
@@ -57,7 +57,7 @@ def nonlinearity(
     """
     samples = example(net, x, inputs=True)
     function = Functional(net, dtype, whole=samples)
-    reading = run(function, samples)
+    reading = read_function(function, samples)
     taker = Ratio(reading)
     stream(function, samples, reading, [taker], chunk_size=chunk_size)
     return taker.ratios()

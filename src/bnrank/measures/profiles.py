@@ -28,7 +28,7 @@ from bnrank.measures.weights import Measured, padded
 from bnrank.networks.files import runnable
 from bnrank.networks.functional import Functional, check_finite, example, is_plain_mlp, unwrap
 from bnrank.networks.inputs import Example, Samples
-from bnrank.networks.reading import Reading, check_read, leaving_out, run
+from bnrank.networks.reading import Reading, check_read, leaving_out, read_function
 from bnrank.networks.reading.matrices import TIED
 from bnrank.networks.reasons import Skipped, only_weight
 
@@ -215,7 +215,7 @@ def profile(
     }
     chosen = evenly_spaced(len(x), validation.integer(max_jacobian_samples, "max_jacobian_samples"))
     function = Functional(net, dtype, whole=x)
-    reading = run(function, x)
+    reading = read_function(function, x)
     check_read(function, reading, layers=not reading.weights)
     shape, is_random, cost = _tried(function, x, y, chunk_size)
     check_finite(net)

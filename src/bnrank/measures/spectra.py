@@ -16,7 +16,7 @@ from bnrank.measures.convolution import conv_singular_values, per_dimension
 from bnrank.measures.operators import operator_values
 from bnrank.networks.functional import Functional, example
 from bnrank.networks.inputs import Example, Samples
-from bnrank.networks.reading import Reading, Taker, leaving_out, named, read_or, run, stream
+from bnrank.networks.reading import Reading, Taker, leaving_out, named, read_function, read_or, stream
 from bnrank.networks.reasons import Skipped, only_weight
 
 __all__ = ["Accumulator", "Spectra", "activation_singular_values", "conv_singular_values", "effective_rank", "rank"]
@@ -227,7 +227,7 @@ def activation_singular_values(
     validation.choice(method, "method", METHODS)
     given = example(net, x, inputs=True)
     function = Functional(net, dtype, whole=given)
-    reading = run(function, given) if reading is None else validation.kind(reading, "reading", Reading)
+    reading = read_function(function, given) if reading is None else validation.kind(reading, "reading", Reading)
     passes: dict[str, Any] = {"method": method, "chunk_size": chunk_size}
     found, _ = leaving_out(
         function, given, reading, lambda reading: activation_spectra(function, given, reading, (which,), **passes)

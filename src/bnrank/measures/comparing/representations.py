@@ -20,7 +20,7 @@ from bnrank.measures import similarity
 from bnrank.measures.layerwise import ROUNDING, LayerUse, Uses, few_samples
 from bnrank.measures.spectra import MAX_TOGETHER
 from bnrank.networks.functional import Functional, check_finite, example
-from bnrank.networks.reading import Reading, Taker, leaving_out, named, run, stream
+from bnrank.networks.reading import Reading, Taker, leaving_out, named, read_function, stream
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -89,7 +89,7 @@ class View:
             self.samples = samples[rows.to(samples.device)]
             check_finite(self.net)
             self.function = Functional(self.net, dtype, whole=self.samples)
-            self.reading = run(self.function, self.samples)
+            self.reading = read_function(self.function, self.samples)
 
     def seen(self, deadline: Deadline) -> Seen:
         """Return what the network does on the samples, as far as the time suffices.

@@ -14,7 +14,7 @@ from bnrank.networks.reading.capturing import (
     named,
     stream,
 )
-from bnrank.networks.reading.layers import Layer, Reading, read, read_or, run
+from bnrank.networks.reading.layers import Layer, Reading, read, read_function, read_or
 from bnrank.networks.reading.matrices import Listing, Matrix, Other, blocks, listed, listing
 
 __all__ = [
@@ -34,7 +34,7 @@ __all__ = [
     "listing",
     "named",
     "read",
+    "read_function",
     "read_or",
-    "run",
     "stream",
 ]

@@ -13,7 +13,7 @@ from bnrank._core import heap, validation
 from bnrank.networks.functional import Functional, example
 from bnrank.networks.inputs import Example, Samples
 from bnrank.networks.reading.inside import Values
-from bnrank.networks.reading.layers import Layer, Reading, run
+from bnrank.networks.reading.layers import Layer, Reading, read_function
 from bnrank.networks.reading.recording import holders_of, recording
 
 __all__ = ["Captured", "capture"]
@@ -107,7 +107,7 @@ def capture(
     """
     samples = example(net, x, inputs=True)
     chunk_size, function = validation.integer(chunk_size, "chunk_size"), Functional(net, dtype, whole=samples)
-    reading = run(function, samples) if reading is None else validation.kind(reading, "reading", Reading)
+    reading = read_function(function, samples) if reading is None else validation.kind(reading, "reading", Reading)
     check_read(function, reading)
     return _captured(function, samples, reading, chunk_size)
 
@@ -196,7 +196,7 @@ def leaving_out(
             return measure(reading), reading
         except UnobservedError as error:
             reasons |= error.reasons
-            reading = run(function, x, reasons)
+            reading = read_function(function, x, reasons)
 
 
 class _Kept(Taker):

@@ -215,10 +215,10 @@ def read(
         return _reading(net, None, None, unobserved or {})
     reasons.refuse(net)
     samples = example(net, x, inputs=True)
-    return run(Functional(net, dtype, whole=samples), samples, unobserved)
+    return read_function(Functional(net, dtype, whole=samples), samples, unobserved)
 
 
-def run(function: Functional, x: Samples, unobserved: Mapping[str, str] | None = None) -> Reading:
+def read_function(function: Functional, x: Samples, unobserved: Mapping[str, str] | None = None) -> Reading:
     """Return the reading of a module that has its precision already, with samples, see :func:`read`."""
     return _reading(function.net, function, x, unobserved or {})
 
