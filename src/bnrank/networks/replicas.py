@@ -354,14 +354,8 @@ def sandbox(seed: int = 0, foreign: Mapping[int, Tensor] | None = None) -> Itera
 @contextmanager
 def restored(net: nn.Module) -> Iterator[None]:
     """Restore what hooks and forwards set on a module: attributes, hooks, tensors and submodules."""
-    plain = [sub for sub in net.modules() if not isinstance(sub, torch.jit.ScriptModule)]
-    before = [
-        (held, held.copy())
-        for sub in plain
-        for held in (vars(sub), *map(vars(sub).get, _REGISTRIES))
-        if held is not None
-    ]
-    waiting, seen = [value for sub in plain for value in vars(sub).values()], {id(held) for held, _ in before}
+    waiting: list[Any] = [vars(sub) for sub in net.modules() if not isinstance(sub, torch.jit.ScriptModule)]
+    before, seen = [], set[int]()
     while waiting:
         held = waiting.pop()
         if isinstance(held, list | dict | set) and id(held) not in seen:
@@ -374,6 +368,3 @@ def restored(net: nn.Module) -> Iterator[None]:
         for held, content in before:
             held.clear()
             (held.extend if isinstance(held, list) else held.update)(content)
-
-
-_REGISTRIES = [name for name, value in vars(nn.Module()).items() if isinstance(value, dict | set)]

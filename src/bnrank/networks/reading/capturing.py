@@ -14,7 +14,7 @@ from bnrank.networks.functional import Functional, example
 from bnrank.networks.inputs import Example, Samples
 from bnrank.networks.reading.inside import Values
 from bnrank.networks.reading.layers import Layer, Reading, read_function
-from bnrank.networks.reading.recording import holders_of, recording
+from bnrank.networks.reading.recording import Run, holders_of, recording
 
 __all__ = ["Captured", "capture"]
 
@@ -253,11 +253,11 @@ class _Block:
             raise
         self.end(out)
 
-    def note(self, part: str, values: list[Values | None]) -> None:
-        """Pass on the values of one call."""
+    def note(self, name: str, run: Run) -> None:
+        """Pass on the values of one run of a module."""
         try:
-            for i, number in self.of_part[part]:
-                value = self._samples_first(i, values[number])
+            for i, number in self.of_part[name]:
+                value = self._samples_first(i, run.values[number])
                 if value is not None and not self.missed:
                     self._take(i, value)
         except Exception as error:

@@ -14,7 +14,7 @@ from bnrank._core import validation
 from bnrank._core.content import Part, Table, remarks
 from bnrank._core.results import Printed
 from bnrank.networks import reasons
-from bnrank.networks.functional import Functional, example, unwrap
+from bnrank.networks.functional import Functional, PrecisionError, example, unwrap
 from bnrank.networks.inputs import Example, Samples
 from bnrank.networks.reading.matrices import Listing, Matrix, listed
 from bnrank.networks.reading.recording import Trial, base_of, holders_of, overrides_forward
@@ -215,7 +215,10 @@ def read(
         return _reading(net, None, None, unobserved or {})
     reasons.refuse(net)
     samples = example(net, x, inputs=True)
-    return read_function(Functional(net, dtype, whole=samples), samples, unobserved)
+    try:
+        return read_function(Functional(net, dtype, whole=samples), samples, unobserved)
+    except PrecisionError as error:  # another one does as well: no number of this run is a result
+        return read_function(Functional(net, cast(torch.dtype, error.dtype), whole=samples), samples, unobserved)
 
 
 def read_function(function: Functional, x: Samples, unobserved: Mapping[str, str] | None = None) -> Reading:

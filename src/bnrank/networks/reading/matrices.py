@@ -33,6 +33,11 @@ _INTERLEAVED = re.compile(r"(^|\.)query_key_value\.weight$")
 _EMBEDDING = re.compile(r"(^|[._])(wte|wpe|emb|embed|embedd?ings?|tok_embeddings|embed_tokens)[._]", re.IGNORECASE)
 _WEIGHT = re.compile(r"(^|[._/])((weight|kernel|filter)\w*|w)$", re.IGNORECASE)
 _KERNEL = re.compile(rf"{_WEIGHT.pattern}|^CONSTANTS\.", re.IGNORECASE)  # also constants of TorchScript, without names
+_STATISTICS = {
+    "running_mean": "running statistic of a normalization",
+    "running_var": "running statistic of a normalization",
+    "num_batches_tracked": "counter of batches",
+}
 _NORM = re.compile(r"(^|[._])(\w*norm\w*|bn\d*|ln\w*|\w*_bn|\w*_ln)\.(weight|scale|gamma)$", re.IGNORECASE)
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -303,41 +308,40 @@ def matrices_in(stored: Stored, shapes: Shapes) -> tuple[list[Matrix], str]:
         reason = "a buffer, which is not trained"
     if reason:
         return [], reason
-    shape, whole = stored.shape, stored.name.removesuffix(".weight")
-    if stored.role == "recurrent":
-        return _directions(stored), ""
-    if stored.role == "bilinear":
-        size = shape[0], shape[1] * shape[2]
-        return [
-            Matrix(whole, "bilinear", stored, size, lambda t: t.flatten(1), note=_joined(stored.note, PRODUCTS))
-        ], ""
-    is_kernel = stored.role in ("conv", "transposed")
-    if not is_kernel and len(shape) > 2:  # dimensions of 1 are none, such as those of a position embedding
+    if stored.role in _OF_ROLE:
+        return _OF_ROLE[stored.role](stored), ""
+    shape = stored.shape
+    if len(shape) > 2:  # dimensions of 1 are none, such as those of a position embedding
         shape = tuple(size for size in shape if size > 1)
-    if len(shape) == 2 or stored.role in ("linear", "embedding"):
+    if len(shape) == 2 or stored.role:
         return _two_dimensional(stored, (shape[-2], shape[-1]), shapes), ""
     named_kernel = stored.module is None and _KERNEL.search(stored.name) and "expert" not in stored.name
-    if len(shape) == 3 and not is_kernel and not named_kernel:
-        return _stack(stored, shape), ""
-    return [_kernel(stored)], ""
+    return (_stack(stored, shape) if len(shape) == 3 and not named_kernel else _kernel(stored)), ""
 
 
 def _reason(stored: Stored, shapes: Shapes) -> str:
-    """Return why a tensor is not measured, by its shape, type and name; "" if it is."""
-    shape, name = stored.shape, stored.name
-    last = name.rpartition(".")[2]
-    if last in ("running_mean", "running_var"):
-        return "running statistic of a normalization"
-    if last == "num_batches_tracked":
-        return "counter of batches"
+    """Return why a tensor is not measured, by its name, type and shape; "" if it is."""
+    last = stored.name.rpartition(".")[2]
+    if last in _STATISTICS:
+        return _STATISTICS[last]
     if not stored.floating:
-        if not _is_quantized(stored, shapes):
-            return f"integers or truth values ({stored.dtype})"
-        mask = " or a mask" if stored.dtype == "uint8" else ""
-        return f"integers ({stored.dtype}), probably quantized weights{mask}; measure the network before quantization"
-    if 0 in shape:
+        return _reason_of_integers(stored, shapes)
+    if 0 in stored.shape:
         return "empty"
-    if len(shape) > 1 and not stored.role and last in ("weight", "bias"):
+    return "" if stored.role and len(stored.shape) > 1 else _reason_by_name(stored.name, stored.shape, shapes)
+
+
+def _reason_of_integers(stored: Stored, shapes: Shapes) -> str:
+    if not _is_quantized(stored, shapes):
+        return f"integers or truth values ({stored.dtype})"
+    mask = " or a mask" if stored.dtype == "uint8" else ""
+    return f"integers ({stored.dtype}), probably quantized weights{mask}; measure the network before quantization"
+
+
+def _reason_by_name(name: str, shape: tuple[int, ...], shapes: Shapes) -> str:
+    """Return why a tensor of which no class tells the role is not measured; "" if it is."""
+    last = name.rpartition(".")[2]
+    if len(shape) > 1 and last in ("weight", "bias"):
         other = f"{name.removesuffix(last)}{'bias' if last == 'weight' else 'weight'}"
         if shapes.get(other) == shape:  # of a linear map or a convolution, the bias is a vector
             what = "scale" if last == "weight" else "shift"
@@ -348,7 +352,7 @@ def _reason(stored: Stored, shapes: Shapes) -> str:
         return "a single number"
     if len(shape) > 5:
         return f"{len(shape)} dimensions: neither a matrix nor a kernel of a convolution"
-    if len(shape) == 1 or (max(shape) == math.prod(shape) and not stored.role and not _WEIGHT.search(name)):
+    if len(shape) == 1 or (max(shape) == math.prod(shape) and not _WEIGHT.search(name)):
         return _reason_of_vector(name, shapes)
     return ""
 
@@ -468,7 +472,7 @@ def _stack(stored: Stored, shape: Sequence[int]) -> list[Matrix]:
     return [one(i) for i in range(shape[0])]
 
 
-def _kernel(stored: Stored) -> Matrix:
+def _kernel(stored: Stored) -> list[Matrix]:
     """Return the kernel of a convolution."""
     shape, notes = stored.shape, [stored.note]
     turned = "transposed " if stored.role == "transposed" else ""
@@ -481,7 +485,12 @@ def _kernel(stored: Stored) -> Matrix:
     groups = max(stored.groups, 1)
     notes += [f"{groups} groups, each measured alone and their singular values joined"] if groups > 1 else []
     kind, name = f"{turned}conv{len(shape) - 2}d", stored.name.removesuffix(".weight")
-    return Matrix(name, kind, stored, shape, lambda tensor: tensor, groups, note=_joined(*notes))
+    return [Matrix(name, kind, stored, shape, lambda tensor: tensor, groups, note=_joined(*notes))]
+
+
+def _bilinear(stored: Stored) -> list[Matrix]:
+    name, note, (out, first, second) = stored.name.removesuffix(".weight"), _joined(stored.note, PRODUCTS), stored.shape
+    return [Matrix(name, "bilinear", stored, (out, first * second), lambda tensor: tensor.flatten(1), note=note)]
 
 
 def _name_of_bias(name: str) -> str:
@@ -492,15 +501,10 @@ def _name_of_bias(name: str) -> str:
 
 def _with_bias(matrix: Matrix, known: Mapping[str, Stored]) -> Matrix:
     """Return a matrix with its bias: by its name, or as the only vector that is a parameter of its module."""
-    own = matrix.stored
-    bias = known.get(_name_of_bias(own.name)) if _name_of_bias(own.name) != own.name else None
-    if own.module is not None and own.key != "weight" and bias is None and not own.role:
-        inside = [
-            stored for stored in known.values() if stored.module is own.module and stored.key in own.module._parameters
-        ]
-        vectors = [stored for stored in inside if len(stored.shape) == 1]
-        alone = len([stored for stored in inside if len(stored.shape) > 1]) == 1
-        bias = vectors[0] if alone and len(vectors) == 1 else None
+    own, name = matrix.stored, _name_of_bias(matrix.stored.name)
+    bias = known.get(name) if name != own.name else None
+    if bias is None and own.module is not None and own.key != "weight" and not own.role:
+        bias = _only_vector(own.module, known)
     if bias is None or len(bias.shape) != 1 or matrix.kind in ("embedding", "expert"):
         return matrix
     out = matrix.shape[1] * matrix.groups if matrix.kind.startswith("transposed") else matrix.shape[0]
@@ -509,5 +513,21 @@ def _with_bias(matrix: Matrix, known: Mapping[str, Stored]) -> Matrix:
     return replace(matrix, bias_stored=bias) if fits else matrix
 
 
+def _only_vector(module: nn.Module, known: Mapping[str, Stored]) -> Stored | None:
+    """Return the only parameter of a module that is a vector, beside a single other one; else None."""
+    inside = [stored for stored in known.values() if stored.module is module and stored.key in module._parameters]
+    vectors = [stored for stored in inside if len(stored.shape) == 1]
+    alone = len(vectors) == len([stored for stored in inside if len(stored.shape) > 1]) == 1
+    return vectors[0] if alone else None
+
+
 def _joined(*texts: str) -> str:
     return "; ".join(filter(None, texts))
+
+
+_OF_ROLE: Mapping[str, Callable[[Stored], list[Matrix]]] = {
+    "recurrent": _directions,
+    "bilinear": _bilinear,
+    "conv": _kernel,
+    "transposed": _kernel,
+}

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from torch.overrides import TorchFunctionMode
 
-from bnrank.networks.functional import Functional, PrecisionError
+from bnrank.networks.functional import Functional
 from bnrank.networks.inputs import Inputs, Samples
 from bnrank.networks.reading import inside
 from bnrank.networks.reading.inside import Values
@@ -35,7 +35,7 @@ KINDS: dict[Any, str] = {
 }
 
 Holders = Mapping[str, Sequence[Matrix]]  # the matrices that are recorded at a module, by its name
-Note = Callable[[str, list[Values | None]], None]
+_INSIDE = nn.MultiheadAttention | nn.RNNBase | nn.RNNCellBase  # what acts inside them calls no module
 
 
 def base_of(part: nn.Module) -> Any:
@@ -67,20 +67,41 @@ def holders_of(matrices: Sequence[Matrix], net: nn.Module) -> dict[str, list[Mat
     return {name: held for name, held in holders.items() if not isinstance(modules[name], torch.jit.ScriptModule)}
 
 
+@dataclass(frozen=True)
+class Run:
+    """One run of a module: what it was given and returned, and the values of its matrices, None where unknown."""
+
+    part: nn.Module
+    given: Sequence[Any]
+    output: Any
+    values: list[Values | None]
+
+
 @contextmanager
-def recording(net: nn.Module, holders: Holders, note: Note) -> Iterator[None]:
-    """Call ``note(name, values of its matrices)`` whenever a part of a replica runs, by hooks on the replica."""
+def recording(
+    net: nn.Module,
+    holders: Holders,
+    leave: Callable[[str, Run], Any],
+    enter: Callable[[str, Sequence[Any]], None] | None = None,
+) -> Iterator[None]:
+    """Call ``leave(name, run)`` whenever a part of a replica has run, and ``enter(name, what it is given)`` before.
 
-    def hook(name: str) -> Callable[..., None]:
-        def record(part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-            note(name, observed(part, name, holders[name], args, kwargs, output))
+    What ``leave`` returns, if not None, stands for the output of the part.
+    """
 
-        return record
+    def after(name: str, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        values = observed(part, name, holders[name], args, kwargs, output)
+        return leave(name, Run(part, [*args, *kwargs.values()], output, values))
+
+    def before(name: str, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        cast(Any, enter)(name, [*args, *kwargs.values()])
 
     with ExitStack() as stack:
         for name in holders:
             part = net.get_submodule(name)
-            stack.callback(part.register_forward_hook(hook(name), with_kwargs=True).remove)
+            stack.callback(part.register_forward_hook(functools.partial(after, name), with_kwargs=True).remove)
+            if enter is not None:
+                stack.callback(part.register_forward_pre_hook(functools.partial(before, name), with_kwargs=True).remove)
         yield
 
 
@@ -90,11 +111,8 @@ def observed(
     """Return the values of every matrix of a module in one call, None where they cannot be told."""
     if not matrices:
         return []
-    if isinstance(part, nn.MultiheadAttention | nn.RNNBase | nn.RNNCellBase):
-        call = _bound(part, args, kwargs)
-        observe: Any = inside.attention if isinstance(part, nn.MultiheadAttention) else inside.recurrent
-        values = {} if call is None else observe(part, call, output)
-        return [values.get(matrix.name.removeprefix(f"{name}." if name else "")) for matrix in matrices]
+    if isinstance(part, _INSIDE):
+        return _observed_inside(part, name, matrices, args, kwargs, output)
     given = args if args else tuple(kwargs.values())
     before = given[0] if len(given) == 1 else None
     if not isinstance(before, Tensor) or not isinstance(output, Tensor) or not before.ndim or not output.ndim:
@@ -105,6 +123,15 @@ def observed(
         return [(before, output, None)]
     thirds = output.chunk(len(matrices), -1)  # of a layer that is fused; others are not faithful
     return [(before, third, third) for third in thirds] if len(thirds) == len(matrices) else [None] * len(matrices)
+
+
+def _observed_inside(
+    part: nn.Module, name: str, matrices: Sequence[Matrix], args: Any, kwargs: Any, output: Any
+) -> list[Values | None]:
+    call = _bound(part, args, kwargs)
+    observe: Any = inside.attention if isinstance(part, nn.MultiheadAttention) else inside.recurrent
+    values = {} if call is None else observe(part, call, output)
+    return [values.get(matrix.name.removeprefix(f"{name}." if name else "")) for matrix in matrices]
 
 
 def _bound(part: nn.Module, args: Any, kwargs: Any) -> dict[str, Any] | None:
@@ -119,12 +146,15 @@ def _bound(part: nn.Module, args: Any, kwargs: Any) -> dict[str, Any] | None:
 
 def _is_faithful(part: nn.Module, matrix: Matrix, values: Values) -> bool:
     """Return whether a module computes what its matrix says, a linear map or a convolution."""
-    before, after, _ = values
-    base: Any = base_of(part)
-    if isinstance(part, nn.MultiheadAttention | nn.RNNBase | nn.RNNCellBase | nn.Embedding | nn.EmbeddingBag):
+    if isinstance(part, _INSIDE | nn.Embedding | nn.EmbeddingBag):
         return "products" in vars(part) or "forward" not in vars(part)
-    if base is not None and (not overrides_forward(part) or not hasattr(part, "weight")):
-        return True
+    is_plain = base_of(part) is not None and not (overrides_forward(part) and hasattr(part, "weight"))
+    return is_plain or _computes(part, matrix, *values[:2])
+
+
+def _computes(part: Any, matrix: Matrix, before: Tensor, after: Tensor) -> bool:
+    """Return whether a module with a forward of its own gave, this time, what its matrix says."""
+    base = base_of(part)
     if base is None or base is nn.Linear:
         weight = matrix.weight(effective(part, matrix.stored.key)).to(before.dtype)
         bias = None if matrix.bias_stored is None else effective(part, matrix.bias_stored.key)
@@ -176,8 +206,7 @@ class Trial:
     """A run of a module on a few samples: which matrices act once, on what, where the samples are, and what follows.
 
     Samples lie along the dimension whose size follows the number of samples, found by a second run where the first
-    cannot tell. What follows from what is read off the graph of gradients, which detaching does not cut here. Where
-    the module fails in the precision, but runs in another one, that is taken.
+    cannot tell. What follows from what is read off the graph of gradients, which detaching does not cut here.
 
     Parameters
     ----------
@@ -191,11 +220,7 @@ class Trial:
 
     def __init__(self, function: Functional, holders: Holders, x: Samples) -> None:
         self.holders, rows = holders, [x[torch.arange(n, device=x.device) % len(x)] for n in (2, 3)]
-        try:
-            self._follow(function, rows[0])
-        except PrecisionError as error:  # another one does as well: no number of this run is a result
-            function = Functional(function.net, cast(torch.dtype, error.dtype))
-            self._follow(function, rows[0])
+        self._follow(function, rows[0])
         befores = [v[0] for calls in self.calls.values() for call in calls for v in call.values if v is not None]
         self._again: dict[str, list[Call]] = {}
         if any(before.ndim != 2 or not before.is_floating_point() or len(before) != 2 for before in befores):
@@ -205,10 +230,10 @@ class Trial:
         """Return the calls on other samples; none where the module fails on them."""
         calls: dict[str, list[Call]] = defaultdict(list)
 
-        def note(name: str, values: list[Values | None]) -> None:
-            calls[name].append(Call(0, values))
+        def leave(name: str, run: Run) -> None:
+            calls[name].append(Call(0, run.values))
 
-        with suppress(ValueError), torch.no_grad(), recording(function.module, self.holders, note):
+        with suppress(ValueError), torch.no_grad(), recording(function.module, self.holders, leave):
             function(x)
             return calls
         return {}
@@ -233,40 +258,36 @@ class Trial:
         self._left: dict[str, Point] = {}
         self._mode, self._order = mode, itertools.count()
         self._inference = torch.is_inference_mode_enabled()
-        with ExitStack() as stack:
-            for name, part in function.module.named_modules():
-                if not isinstance(part, torch.jit.ScriptModule):
-                    leave = part.register_forward_hook(functools.partial(self._leave, name), with_kwargs=True)
-                    stack.callback(leave.remove)
-                if name in self.holders:
-                    enter = part.register_forward_pre_hook(functools.partial(self._enter, name), with_kwargs=True)
-                    stack.callback(enter.remove)
-            self._enter(None, None, (function(x),), {})
+        plain = [name for name, p in function.module.named_modules() if not isinstance(p, torch.jit.ScriptModule)]
+        everything = {name: self.holders.get(name, ()) for name in plain}
+        with recording(function.module, everything, self._leave, self._enter):
+            self._enter(None, [function(x)])
 
-    def _enter(self, name: str | None, part: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    def _enter(self, name: str | None, given: Sequence[Any]) -> None:
         """Note what enters a module, or leaves the whole one."""
-        tensor = next((value for value in [*args, *kwargs.values()] if isinstance(value, Tensor)), None)
+        tensor = next((value for value in given if isinstance(value, Tensor)), None)
         if tensor is not None:
             self._entered[name] = Point(tensor, tensor.grad_fn, len(self._mode.flattened))
 
-    def _leave(self, name: str, part: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> Any:
+    def _leave(self, name: str, run: Run) -> Any:
         """Note what leaves a module; of one with matrices, pass on a copy that starts a graph of gradients."""
-        matrices, given = self.holders.get(name, ()), [*args, *kwargs.values()]
-        values = observed(part, name, matrices, args, kwargs, output)
-        values = [v and cast(Values, tuple(t if t is None else t.detach() for t in v)) for v in values]
+        values = [v and cast(Values, tuple(t if t is None else t.detach() for t in v)) for v in run.values]
         with torch.no_grad():
-            pairs = zip(matrices, values, strict=True)
-            faithful = all(v is None or _is_faithful(part, matrix, v) for matrix, v in pairs)
-        alone = len(given) == 1 and all(isinstance(t, Tensor) and t.ndim and len(t) == 2 for t in (*given, output))
+            pairs = zip(self.holders.get(name, ()), values, strict=True)
+            faithful = all(v is None or _is_faithful(run.part, matrix, v) for matrix, v in pairs)
+        tensors = [*run.given, run.output]
+        alone = len(run.given) == 1 and all(isinstance(t, Tensor) and t.ndim and len(t) == 2 for t in tensors)
         self.calls[name].append(Call(next(self._order), values, faithful, alone))
-        first = output[0] if isinstance(output, tuple) and output else output
+        first = run.output[0] if isinstance(run.output, tuple) and run.output else run.output
         is_value = isinstance(first, Tensor) and first.is_floating_point() and torch.is_grad_enabled()
         if name not in self.holders or not is_value:
             return None
         leaf = _marked(first)
         first = leaf.clone()  # what follows may work in place, which a leaf does not allow
         self._left[name] = Point(leaf, first.grad_fn, len(self._mode.flattened))
-        return (first, *output[1:]) if type(output) is tuple else first if isinstance(output, Tensor) else None
+        if type(run.output) is tuple:
+            return (first, *run.output[1:])
+        return first if isinstance(run.output, Tensor) else None
 
     def order(self, name: str) -> int:
         """Return the number of the first call of a module."""
@@ -332,7 +353,7 @@ class Trial:
         call = self.calls[name][0]
         if cast(Values, call.values[number])[2] is not None or not self._reads(reader, name):
             return False
-        between = [other for other, calls in self.calls.items() if any(call.order < c.order < end for c in calls)]
+        between = [other for other in self._left if any(call.order < c.order < end for c in self.calls[other])]
         return not any(self._reads(other, name) and self._reads(reader, other) for other in between)
 
     def _reads(self, reader: str | None, name: str) -> bool:

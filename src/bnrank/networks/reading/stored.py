@@ -105,13 +105,8 @@ def record(name: str, value: object, load: Callable[[], Tensor] | None = None, *
     read: Callable[[], Tensor] = (lambda: tensor) if load is None else lambda: load().detach()
     more.setdefault("floating", tensor.is_floating_point() or tensor.is_complex())
     stored = Stored(name, () if tensor.is_nested else tuple(tensor.shape), dtype, read, **more)
-    if (
-        type(tensor) is not Tensor
-        or tensor.is_quantized
-        or tensor.is_meta
-        or tensor.is_nested
-        or tensor.layout != torch.strided
-    ):
+    packed = tensor.is_quantized or tensor.is_nested or tensor.layout != torch.strided
+    if type(tensor) is not Tensor or packed or tensor.is_meta:
         unusual = _unusual(stored, tensor)
         if unusual is not None:
             return unusual
@@ -340,9 +335,18 @@ def _role(part: nn.Module, key: str) -> dict[str, Any]:
         return {"reason": f"{'scale' if key == 'weight' else 'shift'} of a normalization ({type(part).__name__})"}
     if isinstance(part, nn.PReLU):
         return {"reason": "slopes of an activation (PReLU)"}
-    if key != "weight":
-        return {}
     if isinstance(part, nn.modules.conv._ConvNd):
-        return {"role": "transposed" if part.transposed else "conv", "groups": part.groups}
-    roles = {"embedding": nn.Embedding | nn.EmbeddingBag, "bilinear": nn.Bilinear, "linear": nn.Linear}
-    return next(({"role": role} for role, kinds in roles.items() if isinstance(part, kinds)), {})
+        role, groups = "transposed" if part.transposed else "conv", part.groups
+    else:
+        role, groups = next((role for kind, role in _ROLES.items() if isinstance(part, kind)), ""), 0
+    if key == "weight":
+        return {"role": role, "groups": groups}
+    return {"reason": "bias"} if role and key == "bias" else {}
+
+
+_ROLES = {
+    nn.Linear: "linear",
+    nn.Embedding: "embedding",
+    nn.EmbeddingBag: "embedding",
+    nn.Bilinear: "bilinear",
+}
