@@ -174,8 +174,10 @@ def main_output(out: Any) -> Any:
     >>> main_output({"loss": None, "last_hidden_state": torch.zeros(2, 3)}).shape
     torch.Size([2, 3])
     """
-    if isinstance(out, Tensor | type | nn.utils.rnn.PackedSequence):
-        return out
+    return out if isinstance(out, Tensor | type | nn.utils.rnn.PackedSequence) else _main_of_several(out)
+
+
+def _main_of_several(out: Any) -> Any:
     by_key = isinstance(out, Mapping)
     known = [out.get(name) if by_key else getattr(out, name, None) for name in OUTPUTS]
     named = by_key or is_dataclass(out) or any(isinstance(value, Tensor) for value in known)

@@ -30,6 +30,12 @@ _TYPES: tuple[tuple[tuple[type[nn.Module], ...], str], ...] = (
     ((nn.LPPool1d, nn.LPPool2d, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d), "pooling that bnrank does not read"),
 )
 
+_SCRIPTED = (
+    "net: got a scripted or traced module, whose layers bnrank cannot see; expected the module that it was made from. "
+    "Its weights alone: bnrank.profile(scripted.state_dict()); or build the module and load them: "
+    "net.load_state_dict(scripted.state_dict())"
+)
+_WITHOUT_QUANTIZATION = "give the module as it was before, or one that is loaded without quantization"
 SCRIPTED = "scripted or traced, and bnrank cannot see its layers; give the module that it was made from"
 
 _OPERATIONS = {
@@ -124,18 +130,11 @@ def refuse(net: nn.Module) -> None:
     >>> refuse(nn.Linear(2, 2))
     """
     if isinstance(net, torch.jit.ScriptModule):
-        raise TypeError(
-            "net: got a scripted or traced module, whose layers bnrank cannot see; expected the module that it was "
-            "made from. Its weights alone: bnrank.profile(scripted.state_dict()); or build the module and load them: "
-            "net.load_state_dict(scripted.state_dict())"
-        )
+        raise TypeError(_SCRIPTED)
     found = [name for name, part in net.named_modules() if _is_quantized(part)]
     if found:
         shown = validation.listed(found, 3) or type(net).__name__
-        raise TypeError(
-            f"net: got quantized layers ({shown}), expected floating-point ones; give the module as it was before it "
-            "was quantized, or one that is loaded without quantization"
-        )
+        raise TypeError(f"net: got quantized layers ({shown}), expected floating-point ones; {_WITHOUT_QUANTIZATION}")
 
 
 def _is_quantized(part: nn.Module) -> bool:

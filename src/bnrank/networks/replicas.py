@@ -257,15 +257,20 @@ class _Products(TorchFunctionMode):
         """Run a function of torch."""
         kwargs = kwargs or {}
         if self.foreign and any(id(tensor) in self.foreign for tensor in _tensors([args, kwargs])):
-            if getattr(func, "__name__", "") == "__get__" and not isinstance(shape := func(*args, **kwargs), Tensor):
-                return shape  # or another property that is no tensor
-            raise ForeignTensorError(
-                "it computes with tensors that are not those of the copy's modules: a global variable, a list or a "
-                "closure keeps them; let forward and hooks get at parameters and buffers as attributes of modules"
-            )
+            return _property(func, args, kwargs)
         if func is nn.functional.scaled_dot_product_attention and not (args[0] if args else kwargs["query"]).is_nested:
             return _attention(*args, **kwargs)
         return func(*args, **kwargs)
+
+
+def _property(func: Any, args: Any, kwargs: Any) -> Any:
+    """Return a property of a foreign tensor, such as its shape, that is no tensor; refuse any other function of it."""
+    if getattr(func, "__name__", "") == "__get__" and not isinstance(shape := func(*args, **kwargs), Tensor):
+        return shape
+    raise ForeignTensorError(
+        "it computes with tensors that are not those of the copy's modules: a global variable, a list or a closure "
+        "keeps them; let forward and hooks get at parameters and buffers as attributes of modules"
+    )
 
 
 class ForeignTensorError(ValueError):

@@ -35,8 +35,11 @@ def resolved(records: Iterable[Stored]) -> list[Stored]:
     [('weight', ''), ('weight_mask', 'mask of a pruning, multiplied into weight')]
     """
     found = list(records)
-    if not any(_SIGNS.search(stored.name) or _CODES.match(stored.dtype) for stored in found):
-        return found
+    usual = not any(_SIGNS.search(stored.name) or _CODES.match(stored.dtype) for stored in found)
+    return found if usual else _carried_out(found)
+
+
+def _carried_out(found: list[Stored]) -> list[Stored]:
     for step in (_packed, _pruned, _weight_normalized, _spectrally_normalized, _scaled, _unresolved):
         known = {stored.name: stored for stored in found}  # a pruned v is a v
         changed: dict[str, Stored] = {}

@@ -231,12 +231,12 @@ def _reading(net: nn.Module, function: Functional | None, x: Samples | None, uno
     held = listed(of_module(net), type(net).__name__)
     holders = holders_of(held.matrices, net)
     trial = None if function is None or x is None else Trial(function, holders, x)
-    why = {**_sharing(net, held, trial), **unobserved}
+    modules = dict(net.named_modules(remove_duplicate=False))
     observed: list[tuple[float, Layer, str, int]] = []
     rest: list[Layer] = []
     for name, matrices in holders.items():
         for i, matrix in enumerate(matrices):
-            layer, reason = Layer(0, matrix), why.get(matrix.name, "")
+            layer, reason = Layer(0, matrix), unobserved.get(matrix.name) or _sharing(matrix, modules, trial)
             if trial is not None:
                 about, seen = trial.seen(matrix, name, i)
                 layer, reason = replace(layer, **about), reason or seen
@@ -273,28 +273,20 @@ def _connected(rows: Sequence[tuple[float, Layer, str, int]], trial: Trial | Non
     return layers
 
 
-def _sharing(net: nn.Module, held: Listing, trial: Trial | None) -> dict[str, str]:
-    """Return why matrices are shared between places or have parameters that a layer of torch has not, by name."""
-    places: dict[nn.Module, list[str]] = defaultdict(list)
-    for name, part in net.named_modules(remove_duplicate=False):
-        places[part].append(name)
-    modules, why = dict(net.named_modules(remove_duplicate=False)), {}
-    for matrix in held.matrices:
-        part = matrix.stored.module
-        if part is None:
-            continue
-        owner = matrix.stored.owner
-        others = [name for name in matrix.tied if modules.get(name.rpartition(".")[0]) is not part]
-        plain = base_of(part) is not None and not any(derived(part, key) is not None for key in ("weight", "bias"))
-        if others:
-            shown = ", ".join(repr(name.rpartition(".")[0]) for name in others)
-            why[matrix.name] = f"its {matrix.stored.key} is shared with {shown}"
-        elif len(places[part]) > 1 and (trial is None or len(trial.calls.get(owner, ())) > 1):
-            names = ", ".join(map(repr, places[part]))
-            why[matrix.name] = f"shared: the same module is used in more than one place, {names}"
-        elif plain and (reason := reasons.of_parameters(part)):
-            why[matrix.name] = reason
-    return why
+def _sharing(matrix: Matrix, modules: Mapping[str, nn.Module], trial: Trial | None) -> str:
+    """Return why a matrix is shared between places or has parameters that a layer of torch has not; or ""."""
+    part, owner = matrix.stored.module, matrix.stored.owner
+    if part is None:
+        return ""
+    names = [name.rpartition(".")[0] for name in matrix.tied]
+    others = [name for name in names if modules.get(name) is not part]
+    if others:
+        return f"its {matrix.stored.key} is shared with {', '.join(map(repr, others))}"
+    if names and (trial is None or len(trial.calls.get(owner, ())) > 1):
+        places = ", ".join(map(repr, [owner, *names]))
+        return f"shared: the same module is used in more than one place, {places}"
+    plain = base_of(part) is not None and not any(derived(part, key) is not None for key in ("weight", "bias"))
+    return (plain and reasons.of_parameters(part)) or ""
 
 
 def _reason_without_example(matrix: Matrix) -> str:

@@ -380,7 +380,7 @@ def _two_dimensional(stored: Stored, shape: tuple[int, int], shapes: Shapes) -> 
         return _gates(stored, shape, gates, shapes)
     if (projection := _PROJECTION.match(name)) is not None:
         return [_projection(stored, shape, projection)]
-    turned = _is_turned(stored, shape, shapes)
+    turned = not stored.role and _is_turned(stored, shape, shapes)
     kind = stored.role or ("embedding" if _EMBEDDING.search(name) else "matrix")
     size = shape[::-1] if turned else shape
     take = (lambda tensor: tensor.T) if turned else (lambda tensor: tensor.reshape(shape))
@@ -426,8 +426,6 @@ def _fused(matrix: Matrix) -> list[Matrix]:
 
 def _is_turned(stored: Stored, shape: tuple[int, int], shapes: Shapes) -> bool:
     """Return whether a matrix is (in, out), by the length of its bias or by its class (GPT-2's Conv1D)."""
-    if stored.role:
-        return False
     if type(stored.module).__name__ == "Conv1D" or (_FUSED.search(stored.name) and shape[1] == 3 * shape[0]):
         return True
     bias = shapes.get(_name_of_bias(stored.name), ())
