@@ -14,6 +14,7 @@ from torch import nn
 import bnrank
 from bnrank.networks.functional import Functional
 from bnrank.networks.reading import read
+from bnrank.networks.replicas import replica
 from helpers import normal
 
 X = normal(20, 3)
@@ -137,6 +138,14 @@ def test_parts_are_reached_in_the_copy(kind, dtype):
     for own, plain in zip(gradients(kind()), gradients(Plain()), strict=True):
         torch.testing.assert_close(own, plain)
     assert [layer.name for layer in read(kind(), X).layers] == ["a", "b"]
+
+
+def test_a_weak_reference_stays_one_in_the_replica_of_a_replica():
+    net = InWeakReference()
+    for _ in range(2):
+        net = replica(net)
+        assert isinstance(net.held, weakref.ref)
+        assert net.held() is net.a
 
 
 def test_what_reaches_the_original_is_refused_and_leaves_it_as_it_is():

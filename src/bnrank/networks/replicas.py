@@ -76,10 +76,7 @@ def copied(value: Copied, memo: dict[int, Any] | None = None) -> Copied:
     if id(value) in memo:
         return cast(Copied, memo[id(value)])
     try:
-        if type(value) in (list, tuple, dict):
-            made = _STANDARD._deepcopy_dispatch[type(value)](value, memo, copied)
-        else:
-            made = _COPIERS.get(type(value), _by_protocol)(value, memo)
+        made = _COPIERS.get(type(value), _by_protocol)(value, memo)
     except (CopyError, RecursionError, MemoryError):
         raise
     except Exception as error:
@@ -142,21 +139,31 @@ def _copied_method(held: types.MethodType, memo: dict[int, Any]) -> types.Method
     return types.MethodType(copied(held.__func__, memo), copied(held.__self__, memo))
 
 
-def _copied_reference(held: weakref.ref[Any], memo: dict[int, Any]) -> Any:
-    """Return a function that returns, as a weak reference does, the copy of a module or a tensor."""
+class _Reference(weakref.ref[Any]):
+    """A weak reference that keeps its target: nothing else may hold a copy of it."""
+
+    target: Any = None
+
+
+def _copied_reference(held: weakref.ref[Any], memo: dict[int, Any]) -> weakref.ref[Any]:
+    """Return a reference to the copy of a module or a tensor; other references as they are."""
     target = held()
     if not isinstance(target, nn.Module | Tensor):
         return held
     made = copied(target, memo)
-    return lambda: made
+    reference = _Reference(made)
+    reference.target = made
+    return reference
 
 
 _STANDARD: Any = copy
 _NEW = cast(Any, copyreg).__newobj__
 _COPIERS: dict[type, Any] = {
+    **{kind: functools.partial(_STANDARD._deepcopy_dispatch[kind], deepcopy=copied) for kind in (list, tuple, dict)},
     types.FunctionType: _copied_function,
     types.MethodType: _copied_method,
     weakref.ref: _copied_reference,
+    _Reference: _copied_reference,
 }
 
 
