@@ -350,28 +350,24 @@ class Trial:
         end : float
             The number of the reader's call.
         """
-        call = self.calls[name][0]
-        if cast(Values, call.values[number])[2] is not None or not self._reads(reader, name):
+        call, sources = self.calls[name][0], self._sources(reader)
+        if cast(Values, call.values[number])[2] is not None or name not in sources:
             return False
-        between = [other for other in self._left if any(call.order < c.order < end for c in self.calls[other])]
-        return not any(self._reads(other, name) and self._reads(reader, other) for other in between)
+        between = [other for other in sources if any(call.order < c.order < end for c in self.calls[other])]
+        return not any(name in self._sources(other) for other in between)
 
-    def _reads(self, reader: str | None, name: str) -> bool:
-        """Return whether what enters a module, or leaves the whole one, follows from the output of another."""
-        if reader == name or reader not in self._entered or name not in self._left:
-            return False
-        target, ahead = self._left[name].node, [self._entered[reader].node]
-        oldest = _number(target)
-        seen = set(ahead)
+    def _sources(self, reader: str | None) -> set[str]:
+        """Return the modules with matrices whose outputs enter a module, or leave the whole one, directly."""
+        modules, found, seen = {point.node: name for name, point in self._left.items()}, set[str](), set[Any]()
+        ahead = [self._entered[reader].node] if reader in self._entered else []
         while ahead:
             node = ahead.pop()
-            if node is target:
-                return True
-            for other, _ in node.next_functions if node is not None else ():
-                if other is not None and other not in seen and _number(other) >= oldest:  # others are made before
-                    seen.add(other)
-                    ahead.append(other)
-        return False
+            if node in modules:
+                found.add(modules[node])
+            elif node is not None and node not in seen:
+                seen.add(node)
+                ahead += [other for other, _ in node.next_functions]
+        return found - {reader}
 
     @property
     def has_flattened(self) -> bool:
@@ -460,11 +456,6 @@ class _Attached(TorchFunctionMode):
 _CUTTING = {Tensor.detach, torch.detach, Tensor.detach_, cast(Any, Tensor.data).__get__}
 _OUTSIDE = {Tensor.numpy, Tensor.__array__, Tensor.tolist}
 _FLATTENING = {torch.flatten, torch.reshape, Tensor.flatten, Tensor.reshape, Tensor.view}
-
-
-def _number(node: Any) -> float:
-    """Return when a node of the graph was made."""
-    return float(node._sequence_nr()) if hasattr(node, "_sequence_nr") else math.inf
 
 
 def _marked(x: Any) -> Any:
