@@ -147,40 +147,41 @@ def variance_dimension(
     more = int((values > 1e-9 * values.max()).sum()) - most if values.numel() else 0
     expected = f"at most min(samples - 1, features) = {most} that are not 0"
     validation.expect(more <= 0, "eigenvalues", f"{most + more} positive numbers", expected)
-    return dimensions(values, samples, features, shares, corrected)
+    if corrected:
+        return dimensions(values, samples, features, shares)
+    return uncorrected(values.sort(descending=True).values.numpy()[:most], shares)
 
 
-def dimensions(
-    eigenvalues: Tensor, samples: int, features: int, shares: Sequence[float] = SHARES, corrected: bool = True
-) -> tuple[float, ...]:
-    """Return what :func:`variance_dimension` does, without checks of its arguments."""
+def dimensions(values: Tensor, samples: int, features: int, shares: Sequence[float] = SHARES) -> tuple[float, ...]:
+    """Return what :func:`variance_dimension` does, corrected, without checks of its arguments."""
     most = min(samples - 1, features)
-    found: Array = eigenvalues.cpu().sort(descending=True).values.numpy()[:most]
-    if not len(found) or found[0] <= 0:
-        return (0,) * len(shares)
-    found = found / found[0]
-    plain = _least(found, shares)
-    if not corrected:
+    spectrum: Array = values.cpu().sort(descending=True).values.numpy()[:most]
+    plain = uncorrected(spectrum, shares)
+    if not any(plain):
         return plain
-    rank = int((found > NOTHING).sum())
+    spectrum = spectrum / spectrum[0]
+    rank = int((spectrum > NOTHING).sum())
     if rank < most:  # of independent samples, only if the distribution has this rank
-        found, features = found[:rank], rank
+        spectrum, features = spectrum[:rank], rank
     elif samples < LEAST and most < features:
         return (math.nan,) * len(shares)
-    levels, masses = _population(found, samples - 1, features)
+    levels, masses = _population(spectrum, samples - 1, features)
     sums = np.concatenate([[0.0], np.cumsum(levels * masses)])
     counts = np.concatenate([[0.0], np.cumsum(masses)]) * features
     estimates = np.interp(np.array(shares) * sums[-1], sums, counts)
-    both = zip(estimates, plain, strict=True)
-    rounded = np.array([k if e <= k + WITHIN else min(int(np.ceil(e - 1e-6)), features) for e, k in both])
-    order = np.argsort(shares)
-    rounded[order] = np.maximum.accumulate(rounded[order])
-    return tuple(map(int, rounded))
+    raised = np.ceil(estimates - 1e-6).clip(max=features)
+    rounded = np.where(estimates <= np.array(plain) + WITHIN, plain, raised)
+    return tuple(int(rounded[np.array(shares) <= q].max()) for q in shares)
 
 
-def _least(values: Array, shares: Sequence[float]) -> tuple[float, ...]:
-    """Return the numbers of the largest values that hold shares of their sum; of sums within rounding, the smaller."""
-    sums = np.cumsum(values)
+def uncorrected(values: Array, shares: Sequence[float] = SHARES) -> tuple[int, ...]:
+    """Return the numbers of the largest of descending values that hold shares of their sum; 0 where all are 0.
+
+    Of sums within rounding, the smaller counts.
+    """
+    if not len(values) or values[0] <= 0:
+        return (0,) * len(shares)
+    sums = np.cumsum(values / values[0])
     return tuple(int(np.searchsorted(sums, q * sums[-1] * (1 - 1e-12))) + 1 for q in shares)
 
 
@@ -190,10 +191,9 @@ def _population(values: Array, n: int, d: int) -> tuple[Array, Array]:
 
     total, top = float(values.sum()), float(values[0])
     low = RESOLUTION * total / d
-    x = np.geomspace(low, 10 * top, NEGATIVE)
     seen = values[values > low]
     near = seen if len(seen) <= SEEN else np.quantile(seen, np.linspace(0, 1, SEEN))
-    z = np.concatenate([-x, near * (1 + 0.1j), near * (1 + 0.5j)])
+    z = np.concatenate([-np.geomspace(low, 10 * top, NEGATIVE), near * (1 + 0.1j), near * (1 + 0.5j)])
     v = ((1 / (values - z[:, None])).sum(1) - (n - len(values)) / z) / n
     levels = np.concatenate([[0.0], np.geomspace(low, top, GRID)])
     products = levels * v[:, None]
@@ -231,10 +231,13 @@ def subnormals(tensor: Data) -> int:
     validation.expect(given, "tensor", tensor, expected, TypeError)
     tensor = validation.from_array(tensor, "tensor") if isinstance(tensor, np.ndarray) else tensor
     tensor = validation.dense(tensor, "tensor").detach()
-    if tensor.is_complex():
-        tensor = torch.view_as_real(tensor.resolve_conj())
-    if not tensor.is_floating_point():
-        return 0
+    return count_subnormals(tensor) if tensor.is_floating_point() or tensor.is_complex() else 0
+
+
+def count_subnormals(tensor: Tensor) -> int:
+    """Return what :func:`subnormals` does of floating-point or complex numbers, without checks of its argument."""
+    tensor = tensor.resolve_neg().resolve_conj()
+    tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
     integers = _INTEGERS[tensor.element_size()]
     bits = tensor.contiguous().view(integers) & torch.iinfo(integers).max  # without the sign
     normal = int(torch.tensor(torch.finfo(tensor.dtype).tiny, dtype=tensor.dtype).view(integers))

@@ -1,5 +1,6 @@
 """What a watch measures of a weight and of the activations that enter a layer."""
 
+import itertools
 import math
 from collections.abc import Collection, Iterable, Iterator
 
@@ -7,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bnrank._core import linalg
-from bnrank.measures.usage import SHARES, dimensions, subnormals
+from bnrank.measures.usage import count_subnormals, dimensions, uncorrected
 from bnrank.networks.reading import Matrix
 
 Row = dict[str, float]
@@ -67,14 +68,13 @@ def of_matrices(matrices: Iterable[Matrix], what: Collection[str]) -> Iterator[t
     what : collection of str
         "weights", "subnormals" or both.
     """
-    stored, tensor = None, None
-    for matrix in matrices:
-        if matrix.stored is not stored:
-            stored, tensor = matrix.stored, matrix.stored.load()
-        blocks = matrix.blocks(tensor)
-        row, values = of_weight(blocks) if "weights" in what else ({}, [])
-        row |= {"subnormals": float(subnormals(blocks))} if "subnormals" in what else {}
-        yield matrix.name, blocks, row, values
+    for stored, parts in itertools.groupby(matrices, lambda matrix: matrix.stored):
+        tensor = stored.load()
+        for matrix in parts:
+            blocks = matrix.blocks(tensor)
+            row, values = of_weight(blocks) if "weights" in what else ({}, [])
+            row |= {"subnormals": float(count_subnormals(blocks))} if "subnormals" in what else {}
+            yield matrix.name, blocks, row, values
 
 
 def of_weight(weight: Tensor) -> tuple[dict[str, float], list[float]]:
@@ -89,31 +89,35 @@ def of_weight(weight: Tensor) -> tuple[dict[str, float], list[float]]:
     >>> row["stable_rank"], row["effective_rank"], values
     (1.25, 1.8, [2.0, 1.0])
     """
-    matrix = double(weight.detach())
-    matrix = matrix if matrix.ndim == 3 else matrix[None]
+    matrix = double(weight.detach()).reshape(-1, *weight.shape[-2:])
     matrix = matrix.mT if matrix.shape[1] > matrix.shape[2] else matrix
     size = float(matrix.abs().max()) or 1.0
     if not math.isfinite(size):
         return {"nonfinite": float((~torch.isfinite(matrix)).sum())}, []
     matrix = matrix / size  # squares of what is large or small overflow or vanish
-    norm = float(matrix.norm())
-    row = {"nonfinite": 0.0, "norm": size * norm}
     if matrix.shape[1] > MAX_SIDE:
-        top = _operator_norm(matrix)
-        row["stable_rank"] = linalg.stable_rank_from(norm**2, top)
-        return row | {"operator_norm": size * float(top)}, [size * float(top)]
+        return _of_large(matrix, size)
     squares = torch.linalg.eigvalsh(matrix @ matrix.mH).clamp(min=0).flatten().sort(descending=True).values.cpu()
     values, largest = squares.sqrt(), max(1, round(TAIL * len(squares)))
-    low, high = dimensions(squares, len(squares) + 1, len(squares), SHARES, corrected=False)
-    row |= {
-        "stable_rank": float(linalg.stable_rank(values)),
-        "effective_rank": float(linalg.effective_rank(values)),
+    relative, (low, high) = values / values[0], uncorrected(squares.numpy())
+    row = {
+        "nonfinite": 0.0,
+        "norm": size * float(matrix.norm()),
+        "stable_rank": float(relative.square().sum()),
+        "effective_rank": float(relative.sum().square() / relative.square().sum()) if low else 0.0,
         "weight_dimension_95": float(low),
         "weight_dimension_99": float(high),
         "tail": float(squares[largest:].sum() / squares.sum()),
         "operator_norm": size * float(values[0]),
     }
     return row, (size * values[:LARGEST]).tolist()
+
+
+def _of_large(matrix: Tensor, size: float) -> tuple[dict[str, float], list[float]]:
+    """Return norms and the stable rank of blocks, ``size`` times a matrix, and the largest singular value."""
+    norm, top = float(matrix.norm()), _operator_norm(matrix)
+    row = {"nonfinite": 0.0, "norm": size * norm, "stable_rank": linalg.stable_rank_from(norm**2, top)}
+    return row | {"operator_norm": size * float(top)}, [size * float(top)]
 
 
 def _operator_norm(matrix: Tensor) -> Tensor:
