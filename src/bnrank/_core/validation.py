@@ -54,9 +54,7 @@ def describe(value: object) -> str:
     return f"{shown if len(shown) <= 80 else shown[:77] + '...'} ({type(value).__name__})"
 
 
-def expect(
-    condition: object, name: object, got: object, expected: str, error: type[ValueError | TypeError] = ValueError
-) -> None:
+def expect(condition: object, name: object, got: object, expected: str, error: type[Exception] = ValueError) -> None:
     """Raise ``error`` with the text ``"name: got ..., expected ..."`` unless the condition holds.
 
     ``got`` is a text, or a value for :func:`describe`; one that a user may have given as a text comes described.
@@ -214,11 +212,10 @@ def sequence(value: object, name: str, expected: str = "a sequence") -> list[Any
     """Return the entries of a sequence, array or other finite iterable; a text or a mapping is none."""
     lists = torch.nn.ParameterList | torch.nn.ModuleList
     whole = isinstance(value, str | bytes | Mapping | torch.nn.Module | type) and not isinstance(value, lists)
-    if whole or not isinstance(value, Iterable) or (isinstance(value, np.ndarray) and value.ndim == 0):
+    single = isinstance(value, Tensor | np.ndarray) and value.ndim == 0
+    if whole or single or not isinstance(value, Iterable):
         raise TypeError(f"{name}: got {describe(value)}, expected {expected}")
-    if isinstance(value, Tensor) and (not dense(value, name).ndim):
-        raise TypeError(f"{name}: got {describe(value)}, expected {expected}")
-    return list(value)
+    return list(dense(value, name) if isinstance(value, Tensor) else value)
 
 
 def dtype(value: object, name: str = "dtype") -> torch.dtype:
