@@ -605,7 +605,7 @@ def test_numbers_of_a_loop_that_counts_itself():
         found.step(number)
     assert found.history.step.values.tolist() == [5002, 5010, 5020, 5030, 5040]
     assert np.isfinite(found.history["dimension_95"].values).all()
-    with pytest.raises(ValueError, match="number: got 5048 after 5048"):
+    with pytest.raises(ValueError, match="number: got 5048, expected an integer of at least 5049"):
         found.step(5048)
 
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from bnrank._core import validation
 from bnrank.training.watching.quantities import NONFINITE
@@ -138,3 +139,12 @@ class Detector:
         wide = self.rule.layers is not None or row.get("units", math.nan) >= self.rule.below
         unknown = math.isnan(dimension) and not lost
         return {"not finite": lost, "collapsed": None if unknown else wide and dimension < self.rule.below}
+
+
+def detector_of(rule: Any, what: Sequence[str], layers: Sequence[str]) -> Detector:
+    """Return the detector of a rule on the layers of a network, of which ``what`` is measured."""
+    rule = validation.kind(rule, "collapse", Collapse)
+    validation.expect("activations" in what, "collapse", f"what={list(what)}", "'activations' in what")
+    unknown = set(rule.layers or ()) - set(layers)
+    validation.expect(not unknown, "collapse", f"layers {sorted(unknown)}", f"some of {list(layers)}")
+    return Detector(rule)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from bnrank._core import validation
 from bnrank.measures.usage import LEAST
@@ -21,9 +21,9 @@ from bnrank.networks.reading import listing
 from bnrank.networks.replicas import replica, sandbox
 from bnrank.training.watching import callbacks, quantities
 from bnrank.training.watching.activations import OUTPUT, Capture
-from bnrank.training.watching.collapse import Collapse, CollapseError, Detector
+from bnrank.training.watching.collapse import Collapse, CollapseError, Detector, detector_of
 from bnrank.training.watching.records import Measured, Record, dataset, shortened
-from bnrank.training.watching.writers import CSVWriter
+from bnrank.training.watching.writers import writer_of
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -63,12 +63,9 @@ class Watch(Record):
     ([True, True, False, True], 4, [1, 2, 4])
     """
 
-    def __init__(
-        self, net: nn.Module, every: int, what: Sequence[str], x: Any, collapse: Collapse | None, max_rows: int
-    ) -> None:
-        self.net, self.every, self.what, self.x = net, every, tuple(what), x
-        self.max_rows = max_rows
-        self.monitor: Any = None
+    def __init__(self, net: nn.Module, every: int, what: Sequence[str], x: Any, max_rows: int, monitor: Any) -> None:
+        self.net, self.every, self.what = net, every, tuple(what)
+        self.x, self.max_rows, self.monitor = x, max_rows, monitor
         self.writers: list[Callable[[Measured], object]] = []
         with listing(net, "net") as weights:
             self.layers = [matrix.name for matrix in weights.matrices]
@@ -76,19 +73,18 @@ class Watch(Record):
         others = "; ".join(f"{other.name}: {other.reason}" for other in self.skipped[:3])
         validation.expect(self.layers, "net", f"{type(net).__name__} without a matrix ({others})", "one with a matrix")
         self.layers += [OUTPUT] if "activations" in what else []
-        self.steps, self._stride = 0, 1
-        self._detector = None if collapse is None else Detector(collapse)
+        self.steps, self._stride, self._closed = 0, 1, False
+        self._detector: Detector | None = None
         self._measured: list[Measured] = []
-        self._capture: Capture | None = None
-        self._notes: list[str] = []
-        self._failures: dict[str, str] = {}  # of hooks, by layer
+        self._notes: dict[str, str] = {}  # by subject
         self._warnings: list[str] = []  # those that the next step gives
-        self._closed, self._failure = False, ""
+        self._failures: dict[str, str] = {}  # of hooks, by layer
+        self._capture = Capture(max_rows, self._failures)
 
     @property
     def history(self) -> xr.Dataset:
         """The measurements so far over (step, layer)."""
-        notes = self._notes + self._unknown()
+        notes = [*self._notes.values(), *self._unknown()]
         notes += [f"collapsed since step {step}: {name}" for name, step in self.collapsed.items()]
         attrs = {"title": f"watch of {type(self.net).__name__}", "every": self.every, "notes": "\n".join(notes)}
         return dataset(self._measured, self.layers, self.what, attrs)
@@ -119,58 +115,61 @@ class Watch(Record):
         """
         if torch.compiler.is_compiling():  # measurements run uncompiled
             return bool(torch.compiler.disable(self.step)(number))
-        number = self.steps + 1 if number is None else validation.integer(number, "number")
-        expected = "a larger number at every call"
-        validation.expect(number > self.steps, "number", f"{number} after {self.steps}", expected)
+        number = validation.integer(self.steps + 1 if number is None else number, "number", self.steps + 1)
         due = self._is_due(number)
         self._stride, self.steps = (number - self.steps if self.steps else 1), number
         if self._closed:
             self._note("closed: later steps are not measured, make a new watch for them", warn=True)
-        measured = due and not self._closed and self._advance()
-        collapse = self._judge() if measured else None
-        while self._warnings:
-            warnings.warn(f"bnrank.watch: {self._warnings.pop(0)}", RuntimeWarning, stacklevel=2)
-        if collapse is not None:
-            self.close()
-            raise collapse
+        try:
+            measured = due and self._advance()
+        finally:
+            while self._warnings:
+                warnings.warn(f"bnrank.watch: {self._warnings.pop(0)}", RuntimeWarning, stacklevel=2)
         self._arm()
         return measured
 
     def _advance(self) -> bool:
-        """Measure and write the measurement; return whether it succeeded."""
+        """Measure, write the measurement and judge it; return whether measuring succeeded."""
         try:
             measured = self._measure()
         except Exception as error:
-            text = f"measuring stopped at step {self.steps}: {type(error).__name__}: {error}; training continues"
-            self._note(text, warn=True)
-            self.close()
+            self._stop(error)
             return False
         self._measured.append(measured)
-        self.layers = list(dict.fromkeys([*self.layers, *measured.rows]))
+        self.layers = list(measured.rows)
         for writer in list(self.writers):
-            try:
-                writer(measured)
-            except Exception as error:
-                self.writers.remove(writer)
-                name = getattr(writer, "__name__", type(writer).__name__)
-                text = f"{name} left out since step {self.steps}: {type(error).__name__}: {error}"
-                self._note(text, warn=True)
+            self._write(writer, measured)
+        if self._detector is not None:
+            self._judge(self._detector, measured)
         return True
 
-    def _judge(self) -> CollapseError | None:
-        """Return why the training should stop, if it should."""
-        detector, measured = self._detector, self._measured[-1]
-        reason = "" if detector is None else detector.update(measured.step, measured.rows)
-        if detector is not None and detector.blind == max(detector.rule.times, 2):
+    def _stop(self, error: Exception) -> None:
+        """Measure no more after an error."""
+        text = f"measuring stopped at step {self.steps}: {type(error).__name__}: {error}; training continues"
+        self._note(text, warn=True)
+        self.close()
+
+    def _write(self, writer: Callable[[Measured], object], measured: Measured) -> None:
+        """Give a measurement to a writer; leave out one that fails."""
+        try:
+            writer(measured)
+        except Exception as error:
+            self.writers.remove(writer)
+            name = getattr(writer, "__name__", type(writer).__name__)
+            text = f"{name} left out since step {self.steps}: {type(error).__name__}: {error}"
+            self._note(text, warn=True)
+
+    def _judge(self, detector: Detector, measured: Measured) -> None:
+        """Warn of a collapse, or close the watch and stop the training."""
+        reason = detector.update(measured.step, measured.rows)
+        if detector.blind == max(detector.rule.times, 2):
             text = f"no collapse can be seen: in {detector.blind} measurements up to step {self.steps} no layer had a "
             text += f"dimension; it takes activations of at least {LEAST} samples (x= gives a fixed batch)"
             self._note(text, warn=True)
-        if detector is None or not reason:
-            return None
-        if detector.rule.stop:
-            return CollapseError(reason, detector.since("not finite") | detector.since("collapsed"))
-        self._warnings.append(reason)
-        return None
+        if reason and detector.rule.stop:
+            self.close()
+            raise CollapseError(reason, detector.since("not finite") | detector.since("collapsed"))
+        self._warnings += [reason] if reason else []
 
     def latest(self) -> dict[str, float]:
         """Return the last measurement as ``{"quantity/layer": value}`` without NaN, for loggers; empty before it."""
@@ -214,18 +213,17 @@ class Watch(Record):
 
         Modules that are compiled in place have none: they would be compiled, too, in other pieces.
         """
-        if self._capture is not None:
-            self._capture.remove()
-            self._capture = None
+        self._capture.close()
+        self._capture = Capture(self.max_rows, self._failures)
         compiled = any(getattr(part, "_compiled_call_impl", None) for part in self.net.modules())
         if self.x is None and "activations" in self.what and self._is_due(self.steps + self._stride) and not compiled:
             with contextlib.suppress(Exception), listing(self.net) as weights:  # the measurement says why
-                self._capture = Capture(self.net, weights.matrices, self.max_rows)
+                self._capture.attach(self.net, weights.matrices)
 
-    def _note(self, text: str, *, warn: bool = False) -> None:
-        """Add a remark; the first time, the next step warns of it, too, if so requested."""
-        if text not in self._notes:
-            self._notes.append(text)
+    def _note(self, text: str, *, subject: str = "", warn: bool = False) -> None:
+        """Add a remark, the first one on its subject, or with its text; the next step warns of it, too, on request."""
+        if (subject or text) not in self._notes:
+            self._notes[subject or text] = text
             self._warnings += [text] if warn else []
 
     def _unknown(self) -> list[str]:
@@ -253,29 +251,34 @@ class Watch(Record):
         return Measured(self.steps, rows, values, {} if self.monitor is None else self.monitor.drift())
 
     def _activations(self) -> dict[str, dict[str, float]]:
-        capture = self._capture
-        try:
-            capture = capture if self.x is None else self._on_batch()
-        except Exception as error:
-            reason = f"activations not measured, as the network fails on x: {type(error).__name__}: {error}"
-            self._failure = self._failure or reason  # numbers in the message can change
-            self._note(self._failure, warn=True)
-            return {}
-        rows = {} if capture is None else capture.rows()
-        self._failures |= {} if capture is None else capture.failures
-        if not rows:
+        capture = self._capture if self.x is None else self._on_batch()
+        rows = capture.rows()
+        if not rows and "x" not in self._notes:
             self._note("no forward pass was seen: pass x, or call the network and not a compiled copy of it")
         return rows
 
     def _on_batch(self) -> Capture:
-        """Return what enters the layers of a replica of the network on ``x``, in eval mode."""
-        x, net = self.x, replica(self.net)
-        given = Inputs((), x) if isinstance(x, Mapping) else Inputs(tuple(x) if isinstance(x, tuple | list) else (x,))
-        given = given.clone()
-        with listing(net) as weights, sandbox():
-            capture = Capture(net, weights.matrices, self.max_rows)
-            net(*given.positional, **given.named)
+        """Return what enters the layers of a replica of the network on ``x``, in eval mode; nothing where it fails."""
+        capture = Capture(self.max_rows, {})
+        try:
+            net, given = replica(self.net), _as_inputs(self.x).clone()
+            with listing(net) as weights, sandbox(), capture:
+                capture.attach(net, weights.matrices)
+                net(*given.positional, **given.named)
+        except Exception as error:
+            text = f"activations not measured, as the network fails on x: {type(error).__name__}: {error}"
+            self._note(text, subject="x", warn=True)  # numbers in the message can change
+            return Capture(self.max_rows, {})
+        self._failures |= capture.failures
         return capture
+
+
+def _as_inputs(x: Any) -> Inputs:
+    """Return a fixed batch as the arguments of a call."""
+    given = Inputs((), x) if isinstance(x, Mapping) else Inputs(tuple(x) if isinstance(x, tuple | list) else (x,))
+    expected = "a tensor, or a tuple or mapping of arguments with tensors"
+    validation.expect(given.tensors, "x", x, expected, TypeError)
+    return given
 
 
 def watch(
@@ -362,26 +365,15 @@ def watch(
     every, max_rows = validation.integer(every, "every"), validation.integer(max_rows, "max_rows", 2)
     what = [validation.choice(name, "what", WHAT) for name in validation.sequence(what, "what", f"some of {WHAT}")]
     validation.expect(what, "what", "nothing", f"some of {WHAT}")
-    expected = "an object with a method drift, such as bnrank.invariants.Monitor"
     drifts = monitor is None or (callable(getattr(monitor, "drift", None)) and not isinstance(monitor, type))
-    validation.expect(drifts, "monitor", monitor, expected, TypeError)
-    validation.optional(validation.kind, collapse, "collapse", Collapse)
-    tensors = x.values() if isinstance(x, Mapping) else x if isinstance(x, tuple | list) else [x]
-    expected = "a tensor, or a tuple or mapping of arguments with tensors"
-    usable = x is None or any(isinstance(value, Tensor) for value in tensors)
-    validation.expect(usable, "x", x, expected, TypeError)
-    watched = Watch(unwrap(net), every, list(dict.fromkeys(what)), x, collapse, max_rows)
-    watched.monitor = monitor
+    validation.expect(drifts, "monitor", monitor, "an object with drift(), as bnrank.invariants.Monitor has", TypeError)
+    if x is not None:
+        _as_inputs(x)
+    watched = Watch(unwrap(net), every, list(dict.fromkeys(what)), x, max_rows, monitor)
     if collapse is not None:
-        validation.expect("activations" in what, "collapse", f"what={what}", "'activations' in what")
-        unknown = set(collapse.layers or ()) - set(watched.layers)
-        validation.expect(not unknown, "collapse", f"layers {sorted(unknown)}", f"some of {watched.layers}")
+        watched._detector = detector_of(collapse, watched.what, watched.layers)
     alone = callable(writers) or isinstance(writers, str | os.PathLike)
-    columns = [name for part in watched.what for name in quantities.QUANTITIES[part]]
-    for writer in [writers] if alone else validation.sequence(writers, "writers"):
-        write: Any = CSVWriter(writer, columns) if isinstance(writer, str | os.PathLike) else writer
-        expected = "a path of a CSV file, or a function of a measurement"
-        validation.expect(callable(write), "writers", write, expected, TypeError)
-        watched.writers.append(write)
+    given = [writers] if alone else validation.sequence(writers, "writers")
+    watched.writers += [writer_of(writer, watched.what) for writer in given]
     watched._arm()
     return watched

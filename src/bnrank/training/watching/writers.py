@@ -6,7 +6,8 @@ import csv
 import io
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from bnrank._core import files, validation
 from bnrank._core.sources import as_path
@@ -58,6 +59,15 @@ class CSVWriter:
             file.write(lines.getvalue().encode())
             file.flush()
             os.fsync(file.fileno())
+
+
+def writer_of(writer: Any, what: Sequence[str]) -> Callable[[Measured], object]:
+    """Return what takes every measurement: a function as it is, and for a path what appends to the CSV file there."""
+    if isinstance(writer, str | os.PathLike):
+        return CSVWriter(writer, [name for part in what for name in QUANTITIES[part]])
+    expected = "a path of a CSV file, or a function of a measurement"
+    validation.expect(callable(writer), "writers", writer, expected, TypeError)
+    return writer
 
 
 def read_csv(path: str | os.PathLike[str]) -> Record:
