@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ import torch
 _NOTHING = contextlib.nullcontext.__exit__  # of the standard library: takes any arguments and does nothing
 
 
+@dataclass(frozen=True, eq=False)
 class Onlooker:
     """A hook that calls a function and returns nothing; copies of its module, in memory and in files, call nothing.
 
@@ -27,12 +29,11 @@ class Onlooker:
     (4, 3)
     """
 
-    def __init__(self, see: Callable[..., None]) -> None:
-        self._see = see
+    see: Callable[..., None]
 
     def __call__(self, *call: Any) -> None:
         if not (torch.compiler.is_compiling() or torch.jit.is_tracing()):
-            self._see(*call)
+            self.see(*call)
 
     def __deepcopy__(self, memo: Any) -> Callable[..., None]:
         return contextlib.nullcontext().__exit__

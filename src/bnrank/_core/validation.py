@@ -64,9 +64,9 @@ def expect(condition: object, name: object, got: object, expected: str, error: t
 
 
 def suggest(value: object, options: Iterable[str]) -> str:
-    """Return ``"; did you mean 'adam'?"`` for the nearest option, or an empty string."""
+    """Return ``"; did you mean 'adam'?"`` for the nearest option, or an empty string, also for what is no text."""
     known = {str(option).lower(): str(option) for option in options}
-    near = difflib.get_close_matches(str(value).lower(), list(known), n=1, cutoff=0.5)
+    near = difflib.get_close_matches(value.lower(), list(known), n=1, cutoff=0.5) if isinstance(value, str) else []
     return f"; did you mean {known[near[0]]!r}?" if near else ""
 
 
@@ -80,8 +80,7 @@ def choice(value: object, name: str, options: Sequence[str]) -> str:
     if isinstance(value, str) and value in options:
         return value
     expected = ", ".join(repr(option) for option in options)
-    near = suggest(value, options) if isinstance(value, str) else ""
-    raise ValueError(f"{name}: got {describe(value)}, expected one of {expected}{near}")
+    raise ValueError(f"{name}: got {describe(value)}, expected one of {expected}{suggest(value, options)}")
 
 
 def integer(value: object, name: str, minimum: int = 1, maximum: int = 2**63 - 1) -> int:

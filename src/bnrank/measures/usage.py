@@ -166,11 +166,9 @@ def dimensions(values: Tensor, samples: int, features: int, shares: Sequence[flo
     elif samples < LEAST and most < features:
         return (math.nan,) * len(shares)
     levels, masses = _population(spectrum, samples - 1, features)
-    sums = np.concatenate([[0.0], np.cumsum(levels * masses)])
-    counts = np.concatenate([[0.0], np.cumsum(masses)]) * features
-    estimates = np.interp(np.array(shares) * sums[-1], sums, counts)
-    raised = np.ceil(estimates - 1e-6).clip(max=features)
-    rounded = np.where(estimates <= np.array(plain) + WITHIN, plain, raised)
+    sums, counts = (np.concatenate([[0.0], np.cumsum(part)]) for part in (levels * masses, masses))
+    estimates = np.interp(np.array(shares) * sums[-1], sums, counts * features)
+    rounded = np.where(estimates <= np.array(plain) + WITHIN, plain, np.ceil(estimates - 1e-6).clip(max=features))
     return tuple(int(rounded[np.array(shares) <= q].max()) for q in shares)
 
 
@@ -236,8 +234,7 @@ def subnormals(tensor: Data) -> int:
 
 def count_subnormals(tensor: Tensor) -> int:
     """Return what :func:`subnormals` does of floating-point or complex numbers, without checks of its argument."""
-    tensor = tensor.resolve_neg().resolve_conj()
-    tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    tensor = torch.view_as_real(tensor.resolve_neg().resolve_conj()) if tensor.is_complex() else tensor.resolve_neg()
     integers = _INTEGERS[tensor.element_size()]
     bits = tensor.contiguous().view(integers) & torch.iinfo(integers).max  # without the sign
     normal = int(torch.tensor(torch.finfo(tensor.dtype).tiny, dtype=tensor.dtype).view(integers))

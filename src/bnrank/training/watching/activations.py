@@ -110,8 +110,7 @@ def _leaving(channels: Sequence[int], args: Any, kwargs: Any, output: Any) -> Se
     """Return what leaves a network; units are in dimension 1 of images, and of lines with these numbers of channels."""
     tensor = main_output(output)
     shape = tensor.shape if isinstance(tensor, Tensor) and not tensor.is_nested else ()
-    if len(shape) == 1:
-        tensor = _in_rows(tensor, (*args, *kwargs.values()))
+    tensor = _in_rows(tensor, (*args, *kwargs.values())) if len(shape) == 1 else tensor
     images = len(shape) in (4, 5) or (len(shape) == 3 and shape[1] in channels)
     return [([OUTPUT], tensor, 1 if images else -1)]
 

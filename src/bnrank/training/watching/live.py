@@ -63,18 +63,21 @@ class Watch(Record):
     ([True, True, False, True], 4, [1, 2, 4])
     """
 
-    def __init__(self, net: nn.Module, every: int, what: Sequence[str], x: Any, max_rows: int, monitor: Any) -> None:
-        self.net, self.every, self.what = net, every, tuple(what)
+    steps = 0
+    _stride = 1  # between the last two numbers of steps, of a loop that counts them
+    _closed = False
+    _detector: Detector | None = None
+
+    def __init__(self, net: nn.Module, every: int, what: tuple[str, ...], x: Any, max_rows: int, monitor: Any) -> None:
+        self.net, self.every, self.what = net, every, what
         self.x, self.max_rows, self.monitor = x, max_rows, monitor
         self.writers: list[Callable[[Measured], object]] = []
         with listing(net, "net") as weights:
-            self.layers = [matrix.name for matrix in weights.matrices]
+            self.layers = [matrix.name for matrix in weights.matrices] + [OUTPUT] * ("activations" in what)
             self.skipped = list(weights.others)
         others = "; ".join(f"{other.name}: {other.reason}" for other in self.skipped[:3])
-        validation.expect(self.layers, "net", f"{type(net).__name__} without a matrix ({others})", "one with a matrix")
-        self.layers += [OUTPUT] if "activations" in what else []
-        self.steps, self._stride, self._closed = 0, 1, False
-        self._detector: Detector | None = None
+        got = f"{type(net).__name__} without a matrix ({others})"
+        validation.expect(weights.matrices, "net", got, "one with a matrix")
         self._measured: list[Measured] = []
         self._notes: dict[str, str] = {}  # by subject
         self._warnings: list[str] = []  # those that the next step gives
@@ -251,14 +254,13 @@ class Watch(Record):
         return Measured(self.steps, rows, values, {} if self.monitor is None else self.monitor.drift())
 
     def _activations(self) -> dict[str, dict[str, float]]:
-        capture = self._capture if self.x is None else self._on_batch()
-        rows = capture.rows()
+        rows = self._capture.rows() if self.x is None else self._on_batch()
         if not rows and "x" not in self._notes:
             self._note("no forward pass was seen: pass x, or call the network and not a compiled copy of it")
         return rows
 
-    def _on_batch(self) -> Capture:
-        """Return what enters the layers of a replica of the network on ``x``, in eval mode; nothing where it fails."""
+    def _on_batch(self) -> dict[str, dict[str, float]]:
+        """Return the activations of a replica of the network on ``x``, in eval mode; none where it fails."""
         capture = Capture(self.max_rows, {})
         try:
             net, given = replica(self.net), _as_inputs(self.x).clone()
@@ -268,9 +270,9 @@ class Watch(Record):
         except Exception as error:
             text = f"activations not measured, as the network fails on x: {type(error).__name__}: {error}"
             self._note(text, subject="x", warn=True)  # numbers in the message can change
-            return Capture(self.max_rows, {})
+            return {}
         self._failures |= capture.failures
-        return capture
+        return capture.rows()
 
 
 def _as_inputs(x: Any) -> Inputs:
@@ -369,7 +371,7 @@ def watch(
     validation.expect(drifts, "monitor", monitor, "an object with drift(), as bnrank.invariants.Monitor has", TypeError)
     if x is not None:
         _as_inputs(x)
-    watched = Watch(unwrap(net), every, list(dict.fromkeys(what)), x, max_rows, monitor)
+    watched = Watch(unwrap(net), every, tuple(dict.fromkeys(what)), x, max_rows, monitor)
     if collapse is not None:
         watched._detector = detector_of(collapse, watched.what, watched.layers)
     alone = callable(writers) or isinstance(writers, str | os.PathLike)

@@ -172,8 +172,7 @@ def of_rows(rows: Tensor) -> dict[str, float]:
     centered[:, (rows == rows[:1]).all(0)] = 0.0  # the mean can differ from equal entries by rounding
     centered = centered / (float(centered.abs().max()) or 1.0)
     n, d = centered.shape
-    gram = centered @ centered.T if d > n else centered.T @ centered
-    values = torch.linalg.eigvalsh(gram).clamp(min=0).flip(0)[: min(n - 1, d)]
+    values = torch.linalg.eigvalsh(centered @ centered.T if d > n else centered.T @ centered).clamp(min=0)
     return dict(zip(("dimension_95", "dimension_99"), map(float, dimensions(values, n, d)), strict=True))
 
 
