@@ -129,7 +129,7 @@ def test_pooling_windows_too_large_to_build(name, monkeypatch):
 def test_blocks_are_in_the_order_of_the_network_with_channels_in_order():
     net = nn.Sequential(fc(3, 4), fc(4, 5, True), fc(5, 2))
     graph = trace(net, torch.ones(1, 3))
-    found, entries = blocks(graph, dict(net.named_parameters()))
+    found, entries = blocks(graph)
     assert [block.size for block in found] == [4, 5]
     assert [{(s.parameter, s.role) for s in block.slots} for block in found] == [
         {("0.weight", "write"), ("1.weight", "read")},
@@ -137,16 +137,16 @@ def test_blocks_are_in_the_order_of_the_network_with_channels_in_order():
     ]
     for block in found:
         for term in block.terms:
-            for _, members, channels in term:
-                np.testing.assert_array_equal(members, np.arange(block.size))
-                np.testing.assert_array_equal(channels[:, 0], np.arange(block.size))
+            for piece in term.pieces:
+                np.testing.assert_array_equal(piece.members, np.arange(block.size))
+                np.testing.assert_array_equal(piece.channels[:, 0], np.arange(block.size))
     assert entries.starts[-1] == sum(node.size for node in graph)
 
 
 def test_flattened_positions_belong_to_their_channel():
     net = nn.Sequential(conv(1, 2, 2), nn.Flatten(), fc(6, 2))
-    (block,), _ = blocks(trace(net, torch.ones(1, 1, 4)), dict(net.named_parameters()))
-    channels = {slot.parameter: channels for term in block.terms for slot, _, channels in term}
+    (block,), _ = blocks(trace(net, torch.ones(1, 1, 4)))
+    channels = {piece.parameter: piece.channels for term in block.terms for piece in term.pieces}
     np.testing.assert_array_equal(channels["0.weight"], [[0], [1]])
     np.testing.assert_array_equal(channels["2.weight"], [[0, 1, 2], [3, 4, 5]])
 

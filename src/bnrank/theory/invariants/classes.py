@@ -9,13 +9,17 @@ also be mixed with each other.
 """
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from bnrank.networks.graph.layers import LayerGraph
-from bnrank.theory.invariants.conserved import Array, Tensors
-from bnrank.theory.invariants.entries import Entries, Slot, components, mixed, shared_factors
+from bnrank.theory.invariants.conserved import Array, Piece, Term, layers_of
+from bnrank.theory.invariants.entries import Entries, Slot, components, shared_factors
+
+Names = tuple[str, ...]
+CONSTANT = -1  # the vertex that biases read
 
 
 @dataclass(frozen=True)
@@ -24,10 +28,12 @@ class Block:
 
     Attributes
     ----------
-    terms : tuple of tuple of (Slot, ndarray, ndarray)
-        The parameters that read or write the classes. A term has one or more pieces: a slot, its classes (k,), and its
-        channels that read or write them (k, m), ordered so that equal positions correspond. The pieces of a term cover
-        all n classes.
+    classes : ndarray
+        (n,), the classes, in the order of the network.
+    terms : tuple of Term
+        The channels of parameters that read or write the classes.
+    slots : tuple of Slot
+        The slots that these channels belong to, in the order of the network.
     parts : ndarray
         (n,), equal for classes that may be mixed: all of them, or those in the same group of a grouped convolution.
     activations : ndarray
@@ -38,63 +44,55 @@ class Block:
         Reason why the classes may not be mixed at all; "" if they may.
     """
 
-    size: int
-    terms: tuple[tuple[tuple[Slot, Array, Array], ...], ...]
+    classes: Array
+    terms: tuple[Term, ...]
+    slots: tuple[Slot, ...]
     parts: Array
     activations: Array
     nodes: tuple[str, ...]
     diagonal: str
 
     @property
-    def slots(self) -> list[Slot]:
-        """The slots that read or write the classes, without repetitions, in the order of the network."""
-        return list({id(slot): slot for pieces in self.terms for slot, _, _ in pieces}.values())
+    def size(self) -> int:
+        """The number of classes."""
+        return len(self.classes)
 
 
-def blocks(graph: LayerGraph, parameters: Tensors) -> tuple[list[Block], Entries]:
+def blocks(graph: LayerGraph) -> tuple[list[Block], Entries]:
     """Return the free classes of a network, grouped in blocks in equivalent positions, in the order of the network.
 
     Parameters
     ----------
     graph : LayerGraph
-        What :func:`bnrank.graph.trace` returns.
-    parameters : mapping
-        The module's parameters by name; only the values of frozen parameters matter.
+        What :func:`bnrank.graph.trace` returns; of its parameters only the values of frozen ones matter.
     """
-    entries = Entries(graph, parameters)
+    entries = Entries(graph)
     if any(node.op == "diagonal" for node in graph):
-        entries = Entries(graph, parameters, shared_factors(entries))
-    labels = entries.labels()
-    free = np.ones(labels.max() + 1, dtype=bool)
-    free[labels[entries.pinned]] = False
-    rank, opening = _ranks(labels)
-    coarse, fine = entries.contexts(rank)
-    alike = _per_class(coarse, labels, rank, len(free))
-    parts = _per_class(coarse + fine, labels, rank, len(free))
-    touched = np.zeros(len(free), dtype=bool)
+        entries = Entries(graph, shared_factors(entries))
+    alike, parts = entries.contexts()
+    free = np.zeros(len(alike), dtype=bool)
     for slot in entries.slots:
-        touched[labels[slot.entries[:, 0]]] = True
-    chosen = np.flatnonzero(free & touched)
-    _, first, group = np.unique(alike[chosen], return_index=True, return_inverse=True)
+        free[entries.label[slot.entries[:, 0]]] = True
+    free[entries.label[entries.fixed]] = False
+    _, first, group = np.unique(alike[free], return_index=True, return_inverse=True)
     block = np.full(len(free), -1)
-    block[chosen] = np.argsort(np.argsort(opening[chosen[first]]))[group]  # numbered as in the graph
-    return _assemble(entries, labels, block, parts), entries
+    block[free] = np.argsort(np.argsort(first))[group]  # numbered as in the graph
+    return _assemble(entries, block, parts), entries
 
 
-def numbers(graph: LayerGraph, parameters: Tensors, entries: Entries) -> list[Block]:
+def numbers(entries: Entries) -> list[Block]:
     """Return the scalings of the inputs or outputs of a learnable number that multiplies several classes.
 
     :func:`blocks` treats such a number as fixed; here it absorbs the scaling. There is one block per class. A number
     connects its input class to its output class. Scaling all connected classes together is a sum of the scalings of
     :func:`blocks`, so one class is omitted, on the side with fewer classes, unless one of them is fixed.
     """
-    tied = Entries(graph, parameters)
-    labels = tied.labels()
-    fixed = set(labels[tied.pinned].tolist())
-    sides = {(slot.parameter, slot.role): labels[slot.entries[:, 0]] for slot in tied.slots}
+    tied = Entries(entries.graph)
+    fixed = set(tied.label[tied.fixed].tolist())
+    sides = {(slot.parameter, slot.role): tied.label[slot.entries[:, 0]] for slot in tied.slots}
     names = sorted(entries.kept)
     into, out = (np.concatenate([sides[name, role] for name in names]) for role in ("scale in", "scale out"))
-    component = components(into, out, labels.max() + 1)
+    component = components(into, out, tied.label.max() + 1)
     chosen: list[int] = []
     for c in dict.fromkeys(component[into].tolist()):
         before, behind = (list(dict.fromkeys(side[component[side] == c].tolist())) for side in (into, out))
@@ -102,156 +100,102 @@ def numbers(graph: LayerGraph, parameters: Tensors, entries: Entries) -> list[Bl
         if fixed.isdisjoint(members):
             del members[(before if len(before) < len(behind) else behind)[-1]]
         chosen += [label for label in members if label not in fixed]
-    block = np.full(labels.max() + 1, -1)
+    block = np.full(tied.label.max() + 1, -1)
     block[chosen] = np.arange(len(chosen))
-    return _assemble(tied, labels, block, block)
+    return _assemble(tied, block, block)
 
 
-def _ranks(labels: Array) -> tuple[Array, Array]:
-    """Return the rank of every entry within its class, and the first entry of every class."""
-    order = np.argsort(labels, kind="stable")  # by class, within it by node, then by place
-    starts = np.searchsorted(labels[order], np.arange(labels.max() + 1))
-    rank = np.empty(len(labels), dtype=np.int64)
-    rank[order] = np.arange(len(labels)) - starts[labels[order]]
-    return rank, order[starts]
-
-
-def _per_class(contexts: Array, labels: Array, rank: Array, number: int) -> Array:
-    """Return a number per class; it is equal for classes whose contexts all agree, rank by rank."""
-    result = np.zeros(number, dtype=np.uint64)
-    np.add.at(result, labels, mixed(contexts + mixed(rank)))
-    return result
-
-
-def _assemble(entries: Entries, labels: Array, block: Array, parts: Array) -> list[Block]:
-    """Return the blocks with the slots that read or write their classes, ordered consistently between classes."""
-    entries.label, entries.block = labels, block
-    rank, opening = _ranks(labels)
-    number = block.max(initial=-1) + 1
-
-    def by_block(classes: Array, *keys: Array) -> list[Array]:
-        """Return the places of classes that are in each block: by class in the order of the network, then by keys."""
-        order = np.lexsort((*keys, opening[classes], block[classes]))
-        return np.split(order, np.searchsorted(block[classes][order], np.arange(number + 1)))[1:-1]
-
-    firsts = np.concatenate([np.zeros(0, int), *(slot.entries[:, 0] for slot in entries.slots)])
-    slots = np.repeat(np.arange(len(entries.slots)), [len(slot.entries) for slot in entries.slots])
-    channels = np.concatenate([np.zeros(0, int), *(np.arange(len(slot.entries)) for slot in entries.slots)])
-    keys = np.array([slot.key for slot in entries.slots], dtype=np.uint64)[slots]
-    touching = by_block(labels[firsts], slots, keys, rank[firsts])
-    activated = np.concatenate([np.zeros(0, int), *(a for _, a in entries.activations)])
-    activations = by_block(labels[activated], rank[activated])
-    classes = by_block(np.arange(len(block)))
-
-    held = np.flatnonzero(block[labels] >= 0)
-    inner = np.unique(np.stack([block[labels[held]], entries.node_of(held)]), axis=1)
-    obstacles: dict[int, str] = {}
-    for reason, where in entries.obstacles:
-        for b in np.unique(block[labels[where]]):
-            obstacles.setdefault(int(b), reason)
-
+def _assemble(entries: Entries, block: Array, parts: Array) -> list[Block]:
+    """Return the blocks, given the block (or -1) of every class, with consistent orders of what touches the classes."""
     names = [node.name for node in entries.graph]
+    obstacles = [(reason, set(block[entries.label[where]].tolist())) for reason, where in entries.obstacles]
+    sizes = [len(slot.entries) for slot in entries.slots]
+    slots, none = np.repeat(np.arange(len(sizes)), sizes), np.zeros(0, dtype=np.int64)
+    channels = np.concatenate([none, *map(np.arange, sizes)])
+    firsts = np.concatenate([none, *(slot.entries[:, 0] for slot in entries.slots)])
+    keys = np.array([slot.key for slot in entries.slots], dtype=np.uint64)[slots]
+    touching = _by_block(block, entries.label[firsts], slots, keys, entries.rank[firsts])
     result = []
-    for b, mine in enumerate(classes):
-        chosen = touching[b].reshape(len(mine), -1)
-        table, columns = slots[chosen], channels[chosen]
-        patterns, first, which = np.unique(table, axis=1, return_index=True, return_inverse=True)
-        terms = []
-        for p in np.argsort(first):
-            places = np.flatnonzero(which == p)
-            pieces = []
-            for s in np.unique(patterns[:, p]):
-                members = np.flatnonzero(patterns[:, p] == s)
-                pieces.append((entries.slots[s], members, columns[np.ix_(members, places)]))
-            terms.append(tuple(pieces))
+    for b, held in enumerate(_by_block(block, entries.label, entries.rank)):
+        classes = np.unique(entries.label[held])
+        table, columns = (numbers[touching[b]].reshape(len(classes), -1) for numbers in (slots, channels))
         result.append(
             Block(
-                size=len(mine),
-                terms=tuple(terms),
-                parts=np.unique(parts[mine], return_inverse=True)[1],
-                activations=activated[activations[b]].reshape(len(mine), -1),
-                nodes=tuple(names[i] for i in inner[1][inner[0] == b]),
-                diagonal=obstacles.get(b, ""),
+                classes=classes,
+                terms=_terms(entries, table, columns),
+                slots=tuple(entries.slots[s] for s in np.unique(table)),
+                parts=np.unique(parts[classes], return_inverse=True)[1],
+                activations=held[entries.activated[held]].reshape(len(classes), -1),
+                nodes=tuple(names[i] for i in np.unique(entries.node_of(held))),
+                diagonal=next((reason for reason, blocks in obstacles if b in blocks), ""),
             )
         )
     return result
 
 
-@dataclass(frozen=True)
-class Stage:
-    """Blocks between two cuts.
-
-    Attributes
-    ----------
-    blocks : tuple of int
-        Indices of the blocks.
-    cuts : tuple of two tuples of str
-        Parameters of the cut before and of the cut after the stage: weights from the input side to the rest, and the
-        biases in the rest. A weight with some of its entries in a cut is listed in it.
-    """
-
-    blocks: tuple[int, ...]
-    cuts: tuple[tuple[str, ...], tuple[str, ...]]
+def _by_block(block: Array, classes: Array, *keys: Array) -> list[Array]:
+    """Return the places in a list of classes that are in each block, sorted by class, then by keys, the last first."""
+    order = np.lexsort((*keys, classes, block[classes]))
+    return np.split(order, np.searchsorted(block[classes][order], np.arange(block.max() + 2)))[1:-1]
 
 
-def stages(entries: Entries, found: list[Block]) -> list[Stage]:
-    """Return the stages without fixed classes, in the order of the network.
+def _terms(entries: Entries, table: Array, columns: Array) -> tuple[Term, ...]:
+    """Return the terms of a block, given the slots and channels that touch every class, (classes, places) each."""
+    places: dict[tuple[int, ...], list[int]] = {}
+    for place, pattern in enumerate(table.T.tolist()):
+        places.setdefault(tuple(pattern), []).append(place)
+    terms = []
+    for pattern, chosen in places.items():
+        pieces = []
+        for s in sorted(set(pattern)):
+            slot, members = entries.slots[s], np.flatnonzero(np.equal(pattern, s))
+            side = (slot.parameter, slot.axis, slot.groups, entries.shapes[slot.parameter])
+            pieces.append(Piece(*side, members, columns[members[:, None], chosen]))
+        terms.append(Term(entries.slots[pattern[0]].sign, tuple(pieces)))
+    return tuple(terms)
 
-    Vertices are the blocks (those with the same parameters are merged) and the fixed classes; edges are the trained
-    weights, and the operations outside the theory. A stage is a strongly connected component without a fixed class. It
-    has two cuts: the edges from the vertices that do not come after it, without or with the stage itself, to the rest.
-    Every path crosses each cut once. If an edge without a weight crosses, there is no such cut.
+
+def stages(entries: Entries, found: list[Block]) -> Iterator[tuple[list[Block], tuple[Names, Names]]]:
+    """Yield the blocks between two cuts, and the parameters of the cut before and the cut after them, in order.
+
+    Vertices are the blocks (those with the same parameters are merged), the fixed classes and a constant that biases
+    read; edges are the trained weights, and the operations outside the theory. A stage is a strongly connected
+    component of blocks. It has two cuts: the edges from the vertices that do not come after it, without or with the
+    stage itself, to the rest. Every path crosses each cut once. If an edge without a weight crosses, there is no such
+    cut. A weight with some of its entries in a cut is listed in it.
     """
     import networkx as nx
 
-    block, labels = entries.block, entries.label
-    alike: dict[tuple[frozenset[str], ...], int] = {}
-    merged = np.arange(len(found))
-    for b, item in enumerate(found):
-        sets = tuple(frozenset(s.parameter for s in item.slots if s.sign == sign) for sign in (1, -1))
-        merged[b] = alike.setdefault(sets, b)
-    vertex = len(found) + np.arange(len(block))
-    vertex[block >= 0] = merged[block[block >= 0]]
+    first: dict[tuple[frozenset[str], ...], int] = {}
+    vertices = len(found) + np.arange(entries.label.max() + 1)
+    for b, block in enumerate(found):
+        vertices[block.classes] = first.setdefault(tuple(map(frozenset, layers_of(block.terms))), b)
+    done = set(vertices.tolist()) - set(first.values())
+    vertex = vertices[entries.label]
 
-    def vertices(values: Array) -> list[int]:
-        found: list[int] = vertex[labels[values.ravel()]].tolist()
-        return found
-
-    edges: list[tuple[int, int, str]] = []
-    biases: list[tuple[int, str]] = []
-    reads = {s.parameter: vertices(s.entries[:, 0]) for s in entries.slots if s.sign == -1}
-    for slot in entries.slots:
-        given = vertices(slot.entries[:, 0])
-        if slot.role == "bias":
-            biases += [(v, slot.parameter) for v in set(given)]
-        elif slot.role == "scale out":
-            edges += [(a, b, slot.parameter) for a, b in set(zip(reads[slot.parameter], given, strict=True))]
-        elif slot.role == "write":
-            edges += [(a, b, slot.parameter) for a, b in itertools.product(set(reads[slot.parameter]), set(given))]
+    reads = {slot.parameter: vertex[slot.entries[:, 0]].tolist() for slot in entries.slots if slot.sign == -1}
+    edges: list[tuple[str, set[tuple[int, int]]]] = []
+    for slot in sorted(entries.slots, key=lambda slot: slot.role == "bias"):
+        if slot.sign == 1:
+            ends = reads.get(slot.parameter, [CONSTANT]), vertex[slot.entries[:, 0]].tolist()
+            pairs = zip(*ends, strict=True) if slot.role == "scale out" else itertools.product(*map(set, ends))
+            edges.append((slot.parameter, set(pairs)))
     for node in entries.graph:
         if node.op == "outside":
-            taken = {v for name in node.inputs for v in vertices(entries.of(name))}
-            edges += [(a, b, "") for a, b in itertools.product(taken, set(vertices(entries.of(node.name))))]
-    if not edges:
-        return []
+            taken = [v for name in node.inputs for v in vertex[entries.of(name)].ravel().tolist()]
+            given = vertex[entries.of(node.name)].ravel().tolist()
+            edges.append(("", set(itertools.product(set(taken), set(given)))))
 
-    graph = nx.DiGraph((a, b) for a, b, _ in edges)
-    graph.add_nodes_from(merged.tolist())
-    component = {v: members for members in nx.strongly_connected_components(graph) for v in members}
-    left_out, result = set(vertex[block < 0].tolist()), []
-    for first in merged.tolist():
-        inside = component[first]
-        if inside & left_out:
-            continue
-        left_out |= inside
-        after = inside | nx.descendants(graph, first)
-        cuts = []
-        for behind in (after, after - inside):
-            crossing = [name for a, b, name in edges if a not in behind and b in behind]
-            if "" in crossing:
-                break
-            cuts.append(tuple(dict.fromkeys([*crossing, *(name for v, name in biases if v in behind)])))
-        if len(cuts) == 2:
-            blocks_inside = tuple(b for b, v in enumerate(merged.tolist()) if v in inside)
-            result.append(Stage(blocks_inside, (cuts[0], cuts[1])))
-    return result
+    graph = nx.DiGraph(pair for _, pairs in edges for pair in pairs)
+    graph.add_nodes_from(first.values())
+    for b in first.values():
+        after = {b, *nx.descendants(graph, b)}
+        inside = after & {b, *nx.ancestors(graph, b)}
+        if inside.isdisjoint(done):
+            before, behind = (
+                tuple(name for name, pairs in edges if any(v not in rest and w in rest for v, w in pairs))
+                for rest in (after, after - inside)
+            )
+            if "" not in (*before, *behind):
+                yield [block for block in found if vertices[block.classes[0]] in inside], (before, behind)
+        done |= inside

@@ -1,6 +1,6 @@
 """A conserved quantity: a quadratic form in the parameters."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,6 +41,10 @@ class Piece:
 
     def rows(self, parameters: Tensors) -> Tensor:
         """Return the weights of every member, (k, m * length)."""
+        tensor = parameters.get(self.parameter)
+        came = f"no {self.parameter}" if tensor is None else f"{self.parameter} of shape {tuple(tensor.shape)}"
+        expected = f"{self.shape}, that of the module for which the quantity was found"
+        validation.expect(tensor is not None and tensor.shape == self.shape, "parameters", came, expected)
         weight = parameters[self.parameter].detach().double()
         if self.axis == 0:
             matrix = weight.flatten(1)
@@ -70,6 +74,15 @@ class Term:
         for piece in self.pieces:
             result[torch.from_numpy(piece.members).to(first.device)] = piece.rows(parameters).to(first.device)
         return result
+
+
+def layers_of(terms: Iterable[Term]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the names of the parameters that enter with +, and with -."""
+    plus, minus = (
+        tuple(dict.fromkeys(piece.parameter for term in terms if term.sign == sign for piece in term.pieces))
+        for sign in (1, -1)
+    )
+    return plus, minus
 
 
 @dataclass(frozen=True)
@@ -164,11 +177,8 @@ class Conserved:
     def between(self, a: Tensors, b: Tensors) -> Tensor:
         """Return B(a, b), the symmetric bilinear form with B(a, a) = Q(a)."""
         if self.kind in ("vertex", "layer"):
-            return self._sums(a, b, signed=True)
-        total = torch.zeros((), dtype=torch.float64)
-        for sign, u, v in self._rows(a, b):
-            product = sign * (u @ v.T)
-            total = total.to(product.device) + product
+            return self._sum(a, b)
+        total = self._sum(a, b, products=True)
         if a is not b:
             total = (total + total.T) / 2
         parts = torch.from_numpy(self.parts).to(total.device)
@@ -177,7 +187,7 @@ class Conserved:
 
     def scale(self, parameters: Tensors) -> Tensor:
         """Return the scale of changes: in-weights plus out-weights, sqrt(s_u s_v) for a pair u, v."""
-        sums = self._sums(parameters, parameters, signed=False)
+        sums = self._sum(parameters, parameters, signed=False)
         return sums if self.kind in ("vertex", "layer") else torch.outer(sums.sqrt(), sums.sqrt())
 
     def rate(self, net: nn.Module, x: Tensor, y: Tensor, loss: Loss = "mse") -> Tensor:
@@ -216,28 +226,16 @@ class Conserved:
         outer = torch.outer(weights, slopes)
         return rate, outer + outer.T
 
-    def _sums(self, a: Tensors, b: Tensors, *, signed: bool) -> Tensor:
-        """Return sums over the weights of every channel, or over all channels for a layer."""
+    def _sum(self, a: Tensors, b: Tensors, *, signed: bool = True, products: bool = False) -> Tensor:
+        """Return the sum over the terms of the products of every channel with itself, or with every channel."""
         total = torch.zeros((), dtype=torch.float64)
-        for sign, u, v in self._rows(a, b):
-            sums = (u * v).sum(1) * (sign if signed else 1)
-            sums = sums.sum() if self.kind == "layer" else sums  # of several values, each with its channels
-            total = total.to(sums.device) + sums
-        return total
-
-    def _rows(self, a: Tensors, b: Tensors) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """Yield the sign and the weights of every term, after checking that they are those of the module."""
-        for named in (a, b):
-            missing = [name for name in self.parameters if name not in named]
-            expected = f"all of {', '.join(self.parameters)} for {self.name!r}"
-            validation.expect(not missing, "parameters", f"no {', '.join(missing)}", expected)
-            for piece in (p for term in self.terms for p in term.pieces):
-                shape = tuple(named[piece.parameter].shape)
-                expected = f"{piece.shape}, that of the module for which {self.name!r} was found"
-                validation.expect(shape == piece.shape, "parameters", f"{piece.parameter} of shape {shape}", expected)
         for term in self.terms:
             u = term.rows(a)
-            yield term.sign, u, u if a is b else term.rows(b)
+            v = u if a is b else term.rows(b)
+            part = (term.sign if signed else 1) * (u @ v.T if products else (u * v).sum(1))
+            part = part.sum() if self.kind == "layer" else part  # of several values, each with its channels
+            total = total.to(part.device) + part
+        return total
 
 
 def gradient(net: nn.Module, x: Tensor, function: Callable[[Tensor], Tensor]) -> tuple[Tensors, dict[str, Tensor]]:

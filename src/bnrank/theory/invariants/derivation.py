@@ -1,8 +1,6 @@
 """Conserved quantities of blocks and stages, with their names and the reasons for their conservation."""
 
-import itertools
 from collections import Counter
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -10,8 +8,8 @@ import numpy as np
 from bnrank.networks.graph.layers import LayerGraph
 from bnrank.networks.graph.nodes import Node
 from bnrank.theory.invariants.classes import Block, stages
-from bnrank.theory.invariants.conserved import Array, Conserved, Piece, Term
-from bnrank.theory.invariants.entries import Entries, Slot
+from bnrank.theory.invariants.conserved import Conserved, layers_of
+from bnrank.theory.invariants.entries import Entries
 from bnrank.theory.invariants.patterns import Pair
 
 STREAM = "T44-T45, identity stream"
@@ -35,64 +33,66 @@ CASES = {
 
 def quantities(block: Block, entries: Entries, *, number: bool = False) -> list[Conserved]:
     """Return the conserved quantities of a block; ``number`` for a learnable number that multiplies several classes."""
-    graph, slots = entries.graph, block.slots
-    order = {node.name: i for i, node in enumerate(graph)}
+    graph = entries.graph
     writers, readers = (
-        sorted((graph[s.node] for s in slots if s.role in roles), key=lambda node: order[node.name])
+        [graph[slot.node] for slot in block.slots if slot.role in roles]
         for roles in (("write", "scale out"), ("read", "scale in"))
     )
-    biases = ", ".join(s.parameter for s in slots if s.role == "bias")
+    biases = ", ".join(slot.parameter for slot in block.slots if slot.role == "bias")
     why = "nothing reads it, so what writes it" if not readers else "nothing writes it, so it is 0, and what reads it"
     still = "" if readers and (writers or biases) else f"{why} has no gradient and stays as it is"
-    case = STILL if still else _case(graph, writers, readers, order)
+    case = STILL if still else _case(entries, writers, readers)
     name = f"{_names(writers)} | {_names(readers)}"
-    nodes = [graph[name] for name in block.nodes]
-    between = " and ".join(dict.fromkeys(n.text or n.name for n in nodes if n.op == "activation" and n.slope != 1))
     groups = len(np.unique(block.parts))
     within = f" within each of the {groups} groups of channels" if groups > 1 else ""
     tail = "; identity skips tie the value from its first writer to its last reader, so all of them enter"
     tail = tail if case == STREAM else ""
-    layers = [tuple(dict.fromkeys(s.parameter for s in slots if s.sign == sign)) for sign in (1, -1)]
     common: dict[str, Any] = {
+        "assumption": FLOW,
         "biases": f"{biases}: in-weights from a constant 1" if biases else "none",
         "size": block.size,
-        "layers": tuple(layers),
-        "terms": _terms(block.terms, entries),
+        "layers": layers_of(block.terms),
+        "terms": block.terms,
         "parts": block.parts,
         "every": entries.shapes,
     }
-    alone, activated = groups == block.size, block.activations.shape[1] > 0
-    if not (alone or activated or block.diagonal):
-        why = still or f"{_mixing(graph, nodes)}: any mixing of its channels{within} can be undone{tail}"
-        return [Conserved(f"matrix {name}", "matrix", (case,), reason=why, assumption=FLOW, **common)]
+    mixed, activated = groups < block.size and not block.diagonal, block.activations.size > 0
+    if mixed and not activated:
+        why = still or f"{_mixing(entries, block)}: any mixing of its channels{within} can be undone{tail}"
+        return [Conserved(f"matrix {name}", "matrix", (case,), why, **common)]
+    nodes = [graph[node] for node in block.nodes]
+    between = " and ".join(dict.fromkeys(n.text or n.name for n in nodes if n.op == "activation" and n.slope != 1))
     only = f"{between} between: only scalings by positive numbers commute with it"
     if number or block.diagonal or not between:
         only = _scaling(block, number)
     ids = ("T44", case) if case.startswith("T45 (") else (STILL if still else "T44",)
-    found = [Conserved(f"vertex {name}", "vertex", ids, reason=still or only + tail, assumption=FLOW, **common)]
-    if activated and not (alone or block.diagonal or still):
-        places = entries.node_of(block.activations)
-        names = [node.name for node in graph]
-        found.append(
-            Pair(
-                f"pair {name}",
-                "pair",
-                ("T44", "T47"),
-                reason=f"{between} between: where it acts alike on u and v, on every sample, it commutes with mixing "
-                f"them{within}{tail}",
-                assumption="gradient flow; neurons u and v active on the same samples",
-                **common,
-                nodes=tuple(names[i] for i in np.unique(places)),
-                node_of=np.unique(places, return_inverse=True)[1].reshape(places.shape),
-                entry_of=block.activations - entries.starts[places],
-                graph=graph,
-            )
-        )
+    found = [Conserved(f"vertex {name}", "vertex", ids, still or only + tail, **common)]
+    if activated and mixed and not still:
+        alike = f"{between} between: where it acts alike on u and v, on every sample, it commutes with mixing them"
+        found.append(_pair(f"pair {name}", f"{alike}{within}{tail}", block, entries, common))
     return found
 
 
-def _mixing(graph: LayerGraph, nodes: list[Node]) -> str:
-    if any(n.op in ("linear", "conv", "diagonal") and n.weight not in graph.trained for n in nodes):
+def _pair(name: str, why: str, block: Block, entries: Entries, common: dict[str, Any]) -> Pair:
+    """Return the quantity of pairs of channels with the same activation patterns."""
+    places = entries.node_of(block.activations)
+    nodes, node_of = np.unique(places, return_inverse=True)
+    return Pair(
+        name,
+        "pair",
+        ("T44", "T47"),
+        why,
+        **common | {"assumption": "gradient flow; neurons u and v active on the same samples"},
+        nodes=tuple(entries.graph.nodes[i].name for i in nodes),
+        node_of=node_of.reshape(places.shape),
+        entry_of=block.activations - entries.starts[places],
+        graph=entries.graph,
+    )
+
+
+def _mixing(entries: Entries, block: Block) -> str:
+    nodes = [entries.graph[name] for name in block.nodes]
+    if any(n.op in ("linear", "conv", "diagonal") and n.weight not in entries.graph.trained for n in nodes):
         return "only trained free linear maps, and frozen ones that treat its channels alike, touch it"
     return "only trained free linear maps, sums and reorderings touch it"
 
@@ -104,35 +104,24 @@ def _scaling(block: Block, number: bool) -> str:
     return block.diagonal or one or "every channel is a separate group, and can be scaled"
 
 
-def _terms(terms: Iterable[tuple[tuple[Slot, Array, Array], ...]], entries: Entries) -> tuple[Term, ...]:
-    found = []
-    for pieces in terms:
-        made = [Piece(s.parameter, s.axis, s.groups, entries.shapes[s.parameter], *where) for s, *where in pieces]
-        found.append(Term(pieces[0][0].sign, tuple(made)))
-    return tuple(found)
-
-
 def differences(entries: Entries, found: list[Block]) -> list[Conserved]:
     """Return the quantities of T46, the differences of the cut before and the cut after every stage."""
     graph, result = entries.graph, []
-    for stage in stages(entries, found):
+    channels = {(slot.parameter, slot.sign): len(slot.entries) for slot in entries.slots}
+    for blocks, cuts in stages(entries, found):
+        touching = [term for block in blocks for term in block.terms]
         inside: Counter[tuple[str, int]] = Counter()
-        channels_of: dict[tuple[str, int], int] = {}
-        touching = [pieces for b in stage.blocks for pieces in found[b].terms]
-        for slot, _, channels in itertools.chain(*touching):
-            inside[slot.parameter, slot.sign] += channels.size
-            channels_of[slot.parameter, slot.sign] = len(slot.entries)
-        whole = {key for key, count in inside.items() if count == channels_of[key]}
+        for term in touching:
+            for piece in term.pieces:
+                inside[piece.parameter, term.sign] += piece.channels.size
+        whole = {key for key, count in inside.items() if count == channels[key]}
         within = {name for name, sign in whole if (name, -sign) in whole}
-        crossing = [pieces for pieces in touching if not all(slot.parameter in within for slot, _, _ in pieces)]
-        terms = _terms(crossing, entries)
-        before, behind = (
-            tuple(dict.fromkeys(p.parameter for t in terms if t.sign == sign for p in t.pieces)) for sign in (1, -1)
-        )
+        terms = tuple(term for term in touching if not all(piece.parameter in within for piece in term.pieces))
+        before, behind = layers_of(terms)
         if not before or not behind:  # nothing reads it, or nothing writes it: no path goes through
             continue
         name = " | ".join(_names([node for node in graph if node.weight in side]) for side in (before, behind))
-        size = sum(found[b].size for b in stage.blocks)
+        size = sum(block.size for block in blocks)
         biases = ", ".join(name for name in before if any(node.bias == name for node in graph))
         held = f"a cut holds the biases behind it as well; {biases} are behind one cut only"
         result.append(
@@ -147,7 +136,7 @@ def differences(entries: Entries, found: list[Block]) -> list[Conserved]:
                 layers=(before, behind),
                 terms=terms,
                 parts=np.zeros(size, dtype=np.int64),
-                cuts=stage.cuts,
+                cuts=cuts,
                 every=entries.shapes,
             )
         )
@@ -161,11 +150,12 @@ def _names(nodes: list[Node]) -> str:
     return " + ".join(names) or "nothing"
 
 
-def _case(graph: LayerGraph, writers: list[Node], readers: list[Node], order: dict[str, int]) -> str:
-    """Return the case of T45 that applies to a value, from its writers and readers."""
+def _case(entries: Entries, writers: list[Node], readers: list[Node]) -> str:
+    """Return the case of T45 that applies to a value, from its writers and readers in the order of the network."""
+    graph = entries.graph
     if not writers or not readers:
         return SEVERAL
-    if min(order[r.name] for r in readers) < max(order[w.name] for w in writers):
+    if entries.start[readers[0].name] < entries.start[writers[-1].name]:
         return STREAM
     before = writers[0].op if len(writers) == 1 else _block(graph, writers, before=True)
     behind = readers[0].op if len(readers) == 1 else _block(graph, readers, before=False)

@@ -3,7 +3,6 @@
 import hashlib
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import numpy as np
 from scipy.sparse import csr_array
@@ -11,7 +10,7 @@ from scipy.sparse.csgraph import connected_components
 
 from bnrank.networks.graph.layers import LayerGraph
 from bnrank.networks.graph.nodes import Node
-from bnrank.theory.invariants.conserved import Array, Tensors
+from bnrank.theory.invariants.conserved import Array
 from bnrank.theory.neurons.expansion import fixed_edges
 
 
@@ -52,45 +51,52 @@ class Slot:
 
 
 class Entries:
-    """The entries of a graph: their ties, the pinned ones, and those that learnable parameters read or write.
+    """The entries of a graph: their classes, the fixed ones, and those that learnable parameters read or write.
 
     Parameters
     ----------
-    graph, parameters
-        As for :func:`bnrank.theory.invariants.classes.blocks`.
+    graph : LayerGraph
+        What :func:`bnrank.graph.trace` returns.
     kept : frozenset of str
         Diagonal weights that are treated as fixed numbers: their inputs are tied to their outputs, entry by entry.
         The entries that one number of any other diagonal weight multiplies are tied with each other.
+
+    Attributes
+    ----------
+    label : ndarray
+        The class of every entry; classes are numbered in the order of the network.
+    rank : ndarray
+        The position of every entry within its class.
+    fixed, activated : ndarray
+        Whether every entry may not be scaled, and whether it is the output of an activation.
+    slots : list of Slot
+        The sides of the learnable parameters, in the order of the network.
+    obstacles : list of (str, ndarray)
+        Reasons why the classes with some entries may not be mixed.
     """
 
-    def __init__(self, graph: LayerGraph, parameters: Tensors, kept: frozenset[str] = frozenset()) -> None:
-        self.graph, self.parameters, self.kept = graph, parameters, kept
+    def __init__(self, graph: LayerGraph, kept: frozenset[str] = frozenset()) -> None:
+        self.graph, self.kept = graph, kept
+        self.shapes = {name: tuple(p.shape) for name, p in graph.parameters.items()}
         self.starts = np.cumsum([0, *(node.size for node in graph)])
         self.start = {node.name: int(start) for node, start in zip(graph, self.starts, strict=False)}
-        self.label = self.block = np.zeros(0, dtype=np.int64)  # class of every entry, block (or -1) of every class
+        self.fixed, self.activated = np.zeros((2, self.starts[-1]), dtype=bool)
         self.slots: list[Slot] = []
-        self.obstacles: list[tuple[str, Array]] = []  # why classes with these entries may not be mixed
-        self.activations: list[tuple[Node, Array]] = []
+        self.obstacles: list[tuple[str, Array]] = []
         self._ties: list[tuple[Array, Array]] = []
-        self._pins: list[Array] = [self.of(graph[graph.output].name)]
         self._maps: list[tuple[int, Array, Array, Array]] = []
+        self.fixed[self.of(graph.output)] = True
         for node in graph:
             getattr(self, f"_{node.op}")(node)
+        self.label = self.labels()
+        counts = np.bincount(self.label)
+        self.rank = np.empty_like(self.label)
+        self.rank[np.argsort(self.label, kind="stable")] = np.concatenate([np.arange(count) for count in counts])
 
     def of(self, name: str) -> Array:
         """Return the numbers of a node's entries, in the shape of its value."""
         node = self.graph[name]
         return self.start[name] + np.arange(node.size).reshape(node.shape)
-
-    @cached_property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of all parameters."""
-        return {name: tuple(p.shape) for name, p in self.parameters.items()}
-
-    @property
-    def pinned(self) -> Array:
-        """The numbers of the entries that may not be scaled."""
-        return np.concatenate([pin.ravel() for pin in self._pins])
 
     def node_of(self, entries: Array) -> Array:
         """Return the position in the graph of the node that each entry belongs to."""
@@ -106,8 +112,8 @@ class Entries:
         a, b = (np.concatenate([np.zeros(0, int), *(tie[side] for tie in ties)]) for side in (0, 1))
         return components(a, b, int(self.starts[-1]))
 
-    def contexts(self, rank: Array) -> tuple[Array, Array]:
-        """Return a number per entry that identifies the operations on it, without and with convolution groups."""
+    def contexts(self) -> tuple[Array, Array]:
+        """Return a number per class that identifies the operations on it, without and with convolution groups."""
         coarse, fine = np.zeros((2, self.starts[-1]), dtype=np.uint64)
         for slot in self.slots:
             channels, positions = slot.entries.shape
@@ -116,18 +122,21 @@ class Entries:
             group = np.arange(channels) // (channels // slot.groups)
             np.add.at(fine, slot.entries.ravel(), np.repeat(mixed(np.uint64(slot.key) ^ mixed(group + 1)), positions))
         for key, given, source, weight in self._maps:
-            np.add.at(coarse, given, mixed(np.uint64(key) + (mixed(rank[source]) ^ weight)))
+            np.add.at(coarse, given, mixed(np.uint64(key) + (mixed(self.rank[source]) ^ weight)))
         for node in self.graph:
             if node.op in ("linear", "conv") and node.weight not in self.graph.trained:
-                self._add_frozen(node, rank, coarse)
-        return coarse, fine
+                self._add_frozen(node, coarse)
+        classes = np.zeros((2, self.label.max() + 1), dtype=np.uint64)
+        for contexts, numbers in zip((coarse, coarse + fine), classes, strict=True):
+            np.add.at(numbers, self.label, mixed(contexts + mixed(self.rank)))
+        return classes[0], classes[1]
 
-    def _add_frozen(self, node: Node, rank: Array, contexts: Array) -> None:
+    def _add_frozen(self, node: Node, contexts: Array) -> None:
         """Add a frozen matrix or kernel to the numbers that identify the operations on its outputs."""
         given, taken = self._sides(node)
         rows, columns, values = self._kernels(node)
         channel = np.zeros(len(given), dtype=np.uint64)
-        np.add.at(channel, rows, mixed(mixed(rank[taken[columns, 0]]) ^ values))
+        np.add.at(channel, rows, mixed(mixed(self.rank[taken[columns, 0]]) ^ values))
         places = mixed(np.arange(given.shape[1]))
         how = (node.stride, node.padding, node.dilation, node.padding_mode, given.shape[1:], taken.shape[1:])
         frozen = np.uint64(_key("frozen", *map(str, how)))
@@ -143,17 +152,17 @@ class Entries:
         self._tie(source, given)
 
     def _input(self, node: Node) -> None:
-        self._pins.append(self.of(node.name))
+        self.fixed[self.of(node.name)] = True
 
     def _outside(self, node: Node) -> None:
-        self._pins += [self.of(name) for name in (node.name, *node.inputs)]
+        for name in (node.name, *node.inputs):
+            self.fixed[self.of(name)] = True
 
     def _activation(self, node: Node) -> None:
-        if node.weight and self.parameters[node.weight].numel() > 1:
+        if node.weight and self.graph.parameters[node.weight].numel() > 1:
             reason = f"{node.text or node.name} has a separate slope for every channel"
             self.obstacles.append((reason, self.of(node.name).ravel()))
-        if node.slope != 1:
-            self.activations.append((node, self.of(node.name).ravel()))
+        self.activated[self.of(node.name)] = node.slope != 1
         self._add(node, *(() if node.slope == 1 else ("activation", str(node.slope), node.weight)))
 
     def _add(self, node: Node, *function: str) -> None:
@@ -181,7 +190,7 @@ class Entries:
 
     def _diagonal(self, node: Node) -> None:
         given, taken = self.of(node.name).ravel(), self.of(node.inputs[0]).ravel()
-        weight, places = self.parameters[node.weight], node.weight_places()
+        weight, places = self.graph.parameters[node.weight], node.weight_places()
         if node.weight in self.kept:
             self._map(_key("diagonal", node.weight), given, taken, mixed(places))
         elif node.weight in self.graph.trained:
@@ -224,7 +233,7 @@ class Entries:
 
     def _kernels(self, node: Node) -> tuple[Array, Array, Array]:
         """Return the nonzeros of a frozen matrix or kernel: output and input channels, and a hash of the values."""
-        weight = self.parameters[node.weight].detach().cpu().double()
+        weight = self.graph.parameters[node.weight].detach().cpu().double()
         weight = weight.T if node.transposed else weight
         values = weight.reshape(*weight.shape[:2], -1).numpy()
         rows, columns = np.nonzero(np.abs(values).sum(2))
@@ -236,13 +245,13 @@ class Entries:
         """Add a bias: a learnable one writes its channels; a frozen number other than 0 pins them."""
         if not node.bias:
             return
-        bias = self.parameters[node.bias]
+        bias = self.graph.parameters[node.bias]
         order = np.argsort(node.bias_places(bias.numel()), kind="stable").reshape(bias.numel(), -1)
         rows = self.of(node.name).ravel()[order]
         if node.bias in self.graph.trained:
             self.slots.append(Slot(node.name, node.bias, "bias", -1, 1, rows, _key("bias")))
         else:
-            self._pins.append(rows[bias.detach().cpu().numpy().ravel() != 0])
+            self.fixed[rows[bias.detach().cpu().numpy().ravel() != 0]] = True
 
     def _target(self, node: Node) -> str:
         """Return the name of the value a map adds to: its own, or the sum that is its only consumer."""
@@ -265,9 +274,11 @@ def shared_factors(entries: Entries) -> frozenset[str]:
 
 
 def components(rows: Array, columns: Array, size: int) -> Array:
-    """Return the connected component of every vertex of a graph given by its edges."""
+    """Return the connected component of every vertex of a graph given by its edges, in the order of the vertices."""
     matrix = csr_array((np.ones(len(rows)), (rows, columns)), shape=(size, size))
-    return connected_components(matrix, directed=False)[1].astype(np.int64)
+    component = connected_components(matrix, directed=False)[1]
+    first = np.unique(component, return_index=True)[1]
+    return np.argsort(np.argsort(first))[component]
 
 
 def _key(*words: str) -> int:

@@ -1,5 +1,6 @@
 """Search for all conserved quantities of T44 to T46 of an architecture."""
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -12,7 +13,6 @@ from torch import Tensor, nn
 from bnrank._core import validation
 from bnrank._core.content import Part, Table
 from bnrank._core.results import Printed
-from bnrank.networks.functional import unwrap
 from bnrank.networks.graph.layers import LayerGraph
 from bnrank.networks.graph.tracing import Tracer, run
 from bnrank.networks.reasons import Skipped
@@ -175,25 +175,16 @@ def with_blocks(
         if isinstance(example, Tensor) and example.is_inference():
             example = example.clone()
         graph, tracer = run(net, example)
-        parameters = dict(unwrap(net).named_parameters())
-        found, entries = blocks(graph, parameters)
+        found, entries = blocks(graph)
         items = [q for block in found for q in quantities(block, entries)]
-        for block in numbers(graph, parameters, entries) if entries.kept else ():
+        for block in numbers(entries) if entries.kept else ():
             items += quantities(block, entries, number=True)
         items += differences(entries, found)
         if validation.flag(verify, "verify"):
             _verify([item for item in items if item.kind != "pair"], tracer)
-        return Findings(_named(items), graph), found, entries
-
-
-def _named(items: list[Conserved]) -> list[Conserved]:
-    """Return the quantities with repeated names numbered."""
-    count, seen = Counter(item.name for item in items), Counter[str]()
-    for i, item in enumerate(items):
-        seen[item.name] += 1
-        if count[item.name] > 1:
-            items[i] = replace(item, name=f"{item.name} ({seen[item.name]})")
-    return items
+        repeated = {name: itertools.count(1) for name, n in Counter(q.name for q in items).items() if n > 1}
+        items = [replace(q, name=f"{q.name} ({next(repeated[q.name])})") if q.name in repeated else q for q in items]
+        return Findings(items, graph), found, entries
 
 
 def _verify(items: list[Conserved], tracer: Tracer) -> None:

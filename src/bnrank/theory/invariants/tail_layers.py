@@ -1,6 +1,5 @@
 """The layers of a linear tail: their two matrix forms, and the search for the beginning of the tail."""
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -253,11 +252,13 @@ def _value(block: Block, entries: Entries) -> _Value | None:
     if block.diagonal or block.activations.size or len(np.unique(block.parts)) > 1:
         return None
     places: dict[str, dict[str, np.ndarray]] = {"write": {}, "read": {}, "bias": {}}
-    for slot, classes, channels in itertools.chain(*block.terms):
-        whole = np.array_equal(classes, np.arange(block.size)) and channels.size == len(slot.entries)
+    slots = {(slot.parameter, slot.sign): slot for slot in block.slots}
+    for piece, sign in ((piece, term.sign) for term in block.terms for piece in term.pieces):
+        slot = slots[piece.parameter, sign]
+        whole = np.array_equal(piece.members, np.arange(block.size)) and piece.channels.size == len(slot.entries)
         if not whole or slot.node in places.get(slot.role, {slot.node}) or slot.groups > 1:
             return None
-        places[slot.role][slot.node] = channels
+        places[slot.role][slot.node] = piece.channels
     written, read, biases = places.values()
     if not written or not read or not set(biases) <= set(written):
         return None
@@ -266,7 +267,7 @@ def _value(block: Block, entries: Entries) -> _Value | None:
 
 def _map(node: Node, entries: Entries, written: _Value | None, read: _Value | None) -> Map:
     """Return the map of a node in the forms that the values it writes and reads need."""
-    shape = tuple(entries.parameters[node.weight].shape)
+    shape = entries.shapes[node.weight]
     index = np.arange(int(np.prod(shape))).reshape(shape[0], shape[1], -1)
     if node.transposed:
         index = index.transpose(1, 0, 2)
