@@ -32,8 +32,6 @@ class LayerGraph(Printed):
         The node whose value the module returns.
     trained : frozenset of str
         Names of the parameters that require a gradient; other parameters are fixed.
-    outside : tuple of Skipped
-        Operations outside the theory, whose nodes have ``op`` "outside".
     parameters : mapping of str to Tensor
         The parameters of the traced module, detached and sharing memory with it.
     name : str
@@ -51,7 +49,6 @@ class LayerGraph(Printed):
     nodes: tuple[Node, ...]
     output: str
     trained: frozenset[str]
-    outside: tuple[Skipped, ...] = ()
     parameters: Mapping[str, Tensor] = field(default_factory=dict, repr=False, compare=False)
     name: str = ""
 
@@ -69,6 +66,15 @@ class LayerGraph(Printed):
     @cached_property
     def _by_name(self) -> Mapping[str, Node]:
         return {node.name: node for node in self.nodes}
+
+    @property
+    def outside(self) -> tuple[Skipped, ...]:
+        """Operations and submodules outside the theory, whose nodes have ``op`` "outside", each with its reason."""
+        parts: dict[str, Skipped] = {}
+        for node in (node for node in self.nodes if node.op == "outside"):
+            name = node.module or node.name
+            parts.setdefault(name, Skipped(name, node.text.partition("(")[0], node.reason))
+        return tuple(parts.values())
 
     def consumers(self, name: str) -> tuple[Node, ...]:
         """Return the distinct nodes that use the value of a node."""

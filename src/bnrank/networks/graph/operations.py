@@ -71,8 +71,7 @@ def _linear(call: Call) -> Value:
         transposed = not transposed
     expect(x.batch != x.tensor.ndim - 1, MIXES)
     bias_name = _bias(call, bias, (call.result.shape[-1],))
-    fields: dict[str, Any] = {"weight": name, "bias": bias_name, "transposed": transposed}
-    return call.emit("linear", [x.node], call.result, *x.layout, **fields)
+    return call.emit("linear", [x.node], call.result, *x.layout, weight=name, bias=bias_name, transposed=transposed)
 
 
 def _bias(call: Call, bias: Value | None, shape: tuple[int, ...]) -> str:
@@ -127,8 +126,8 @@ def _activation(call: Call) -> Value:
         weight, tensor, _ = call.parameter(call.get(1, "weight"), "slope")
         expect(tensor.numel() == 1 or x.layout == (0, 1), MIXES)
     else:
-        others = {key: value for key, value in call.kwargs.items() if key != "input"}
-        slope = homogeneous_slope(lambda a: call.run(a, *call.args[1:], **others))
+        expect(len(call.taken) == 1, "its bounds are tensors")
+        slope = homogeneous_slope(lambda a: call.on([a]))
         kind = "a threshold other than 0 is" if "threshold" in call.name.lower() else "cuts values off, which is"
         expect(not math.isnan(slope), f"{kind} not positively homogeneous; only clamp(min=0) is")
     return call.emit("activation", [x.node], call.result, *x.layout, slope=slope, weight=weight)
@@ -141,10 +140,7 @@ def is_activation(name: str) -> bool:
 
 def homogeneous_slope(function: Callable[[Tensor], Tensor]) -> float:
     """Return the slope s if a function is sigma_s, NaN if it is not positively homogeneous."""
-    try:
-        values = function(torch.tensor([-2.0, -1.0, 1.0, 2.0], dtype=torch.float64)).tolist()
-    except TypeError as error:
-        raise UnreadError("its bounds are tensors") from error
+    values = function(torch.tensor([-2.0, -1.0, 1.0, 2.0], dtype=torch.float64)).tolist()
     slope = 0.0 - float(values[1])
     return slope if values == [-2 * slope, -slope, 1, 2] else math.nan
 

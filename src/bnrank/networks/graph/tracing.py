@@ -24,7 +24,6 @@ from bnrank.networks.graph import operations, values
 from bnrank.networks.graph.layers import LayerGraph
 from bnrank.networks.graph.nodes import Node, apply
 from bnrank.networks.graph.values import SAMPLES, Call, RandomError, RefusedError, UnreadError, Value, expect, leaves
-from bnrank.networks.reasons import Skipped
 
 REPEATS = 32  # traces of a module that draws from the generators of NumPy or Python
 _FOLLOWED = ("torch.nn.modules.container", "torch.nn.modules.transformer")  # modules that only run others
@@ -98,13 +97,9 @@ def run(net: nn.Module, example: Tensor | np.ndarray) -> tuple[LayerGraph, Trace
     for mode in modes * (REPEATS if _foreign_state() != state else 0):
         if other := _difference(nodes, Tracer(net, x, mode).follow()):
             raise RandomError(f"what it does at {other.name!r} ({other.text})")
-    outside: dict[str, Skipped] = {}
-    for node in (node for node in nodes if node.op == "outside"):
-        place = node.module or node.name
-        outside.setdefault(place, Skipped(place, node.text.partition("(")[0], node.reason))
     trained = frozenset(name for name, p in net.named_parameters() if p.requires_grad)
     parameters = {name: p.detach() for name, p in net.named_parameters()}
-    return LayerGraph(nodes, nodes[-1].name, trained, tuple(outside.values()), parameters, type(net).__name__), tracer
+    return LayerGraph(nodes, nodes[-1].name, trained, parameters, type(net).__name__), tracer
 
 
 def _foreign_state() -> bytes:
@@ -114,10 +109,9 @@ def _foreign_state() -> bytes:
 def _difference(nodes: tuple[Node, ...], others: tuple[Node, ...]) -> Node | None:
     """Return the first node at which two graphs differ."""
     for a, b in itertools.zip_longest(nodes, others):
-        if a is None or b is None or (a.name, a.op, a.inputs) != (b.name, b.op, b.inputs):
+        same = a and b and (a.name, a.op, a.inputs) == (b.name, b.op, b.inputs)
+        if not same or not all(np.array_equal(getattr(a, name), getattr(b, name)) for name in ("index", "windows")):
             return b or a
-        if not all(np.array_equal(getattr(a, name), getattr(b, name)) for name in ("index", "windows")):
-            return b
     return None
 
 
@@ -152,21 +146,17 @@ class Tracer(TorchFunctionMode):
         for name, sub in self.net.named_modules():  # what nn.Module.__call__ runs, if set
             vars(sub)["_compiled_call_impl"] = functools.partial(self._call, sub, name)
         self.weights = dict(self.net.named_parameters())
-        self.values: dict[int, Value] = {}  # by the id of the tensor
-        self.seen: list[Value] = []  # all, in order; keeps tensors alive
+        self.values: dict[int, Value] = {}  # by the id of the tensor, which is kept alive
         self.foreign: set[int] = set()  # addresses of memory that forward did not create
         self.memories: dict[int, Tensor] = {}  # numbers of the entries in memory that is changed in place, by address
         self.nodes: dict[str, Node] = {}
-        self.starts: dict[str, int] = {}  # number of the first entry of every node
         self.calls: dict[str, Call] = {}  # the operation of every node
-        self.entries = 0
         self.scope = [""]
         self.working = False  # inside an operation
         self.draws = _Draws()  # type: ignore[no-untyped-call]  # its base class in torch has no types
         for name, p in self.weights.items():
             p.requires_grad_(p.is_floating_point())
             self._keep(Value(p, sources=frozenset([name])))
-            self.foreign.add(values.address(p))
         x = x.detach().cpu()
         x = x.double().requires_grad_().clone() if x.is_floating_point() else x.clone()
         self.input = self.output = self._keep(Call(self, "input", ((), {}), None).emit("input", [], x, 0))
@@ -180,14 +170,17 @@ class Tracer(TorchFunctionMode):
         except RefusedError:
             raise
         except Exception as error:
-            with torch.no_grad():
-                functional.Functional(self.original)(self.x)  # whose errors are about the module
-            kind = type(self.net).__name__
-            raise ValueError(f"net: {kind} cannot be traced{_where(error)}: {error}") from error
+            raise self._failure(error) from error
         if not self.output.node or self.output.batch != 0:
             expected = "expected one tensor (N, ...) that depends on its input"
             raise RefusedError(f"net: {type(self.net).__name__} returns {type(result).__name__}, {expected}")
         return self._finished(self.output.node)
+
+    def _failure(self, error: Exception) -> ValueError:
+        """Return the error of a module that cannot be traced; raise that of one that does not run at all."""
+        with torch.no_grad():
+            functional.Functional(self.original)(self.x)
+        return ValueError(f"net: {type(self.net).__name__} cannot be traced{_where(error)}: {error}")
 
     # what runs
 
@@ -201,8 +194,8 @@ class Tracer(TorchFunctionMode):
 
     def _call(self, module: nn.Module, place: str, *args: Any, **kwargs: Any) -> Any:
         """Trace into a submodule, or run it as a single operation."""
-        forward = getattr(module, "_conv_forward", None) if isinstance(module, nn.modules.conv._ConvNd) else None
-        files = [str(getattr(f, "__module__", "")) for f in (type(module).forward, forward) if f is not None]
+        forward = type(module).forward
+        files = [str(getattr(f, "__module__", "")) for f in (forward, getattr(module, "_conv_forward", forward))]
         plain = "forward" not in vars(module) or isinstance(module, nn.MultiheadAttention)
         if plain and all(file.startswith("torch.nn.") and file not in _FOLLOWED for file in files):
             return self._run(type(module).__name__, module._call_impl, args, kwargs, module, place)
@@ -230,18 +223,19 @@ class Tracer(TorchFunctionMode):
             return run(*args, **kwargs)
         self.working = True
         try:
-            taken = values.replace((args, kwargs), Tensor, self.value)
-            return self._record(Call(self, name, taken, run, module, place))
+            return self._record(
+                Call(self, name, values.replace((args, kwargs), Tensor, self.value), run, module, place)
+            )
         finally:
             self.working = False
 
     def _record(self, call: Call) -> Any:
-        versions, drawn = [v.tensor._version for v in call.taken], self.draws.count
+        drawn = self.draws.count
         call.result = call.again(lambda value: value.tensor)
         tensors: list[Tensor] = leaves(call.result, Tensor)
         if "empty" in call.name:
             tensors[0].zero_()  # every entry is overwritten, or the module is not defined
-        changed = [v for v, version in zip(call.taken, versions, strict=True) if v.tensor._version != version]
+        changed = [v for v in call.taken if v.tensor._version != v.version]
         fresh = call.name.removeprefix("new_") in ("zeros", "ones", "full", "empty") or call.name.endswith("_like")
         if call.values and tensors and not fresh:
             result: list[Value] = leaves(self._read(call), Value)
@@ -251,8 +245,7 @@ class Tracer(TorchFunctionMode):
             result = [Value(t, sources=frozenset(sources)) for t in tensors]
         if changed:
             self._write(call, changed, result)
-        for value in result:
-            self._keep(value)
+        self.values |= {id(value.tensor): value for value in result}
         return call.result
 
     def _sources(self, call: Call) -> set[str]:
@@ -265,23 +258,20 @@ class Tracer(TorchFunctionMode):
     def value(self, tensor: Tensor) -> Value:
         """Return the value that a tensor has now."""
         value = self.values.get(id(tensor))
-        if value is None and isinstance(tensor, nn.Parameter):
-            advice = "keep it, or its module, as an attribute, or in a ModuleList"
-            raise RefusedError(f"net: forward uses a parameter that is not registered{_where()}; {advice}")
         if value is None and tensor.grad_fn is None:
+            if isinstance(tensor, nn.Parameter):
+                advice = "keep it, or its module, as an attribute, or in a ModuleList"
+                raise RefusedError(f"net: forward uses a parameter that is not registered{_where()}; {advice}")
             self.foreign.add(values.address(tensor))
             return self._keep(Value(tensor))
         if value is not None and value.version != tensor._version:
             return self._keep(self._reread(value))
-        if value is not None and (
-            value.function is tensor.grad_fn or not isinstance(tensor.grad_fn, BackwardCFunction)
-        ):
-            return value
-        return self._keep(self._from_elsewhere(tensor))
+        if value is None or (value.function is not tensor.grad_fn and isinstance(tensor.grad_fn, BackwardCFunction)):
+            return self._keep(self._from_elsewhere(tensor))
+        return value
 
     def _keep(self, value: Value) -> Value:
         self.values[id(value.tensor)] = value
-        self.seen.append(value)
         return value
 
     def _from_elsewhere(self, tensor: Tensor) -> Value:
@@ -290,7 +280,7 @@ class Tracer(TorchFunctionMode):
         taken: list[Value] = []
         for function in functions:
             leaf = getattr(function, "variable", None)
-            before = [v for v in self.seen if v.tensor is leaf or (v.node and v.tensor.grad_fn is function)]
+            before = [v for v in self.values.values() if v.tensor is leaf or (v.node and v.tensor.grad_fn is function)]
             taken += before
             if not before:
                 functions += [f for f, _ in function.next_functions if f is not None and f not in functions]
@@ -318,7 +308,7 @@ class Tracer(TorchFunctionMode):
         for value in written:
             tensor, place = value.tensor, values.address(value.tensor)
             if value.node and place not in self.memories:
-                first = next(v for v in self.seen if values.same_memory(v.tensor, tensor))
+                first = next(v for v in self.values.values() if values.same_memory(v.tensor, tensor))
                 size = tensor.untyped_storage().nbytes() // tensor.element_size()
                 self.memories[place] = torch.zeros(size, dtype=torch.float64)
                 self.memories[place][values.places(first.tensor)] = self.numbers(first)
@@ -335,6 +325,12 @@ class Tracer(TorchFunctionMode):
             return self.indexed(numbers, tensor, Call(self, "view", ((), {}), None))
         except UnreadError as error:
             raise RefusedError(f"net: forward changes a part of fixed numbers in place{_where()}") from error
+
+    @property
+    def starts(self) -> dict[str, int]:
+        """The number of the first entry of every node."""
+        ends = itertools.accumulate(node.size for node in self.nodes.values())
+        return dict(zip(self.nodes, (0, *ends), strict=False))
 
     def numbers(self, value: Value) -> Tensor:
         """Return numbers for the entries of a tensor: those of its node's entries by sample, else what it holds."""
@@ -354,7 +350,7 @@ class Tracer(TorchFunctionMode):
         shape, entries = tuple(entries.shape[1:]), entries.reshape(SAMPLES, -1)
         both = torch.where(entries == 0, -1, entries % _STEP).long().numpy()
         expect(np.array_equal(both[0], both[1]), "treats samples differently")
-        names, starts = list(self.starts), np.array(list(self.starts.values()))
+        names, starts = list(self.nodes), np.array(list(self.starts.values()))
         owner = np.searchsorted(starts, both[0], side="right") - 1
         order = [o for o in dict.fromkeys(owner.tolist()) if o >= 0] or [0]
         index, end = np.full_like(both[0], -1), 0
@@ -381,18 +377,17 @@ class Tracer(TorchFunctionMode):
         except UnreadError as error:
             reason = str(error)
         for value in call.made:
-            del self.nodes[value.node], self.starts[value.node]
+            del self.nodes[value.node]
         call.made = []
         return self._outside(call, reason)
 
     def _verify(self, call: Call) -> None:
         """Raise if the fields of a node do not reproduce its value."""
         known = {v.node: values.samples_first(v.content, *v.layout) for v in [*call.values, *call.made]}
-        weights = {name: p.detach() for name, p in self.weights.items()}
         for node in (self.nodes[v.node] for v in call.made):
             if node.op == "outside" or (node.op in ("average", "maximum") and node.windows is None):
                 continue
-            same = values.agree(apply(node, [known[name] for name in node.inputs], weights), known[node.name])
+            same = values.agree(apply(node, [known[name] for name in node.inputs], self.weights), known[node.name])
             expect(same, f"{call.name} does something else than its name and parameters say")
 
     def _outside(self, call: Call, reason: str) -> list[Value]:
@@ -413,10 +408,10 @@ class Tracer(TorchFunctionMode):
         """
         while self.nodes[output].reason == operations.ROUNDS:
             output = self.nodes[output].inputs[0]
-        needed = {output}
+        needed = {output, self.input.node}
         for name in reversed(self.nodes):  # inputs come before
             needed |= {*self.nodes[name].inputs} if name in needed else set()
-        kept = [node for name, node in self.nodes.items() if name in needed or node.op == "input"]
+        kept = [node for name, node in self.nodes.items() if name in needed]
         uses = Counter([output, *(name for node in kept for name in node.inputs)])
         nodes: dict[str, Node] = {}
         merged: dict[str, str] = {}

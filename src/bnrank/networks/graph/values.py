@@ -157,8 +157,7 @@ class Call:
         value = Value(tensor, next(n for n in names if n not in tracer.nodes), batch, merged)
         shape = tuple(samples_first(tensor, *value.layout).shape)[batch != NO_SAMPLES :]
         node = Node(value.node, op, tuple(inputs), shape, module=self.place, text=label, **fields)
-        tracer.nodes[node.name], tracer.calls[node.name], tracer.starts[node.name] = node, self, tracer.entries
-        tracer.entries += node.size
+        tracer.nodes[node.name], tracer.calls[node.name] = node, self
         self.made.append(value)
         return value
 
