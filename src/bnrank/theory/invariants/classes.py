@@ -155,8 +155,8 @@ def _terms(entries: Entries, table: Array, columns: Array) -> tuple[Term, ...]:
     return tuple(terms)
 
 
-def stages(entries: Entries, found: list[Block]) -> Iterator[tuple[list[Block], tuple[Names, Names]]]:
-    """Yield the blocks between two cuts, and the parameters of the cut before and the cut after them, in order.
+def stages(entries: Entries, found: list[Block]) -> Iterator[tuple[list[Block], tuple[Names, Names], set[str]]]:
+    """Yield the blocks between two cuts, the parameters of the cut before and after them, and those inside, in order.
 
     Vertices are the blocks (those with the same parameters are merged), the fixed classes and a constant that biases
     read; edges are the trained weights, and the operations outside the theory. A stage is a strongly connected
@@ -180,11 +180,9 @@ def stages(entries: Entries, found: list[Block]) -> Iterator[tuple[list[Block], 
             ends = reads.get(slot.parameter, [CONSTANT]), vertex[slot.entries[:, 0]].tolist()
             pairs = zip(*ends, strict=True) if slot.role == "scale out" else itertools.product(*map(set, ends))
             edges.append((slot.parameter, set(pairs)))
-    for node in entries.graph:
-        if node.op == "outside":
-            taken = [v for name in node.inputs for v in vertex[entries.of(name)].ravel().tolist()]
-            given = vertex[entries.of(node.name)].ravel().tolist()
-            edges.append(("", set(itertools.product(set(taken), set(given)))))
+    for node in (node for node in entries.graph if node.op == "outside"):
+        sides = [{v for name in names for v in vertex[entries.of(name)].flat} for names in (node.inputs, [node.name])]
+        edges.append(("", set(itertools.product(*sides))))
 
     graph = nx.DiGraph(pair for _, pairs in edges for pair in pairs)
     graph.add_nodes_from(first.values())
@@ -197,5 +195,6 @@ def stages(entries: Entries, found: list[Block]) -> Iterator[tuple[list[Block], 
                 for rest in (after, after - inside)
             )
             if "" not in (*before, *behind):
-                yield [block for block in found if vertices[block.classes[0]] in inside], (before, behind)
+                within = {name for name, pairs in edges if all(inside.issuperset(pair) for pair in pairs)}
+                yield [block for block in found if vertices[block.classes[0]] in inside], (before, behind), within
         done |= inside

@@ -67,13 +67,11 @@ class Term:
 
     def rows(self, parameters: Tensors) -> Tensor:
         """Return the weights at every one of the n channels, (n, length)."""
-        first = self.pieces[0].rows(parameters)
-        if len(self.pieces) == 1:
-            return first
-        result = first.new_empty(sum(len(piece.members) for piece in self.pieces), first.shape[1])
-        for piece in self.pieces:
-            result[torch.from_numpy(piece.members).to(first.device)] = piece.rows(parameters).to(first.device)
-        return result
+        rows = [piece.rows(parameters) for piece in self.pieces]
+        if len(rows) == 1:
+            return rows[0]
+        order = torch.from_numpy(np.argsort(np.concatenate([piece.members for piece in self.pieces])))
+        return torch.cat([part.to(rows[0].device) for part in rows])[order.to(rows[0].device)]
 
 
 def layers_of(terms: Iterable[Term]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -135,12 +133,17 @@ class Conserved:
     reason: str
     assumption: str
     biases: str
-    size: int
-    layers: tuple[tuple[str, ...], tuple[str, ...]]
+    size: int = field(init=False)
+    layers: tuple[tuple[str, ...], tuple[str, ...]] = field(init=False)
     terms: tuple[Term, ...] = field(repr=False)
     parts: Array = field(repr=False, compare=False)
     cuts: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
     every: Mapping[str, tuple[int, ...]] = field(default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Note the number of channels and the names of the parameters."""
+        object.__setattr__(self, "size", len(self.parts))
+        object.__setattr__(self, "layers", layers_of(self.terms))
 
     @property
     def parameters(self) -> tuple[str, ...]:

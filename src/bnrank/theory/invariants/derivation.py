@@ -1,6 +1,5 @@
 """Conserved quantities of blocks and stages, with their names and the reasons for their conservation."""
 
-from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,8 @@ SUMS = "T44-T45, sums"
 STILL = "no gradient"
 BEYOND = "T45, beyond the source"
 FLOW = "gradient flow; any loss, any data"
+PATTERNS = "gradient flow; neurons u and v active on the same samples"
+CROSSED = "every path from the input to the output crosses each of the two cuts once"
 CASES = {
     ("linear", "linear"): "T45 (1)",
     ("conv", "conv"): "T45 (2)",
@@ -47,47 +48,27 @@ def quantities(block: Block, entries: Entries, *, number: bool = False) -> list[
     within = f" within each of the {groups} groups of channels" if groups > 1 else ""
     tail = "; identity skips tie the value from its first writer to its last reader, so all of them enter"
     tail = tail if case == STREAM else ""
-    common: dict[str, Any] = {
-        "assumption": FLOW,
-        "biases": f"{biases}: in-weights from a constant 1" if biases else "none",
-        "size": block.size,
-        "layers": layers_of(block.terms),
-        "terms": block.terms,
-        "parts": block.parts,
-        "every": entries.shapes,
-    }
+    held = f"{biases}: in-weights from a constant 1" if biases else "none"
+    common: dict[str, Any] = {"biases": held, "terms": block.terms, "parts": block.parts, "every": entries.shapes}
     mixed, activated = groups < block.size and not block.diagonal, block.activations.size > 0
     if mixed and not activated:
         why = still or f"{_mixing(entries, block)}: any mixing of its channels{within} can be undone{tail}"
-        return [Conserved(f"matrix {name}", "matrix", (case,), why, **common)]
+        return [Conserved(f"matrix {name}", "matrix", (case,), why, FLOW, **common)]
     nodes = [graph[node] for node in block.nodes]
     between = " and ".join(dict.fromkeys(n.text or n.name for n in nodes if n.op == "activation" and n.slope != 1))
     only = f"{between} between: only scalings by positive numbers commute with it"
     if number or block.diagonal or not between:
         only = _scaling(block, number)
     ids = ("T44", case) if case.startswith("T45 (") else (STILL if still else "T44",)
-    found = [Conserved(f"vertex {name}", "vertex", ids, still or only + tail, **common)]
+    found = [Conserved(f"vertex {name}", "vertex", ids, still or only + tail, FLOW, **common)]
     if activated and mixed and not still:
         alike = f"{between} between: where it acts alike on u and v, on every sample, it commutes with mixing them"
-        found.append(_pair(f"pair {name}", f"{alike}{within}{tail}", block, entries, common))
+        owners = entries.node_of(block.activations)
+        chosen, node_of = np.unique(owners, return_inverse=True)
+        common |= {"nodes": tuple(graph.nodes[i].name for i in chosen), "node_of": node_of.reshape(owners.shape)}
+        common |= {"entry_of": block.activations - entries.starts[owners], "graph": graph}
+        found.append(Pair(f"pair {name}", "pair", ("T44", "T47"), alike + within + tail, PATTERNS, **common))
     return found
-
-
-def _pair(name: str, why: str, block: Block, entries: Entries, common: dict[str, Any]) -> Pair:
-    """Return the quantity of pairs of channels with the same activation patterns."""
-    places = entries.node_of(block.activations)
-    nodes, node_of = np.unique(places, return_inverse=True)
-    return Pair(
-        name,
-        "pair",
-        ("T44", "T47"),
-        why,
-        **common | {"assumption": "gradient flow; neurons u and v active on the same samples"},
-        nodes=tuple(entries.graph.nodes[i].name for i in nodes),
-        node_of=node_of.reshape(places.shape),
-        entry_of=block.activations - entries.starts[places],
-        graph=entries.graph,
-    )
 
 
 def _mixing(entries: Entries, block: Block) -> str:
@@ -107,39 +88,19 @@ def _scaling(block: Block, number: bool) -> str:
 def differences(entries: Entries, found: list[Block]) -> list[Conserved]:
     """Return the quantities of T46, the differences of the cut before and the cut after every stage."""
     graph, result = entries.graph, []
-    channels = {(slot.parameter, slot.sign): len(slot.entries) for slot in entries.slots}
-    for blocks, cuts in stages(entries, found):
-        touching = [term for block in blocks for term in block.terms]
-        inside: Counter[tuple[str, int]] = Counter()
-        for term in touching:
-            for piece in term.pieces:
-                inside[piece.parameter, term.sign] += piece.channels.size
-        whole = {key for key, count in inside.items() if count == channels[key]}
-        within = {name for name, sign in whole if (name, -sign) in whole}
-        terms = tuple(term for term in touching if not all(piece.parameter in within for piece in term.pieces))
+    for blocks, cuts, within in stages(entries, found):
+        every = [term for block in blocks for term in block.terms]
+        terms = tuple(term for term in every if not within.issuperset(piece.parameter for piece in term.pieces))
         before, behind = layers_of(terms)
         if not before or not behind:  # nothing reads it, or nothing writes it: no path goes through
             continue
         name = " | ".join(_names([node for node in graph if node.weight in side]) for side in (before, behind))
-        size = sum(block.size for block in blocks)
         biases = ", ".join(name for name in before if any(node.bias == name for node in graph))
         held = f"a cut holds the biases behind it as well; {biases} are behind one cut only"
-        result.append(
-            Conserved(
-                f"layer {name}",
-                "layer",
-                ("T46",),
-                reason="every path from the input to the output crosses each of the two cuts once",
-                assumption=FLOW,
-                biases=held if biases else "no biases between the cuts",
-                size=size,
-                layers=(before, behind),
-                terms=terms,
-                parts=np.zeros(size, dtype=np.int64),
-                cuts=cuts,
-                every=entries.shapes,
-            )
-        )
+        held = held if biases else "no biases between the cuts"
+        parts = np.zeros(sum(block.size for block in blocks), dtype=np.int64)
+        about = (f"layer {name}", "layer", ("T46",), CROSSED, FLOW, held)
+        result.append(Conserved(*about, terms, parts, cuts, entries.shapes))
     return result
 
 

@@ -104,12 +104,10 @@ class Entries:
 
     def labels(self, without: Collection[str] = ()) -> Array:
         """Return the class of every entry, optionally without the ties by some parameters."""
-        ties = self._ties + [
-            (np.repeat(slot.entries[:, 0], slot.entries.shape[1] - 1), slot.entries[:, 1:].ravel())
-            for slot in self.slots
-            if slot.parameter not in without
-        ]
-        a, b = (np.concatenate([np.zeros(0, int), *(tie[side] for tie in ties)]) for side in (0, 1))
+        slots = [slot.entries for slot in self.slots if slot.parameter not in without]
+        ties = [*self._ties, *((entries[:, :1], entries) for entries in slots)]
+        pairs = [np.stack(np.broadcast_arrays(a, b)).reshape(2, -1) for a, b in ties]
+        a, b = np.concatenate([np.zeros((2, 0), dtype=np.int64), *pairs], axis=1)
         return components(a, b, int(self.starts[-1]))
 
     def contexts(self) -> tuple[Array, Array]:
@@ -142,14 +140,10 @@ class Entries:
         frozen = np.uint64(_key("frozen", *map(str, how)))
         np.add.at(contexts, given.ravel(), mixed(frozen + mixed(channel[:, None] ^ places).ravel()))
 
-    def _tie(self, a: Array, b: Array) -> None:
-        a, b = np.broadcast_arrays(a, b)
-        self._ties.append((a.ravel(), b.ravel()))
-
     def _map(self, key: int, given: Array, source: Array, weight: Array) -> None:
         """Add a fixed map entry by entry: output entries, input entries, and weights."""
         self._maps.append((key, given, source, weight))
-        self._tie(source, given)
+        self._ties.append((source, given))
 
     def _input(self, node: Node) -> None:
         self.fixed[self.of(node.name)] = True
@@ -179,7 +173,7 @@ class Entries:
             given, taken = self.start[node.name] + given, self.start[node.inputs[0]] + taken
             places = mixed(np.tile(np.arange(given.shape[1]), len(given)))
             self._map(_key(node.op, node.name), given.ravel(), np.repeat(taken[:, 0], given.shape[1]), places)
-            self._tie(taken[:, :1], taken)
+            self._ties.append((taken[:, :1], taken))
         else:
             self._add(node, *function)
 
@@ -203,7 +197,6 @@ class Entries:
             numbers = weight.detach().cpu().double().numpy().ravel()[places]
             at = np.flatnonzero(numbers)
             self._map(_key("times"), given[at], taken[at], mixed(numbers[at].view(np.uint64)))
-        self._shift(node)
 
     def _sides(self, node: Node) -> tuple[Array, Array]:
         """Return the output and input entries of a matrix or kernel, (channels, positions) each."""
@@ -217,17 +210,17 @@ class Entries:
         if node.weight in self.graph.trained:
             shape = (node.kernel, node.stride, node.padding, node.dilation, node.padding_mode, node.groups)
             how = (node.op, *map(str, (shape, taken.shape)))
-            axis = int(node.transposed)
-            key = _key("write", node.inputs[0], *how)
-            self.slots.append(Slot(node.name, node.weight, "write", axis, node.groups, given, key))
-            key = _key("read", self._target(node), str(tuple(given.shape)), *how[:-1])
-            self.slots.append(Slot(node.name, node.weight, "read", 1 - axis, node.groups, taken, key))
+            read = _key("read", self._target(node), str(given.shape), *how[:-1])
+            axis, write = int(node.transposed), _key("write", node.inputs[0], *how)
+            self.slots.append(Slot(node.name, node.weight, "write", axis, node.groups, given, write))
+            self.slots.append(Slot(node.name, node.weight, "read", 1 - axis, node.groups, taken, read))
         else:
-            self._tie(given[:, :1], given)
-            self._tie(taken[:, :1], taken)
             rows, columns, _ = self._kernels(node)
-            self._tie(given[rows, 0], taken[columns, 0])
-        self._shift(node)
+            self._ties += [(given[:, :1], given), (taken[:, :1], taken), (given[rows, 0], taken[columns, 0])]
+        if node.bias in self.graph.trained:
+            self.slots.append(Slot(node.name, node.bias, "bias", -1, 1, given, _key("bias")))
+        elif node.bias:
+            self.fixed[given[self.graph.parameters[node.bias].detach().cpu().numpy() != 0]] = True
 
     _conv = _linear
 
@@ -240,18 +233,6 @@ class Entries:
         taps = mixed(np.arange(values.shape[2]))
         found = mixed(values[rows, columns].view(np.uint64) ^ taps).sum(1, dtype=np.uint64)
         return rows, columns + rows // (len(values) // node.groups) * values.shape[1], found
-
-    def _shift(self, node: Node) -> None:
-        """Add a bias: a learnable one writes its channels; a frozen number other than 0 pins them."""
-        if not node.bias:
-            return
-        bias = self.graph.parameters[node.bias]
-        order = np.argsort(node.bias_places(bias.numel()), kind="stable").reshape(bias.numel(), -1)
-        rows = self.of(node.name).ravel()[order]
-        if node.bias in self.graph.trained:
-            self.slots.append(Slot(node.name, node.bias, "bias", -1, 1, rows, _key("bias")))
-        else:
-            self.fixed[rows[bias.detach().cpu().numpy().ravel() != 0]] = True
 
     def _target(self, node: Node) -> str:
         """Return the name of the value a map adds to: its own, or the sum that is its only consumer."""

@@ -172,8 +172,6 @@ def with_blocks(
 ) -> tuple[Findings, list[Block], Entries]:
     """Return the result of :func:`find`, and the blocks and entries it is derived from."""
     with torch.inference_mode(False):
-        if isinstance(example, Tensor) and example.is_inference():
-            example = example.clone()
         graph, tracer = run(net, example)
         found, entries = blocks(graph)
         items = [q for block in found for q in quantities(block, entries)]
