@@ -40,12 +40,17 @@ def read(call: Call) -> Any:
             raise UnreadError(reason)
     handler = next((_HANDLERS[name] for name in names if name in _HANDLERS), None)
     if handler is None:
-        known = reasons.of_type(module) if module is not None else None
-        known = known or reasons.of_operation(names[0] if names else "")
-        raise UnreadError(known or f"{call.name} is not among the operations that the theory covers")
+        raise UnreadError(_reason(call, names))
     apart = handler not in (_conv, _mean, _pool)
     expect(all(v.batch != NO_SAMPLES and (v.merged == 1 or apart) for v in call.values), MIXES)
     return handler(call)
+
+
+def _reason(call: Call, names: list[str]) -> str:
+    """Return why the theory does not cover an operation without a handler."""
+    known = reasons.of_type(call.module) if call.module is not None else None
+    known = known or reasons.of_operation(names[0] if names else "")
+    return known or f"{call.name} is not among the operations that the theory covers"
 
 
 def _plain(name: str) -> str:

@@ -223,9 +223,8 @@ class Tracer(TorchFunctionMode):
             return run(*args, **kwargs)
         self.working = True
         try:
-            return self._record(
-                Call(self, name, values.replace((args, kwargs), Tensor, self.value), run, module, place)
-            )
+            arguments = values.replace((args, kwargs), Tensor, self.value)
+            return self._record(Call(self, name, arguments, run, module, place))
         finally:
             self.working = False
 
@@ -413,15 +412,13 @@ class Tracer(TorchFunctionMode):
             needed |= {*self.nodes[name].inputs} if name in needed else set()
         kept = [node for name, node in self.nodes.items() if name in needed]
         uses = Counter([output, *(name for node in kept for name in node.inputs)])
+        adding = [node for node in kept if self.calls[node.name].bias and uses[node.inputs[0]] == 1]
+        merged = {node.name: node.inputs[0] for node in adding}
+        biases = {node.inputs[0]: self.calls[node.name].bias for node in adding}
         nodes: dict[str, Node] = {}
-        merged: dict[str, str] = {}
-        for node in kept:
-            bias, inputs = self.calls[node.name].bias, tuple(merged.get(name, name) for name in node.inputs)
-            if bias and uses[inputs[0]] == 1:
-                nodes[inputs[0]] = replace(nodes[inputs[0]], bias=bias)
-                merged[node.name] = inputs[0]
-            else:
-                nodes[node.name] = replace(node, inputs=inputs)
+        for node in (node for node in kept if node.name not in merged):
+            inputs = tuple(merged.get(name, name) for name in node.inputs)
+            nodes[node.name] = replace(node, inputs=inputs, bias=biases.get(node.name, node.bias))
         users: dict[str, list[str]] = {}
         for node in nodes.values():
             for parameter in dict.fromkeys(name for name in (node.weight, node.bias, *node.held) if name):

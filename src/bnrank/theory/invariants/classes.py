@@ -18,7 +18,6 @@ from bnrank.networks.graph.layers import LayerGraph
 from bnrank.theory.invariants.conserved import Array, Piece, Term, layers_of
 from bnrank.theory.invariants.entries import Entries, Slot, components, shared_factors
 
-Names = tuple[str, ...]
 CONSTANT = -1  # the vertex that biases read
 
 
@@ -155,14 +154,34 @@ def _terms(entries: Entries, table: Array, columns: Array) -> tuple[Term, ...]:
     return tuple(terms)
 
 
-def stages(entries: Entries, found: list[Block]) -> Iterator[tuple[list[Block], tuple[Names, Names], set[str]]]:
-    """Yield the blocks between two cuts, the parameters of the cut before and after them, and those inside, in order.
+@dataclass(frozen=True)
+class Stage:
+    """Blocks between two cuts.
+
+    Attributes
+    ----------
+    blocks : list of Block
+        The blocks.
+    cuts : tuple of two tuples of str
+        Parameters of the cut before and of the cut after the stage: weights from the input side to the rest, and the
+        biases in the rest. A weight with some of its entries in a cut is listed in it.
+    inside : set of str
+        Parameters that only connect the blocks with each other.
+    """
+
+    blocks: list[Block]
+    cuts: tuple[tuple[str, ...], tuple[str, ...]]
+    inside: set[str]
+
+
+def stages(entries: Entries, found: list[Block]) -> Iterator[Stage]:
+    """Yield the stages, in the order of the network.
 
     Vertices are the blocks (those with the same parameters are merged), the fixed classes and a constant that biases
     read; edges are the trained weights, and the operations outside the theory. A stage is a strongly connected
     component of blocks. It has two cuts: the edges from the vertices that do not come after it, without or with the
     stage itself, to the rest. Every path crosses each cut once. If an edge without a weight crosses, there is no such
-    cut. A weight with some of its entries in a cut is listed in it.
+    cut.
     """
     import networkx as nx
 
@@ -195,6 +214,7 @@ def stages(entries: Entries, found: list[Block]) -> Iterator[tuple[list[Block], 
                 for rest in (after, after - inside)
             )
             if "" not in (*before, *behind):
+                members = [block for block in found if vertices[block.classes[0]] in inside]
                 within = {name for name, pairs in edges if all(inside.issuperset(pair) for pair in pairs)}
-                yield [block for block in found if vertices[block.classes[0]] in inside], (before, behind), within
+                yield Stage(members, (before, behind), within)
         done |= inside

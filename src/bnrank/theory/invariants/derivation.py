@@ -65,8 +65,8 @@ def quantities(block: Block, entries: Entries, *, number: bool = False) -> list[
         alike = f"{between} between: where it acts alike on u and v, on every sample, it commutes with mixing them"
         owners = entries.node_of(block.activations)
         chosen, node_of = np.unique(owners, return_inverse=True)
-        common |= {"nodes": tuple(graph.nodes[i].name for i in chosen), "node_of": node_of.reshape(owners.shape)}
-        common |= {"entry_of": block.activations - entries.starts[owners], "graph": graph}
+        common |= {"graph": graph, "nodes": tuple(graph.nodes[i].name for i in chosen)}
+        common |= {"node_of": node_of.reshape(owners.shape), "entry_of": block.activations - entries.starts[owners]}
         found.append(Pair(f"pair {name}", "pair", ("T44", "T47"), alike + within + tail, PATTERNS, **common))
     return found
 
@@ -88,9 +88,9 @@ def _scaling(block: Block, number: bool) -> str:
 def differences(entries: Entries, found: list[Block]) -> list[Conserved]:
     """Return the quantities of T46, the differences of the cut before and the cut after every stage."""
     graph, result = entries.graph, []
-    for blocks, cuts, within in stages(entries, found):
-        every = [term for block in blocks for term in block.terms]
-        terms = tuple(term for term in every if not within.issuperset(piece.parameter for piece in term.pieces))
+    for stage in stages(entries, found):
+        every = [term for block in stage.blocks for term in block.terms]
+        terms = tuple(term for term in every if not stage.inside.issuperset(piece.parameter for piece in term.pieces))
         before, behind = layers_of(terms)
         if not before or not behind:  # nothing reads it, or nothing writes it: no path goes through
             continue
@@ -98,9 +98,9 @@ def differences(entries: Entries, found: list[Block]) -> list[Conserved]:
         biases = ", ".join(name for name in before if any(node.bias == name for node in graph))
         held = f"a cut holds the biases behind it as well; {biases} are behind one cut only"
         held = held if biases else "no biases between the cuts"
-        parts = np.zeros(sum(block.size for block in blocks), dtype=np.int64)
-        about = (f"layer {name}", "layer", ("T46",), CROSSED, FLOW, held)
-        result.append(Conserved(*about, terms, parts, cuts, entries.shapes))
+        parts = np.zeros(sum(block.size for block in stage.blocks), dtype=np.int64)
+        fields: dict[str, Any] = {"terms": terms, "parts": parts, "cuts": stage.cuts, "every": entries.shapes}
+        result.append(Conserved(f"layer {name}", "layer", ("T46",), CROSSED, FLOW, held, **fields))
     return result
 
 

@@ -153,14 +153,15 @@ class Entries:
             self.fixed[self.of(name)] = True
 
     def _activation(self, node: Node) -> None:
+        given, taken = self.of(node.name).ravel(), self.of(node.inputs[0]).ravel()
         if node.weight and self.graph.parameters[node.weight].numel() > 1:
-            reason = f"{node.text or node.name} has a separate slope for every channel"
-            self.obstacles.append((reason, self.of(node.name).ravel()))
-        self.activated[self.of(node.name)] = node.slope != 1
-        self._add(node, *(() if node.slope == 1 else ("activation", str(node.slope), node.weight)))
+            self.obstacles.append((f"{node.text or node.name} has a separate slope for every channel", given))
+        self.activated[given] = node.slope != 1
+        function = () if node.slope == 1 else ("activation", str(node.slope), node.weight)
+        self._map(_key(*function), given, taken, mixed(np.ones(node.size).view(np.uint64)))
 
     def _add(self, node: Node, *function: str) -> None:
-        """Add the fixed map of a sum or a reordering, or of a function that acts on it."""
+        """Add the fixed map of a sum or a reordering, or of a maximum over it."""
         for name, source, given, weight in fixed_edges(node, [self.graph[name] for name in node.inputs]):
             places = self.start[node.name] + given, self.start[name] + source
             self._map(_key(*function), *places, mixed(weight.view(np.uint64)))
