@@ -44,8 +44,7 @@ class Accumulator:
         piece = validation.dense(validation.kind(piece, "piece", Tensor), "piece").detach()
         features = self._held[0].shape[-1] if self._held else None
         fits = (piece.ndim == 2 if self.method == "gram" else piece.ndim >= 2) and features in (None, piece.shape[-1])
-        expected = f"(n, {'features' if features is None else features})"
-        validation.expect(fits, "piece", f"shape {tuple(piece.shape)}", expected)
+        validation.expect(fits, "piece", f"shape {tuple(piece.shape)}", f"(n, {features or 'features'})")
         real = self.method == "qr" or not piece.is_complex()
         validation.expect(real, "piece", "complex numbers", "real ones for the method 'gram'", TypeError)
         self.rows += piece.shape[-2]
@@ -55,18 +54,21 @@ class Accumulator:
             self._held = [self._held[0].add_(gram) if self._held else gram]
             return
         self._held.append(rows)
-        held, first = sum(part.shape[-2] for part in self._held), self._held[0].shape[-2]
-        if held > rows.shape[-1] and held - first >= rows.shape[-1] // 2:  # not after every small piece
+        width, later = rows.shape[-1], sum(part.shape[-2] for part in self._held[1:])
+        if self._held[0].shape[-2] + later > width and later >= width // 2:  # not after every small piece
             self._held = [_scaled(_triangle, self._held)]
 
     def singular_values(self) -> Tensor:
         """Return the min(rows, features) singular values of all rows so far, descending."""
         if not self._held:
             return torch.zeros(0, dtype=torch.float64)
-        if not all(map(_is_finite, self._held)):
+        sizes = [float(torch.linalg.vector_norm(part, math.inf)) for part in self._held if part.numel()]
+        if not all(map(math.isfinite, sizes)):
             raise ValueError("piece: got NaN, infinite or too large entries, expected finite ones")
         if self.method == "gram":
             values: Tensor = torch.linalg.eigvalsh(self._held[0]).clamp(min=0).sqrt().flip(0)
+        elif 1e-150 < max(sizes, default=1.0) < 1e150:  # usual
+            values = _values(self._held)
         else:
             values = _scaled(_values, self._held)
         return values[..., : min(self.rows, self._held[0].shape[-1])]
@@ -78,28 +80,26 @@ def _triangle(parts: Sequence[Tensor]) -> Tensor:
 
 
 def _values(parts: Sequence[Tensor]) -> Tensor:
-    """Return the singular values of the rows of all parts; if much wider, in little memory beyond theirs."""
+    """Return the singular values of the rows of all parts."""
     rows, columns = sum(part.shape[-2] for part in parts), parts[0].shape[-1]
-    if columns <= 3 * rows:
-        values: Tensor = torch.linalg.svdvals(_joined(parts))
-        return values
-    size = max(rows // 2, 256)
+    if columns > 3 * rows:
+        return _values_of_wide(parts, max(rows // 2, 256))
+    values: Tensor = torch.linalg.svdvals(_joined(parts))
+    return values
+
+
+def _values_of_wide(parts: Sequence[Tensor], size: int) -> Tensor:
+    """Return the singular values of few long rows, by so many columns at a time: in little memory beyond theirs."""
     factor: list[Tensor] = []  # the R factor of the columns so far
-    for start in range(0, columns, size):
+    for start in range(0, parts[0].shape[-1], size):
         factor = [_triangle([*factor, _joined([part[..., start : start + size] for part in parts]).mT])]
         heap.give_back()  # what a decomposition leaves free between what is in use
-    return torch.linalg.svdvals(factor[0])
+    values: Tensor = torch.linalg.svdvals(factor[0])
+    return values
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat([*parts], -2)
-
-
-def _is_finite(matrix: Tensor) -> bool:
-    """Return whether all entries are finite, without a copy of real ones."""
-    if matrix.is_complex() or not matrix.numel():
-        return bool(torch.isfinite(matrix).all())
-    return all(map(math.isfinite, torch.stack(torch.aminmax(matrix)).tolist()))
 
 
 def _scaled(decomposition: Callable[[Sequence[Tensor]], Tensor], parts: Sequence[Tensor]) -> Tensor:
