@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -108,19 +108,31 @@ def detect(
     >>> found.rank, found.start, found.end, round(found.gap)
     (2, 2, 3, 50)
     """
-    return _longest(_rows(values), atol, near_one, min_layers)
+    rows, limits = _rows(values), limits_of(atol, near_one, min_layers)
+    return _longest(rows, limits, len(rows), [False] * len(rows))
+
+
+class Limits(NamedTuple):
+    """The tolerances of a search, see :func:`detect`."""
+
+    atol: float
+    near_one: tuple[float, float]
+    min_layers: int
+
+
+def limits_of(atol: float = 0.1, near_one: tuple[float, float] = (0.5, 2.0), min_layers: int = 2) -> Limits:
+    """Return the tolerances of a search, see :func:`detect`; raise TypeError or ValueError if one is out of range."""
+    atol = validation.number(atol, "atol", 0.0)
+    if not isinstance(near_one, tuple | list) or len(near_one) != 2:
+        raise TypeError(f"near_one: got {validation.describe(near_one)}, expected two numbers, (lowest, highest)")
+    low, high = (validation.number(v, f"near_one[{i}]", 0.0, strict=True) for i, v in enumerate(near_one))
+    ordered = atol < low <= 1 <= high
+    validation.expect(ordered, "near_one", f"{(low, high)}", f"atol = {atol:g} < lowest <= 1 <= highest")
+    return Limits(atol, (low, high), validation.integer(min_layers, "min_layers"))
 
 
 def of_network(
-    function: Functional,
-    x: Samples,
-    reading: Reading,
-    values: Mapping[str, Tensor],
-    *,
-    atol: float = 0.1,
-    near_one: tuple[float, float] = (0.5, 2.0),
-    min_layers: int = 2,
-    chunk_size: int = 4096,
+    function: Functional, x: Samples, reading: Reading, values: Mapping[str, Tensor], limits: Limits, chunk_size: int
 ) -> Bottleneck:
     """Return the bottleneck among the layers that were read in order, or all weights where none was, see `detect`.
 
@@ -139,86 +151,79 @@ def of_network(
     reading : Reading
         The layers.
     values : mapping
-        Singular values by the name of a layer; one without them is not clear.
-    atol, near_one, min_layers
-        As in :func:`detect`.
+        Singular values by the name of a layer, descending; one without them is not clear.
+    limits : Limits
+        The tolerances.
     chunk_size
         Samples per forward pass, at most.
     """
     counted = reading.layers or reading.weights
-    rows = _rows([values.get(layer.name, torch.zeros(0)) for layer in counted])
-    apart = [layer.apart for layer in counted]
-    run = partial(_longest, rows, atol, near_one, min_layers, len(reading.weights) - len(counted), apart)
-    nearest = run()
+    rows = [values.get(layer.name, torch.zeros(0)).cpu().numpy() for layer in counted]
+    longest = partial(_longest, limits=limits, depth=len(reading.weights), apart=[layer.apart for layer in counted])
+    nearest = longest(rows)
     if nearest.rank != 0 or nearest.start is None:
         return nearest
     varied = contraction.variations(function, x, reading, nearest.start, chunk_size)
-    reason = _passing(nearest, varied)
-    if not reason:
-        return nearest
-    other = run(min_rank=1) if varied.before else nearest
-    if other.rank:
-        return other
-    return replace(other, rank=None, start=None, end=None, gap=None, values=(), reason=reason)
+    without_small = longest([row if (row > limits.atol).any() else row[:0] for row in rows])
+    return _confirmed(nearest, without_small, varied)
 
 
-def _passing(small: Bottleneck, varied: contraction.Variations) -> str:
-    """Return why layers of small weights are no bottleneck of rank 0, by what varies before and after them; or ""."""
-    text = f"no singular value of layers {small.start} to {small.end} is above {small.atol:g}, but"
-    if not varied.before:
-        return (
-            f"{text} the samples do not differ where layer {small.start} begins, so they do not show whether "
-            "anything passes beside these weights; pass an x with samples that differ there"
-        )
-    if varied.after <= small.atol * varied.before:
-        return ""
-    return (
-        f"{text} what follows them varies with x, {varied.after / varied.before:.2g} times as much as what enters "
-        "them: it passes beside their weights, or is scaled up"
-    )
+def _confirmed(small: Bottleneck, without_small: Bottleneck, varied: contraction.Variations) -> Bottleneck:
+    """Return a bottleneck of rank 0 if what varies before and after it confirms it, else the one without small layers.
 
-
-def _longest(
-    rows: list[np.ndarray],
-    atol: float,
-    near_one: tuple[float, float],
-    min_layers: int,
-    others: int = 0,
-    apart: Sequence[bool] = (),
-    min_rank: int = 0,
-) -> Bottleneck:
-    """Return the longest run of clear layers in a network that has some others besides, of unknown place.
-
-    Ranks below ``min_rank`` do not count. Layers of full rank end a run if ``apart``: the next reads other values.
+    Where there is none, or nothing varies before, the reason says so.
     """
-    atol = validation.number(atol, "atol", 0.0)
-    if not isinstance(near_one, tuple | list) or len(near_one) != 2:
-        raise TypeError(f"near_one: got {validation.describe(near_one)}, expected two numbers, (lowest, highest)")
-    low, high = (validation.number(v, f"near_one[{i}]", 0.0, strict=True) for i, v in enumerate(near_one))
-    ordered = atol < low <= 1 <= high
-    validation.expect(ordered, "near_one", f"{(low, high)}", f"atol = {atol:g} < lowest <= 1 <= highest")
-    min_layers = validation.integer(min_layers, "min_layers")
-    counts = tuple(int((row > atol).sum()) for row in rows)
-    settings = counts, atol, (low, high), min_layers
-    runs: list[list[int]] = [[]]
+    found, text = (
+        without_small,
+        f"no singular value of layers {small.start} to {small.end} is above {small.atol:g}, but",
+    )
+    if not varied.before:
+        found, reason = (
+            small,
+            (
+                f"{text} the samples do not differ where layer {small.start} begins, so they do not show whether "
+                "anything passes beside these weights; pass an x with samples that differ there"
+            ),
+        )
+    elif varied.after <= small.atol * varied.before:
+        return small
+    else:
+        reason = (
+            f"{text} what follows them varies with x, {varied.after / varied.before:.2g} times as much as what enters "
+            "them: it passes beside their weights, or is scaled up"
+        )
+    if found.rank:
+        return found
+    return replace(found, rank=None, start=None, end=None, gap=None, values=(), reason=reason)
+
+
+def _longest(rows: Sequence[np.ndarray], limits: Limits, depth: int, apart: Sequence[bool]) -> Bottleneck:
+    """Return the longest run of clear layers, whose values descend, in a network of a depth: others may lie anywhere.
+
+    Layers of full rank end a run if ``apart``: the next reads other values.
+    """
+    counts = tuple(int((row > limits.atol).sum()) for row in rows)
+    low, high = limits.near_one
+    runs: list[list[int]] = []
     for i, (row, k) in enumerate(zip(rows, counts, strict=True)):
-        full, last = len(row) == k, runs[-1]
-        after_other = bool(last) and bool(apart) and apart[last[-1]] and full and len(rows[last[-1]]) == k
-        if last and (counts[last[0]] != k or last[-1] != i - 1 or after_other):
-            runs.append([])
-        if len(row) and k >= min_rank and ((row[:k] >= low) & (row[:k] <= high)).all():
+        if not len(row) or not ((row[:k] >= low) & (row[:k] <= high)).all():
+            continue
+        beside = i > 0 and apart[i - 1] and len(rows[i - 1]) == len(row) == k
+        if runs and runs[-1][-1] == i - 1 and counts[i - 1] == k and not beside:
             runs[-1].append(i)
-    run = min(runs, key=lambda run: (-len(run), counts[run[0]] if run else 0, run[:1]))
-    shortest = min(min_layers, len(rows) + others)
-    if len(run) < shortest or not run:
+        else:
+            runs.append([i])
+    run = min(runs, key=lambda run: (-len(run), counts[run[0]]), default=[])
+    shortest = min(limits.min_layers, depth)
+    if len(run) < shortest:
         plural = "" if len(run) == 1 else "s"
         reason = f"the longest run of layers with the same clear gap has {len(run)} layer{plural}, expected {shortest}"
-        return Bottleneck(None, None, None, None, (), *settings, reason if run else "no layer has a clear gap")
+        return Bottleneck(None, None, None, None, (), counts, *limits, reason if run else "no layer has a clear gap")
     rank, middle = counts[run[0]], rows[run[(len(run) - 1) // 2]]
     above = middle[rank - 1] if rank else 1.0
     below = middle[rank] if rank < len(middle) else 0.0
     gap = float(above / below) if below > 0 else float("inf")
-    return Bottleneck(rank, run[0] + 1, run[-1] + 1, gap, tuple(map(float, middle)), *settings)
+    return Bottleneck(rank, run[0] + 1, run[-1] + 1, gap, tuple(map(float, middle)), counts, *limits)
 
 
 def ranks(
@@ -424,26 +429,23 @@ def bottleneck(
     """
     check_finite(net)
     samples = example(net, x, inputs=True)
+    limits = limits_of(atol, near_one, min_layers)
     given = None if rank is None else validation.integer(rank, "rank", 0)
     function = Functional(net, dtype, whole=samples)
     reading = read_function(function, samples)
     check_read(function, reading, layers=not reading.weights)
-    with torch.no_grad():
-        d_in, d_out = samples[0].numel(), function(samples[:2])[0].numel()
+    d_in, d_out = samples[0].numel(), function(samples[:2])[0].numel()
 
-    def acting(reading: Reading) -> tuple[spectra.Spectra, spectra.Spectra, dict[str, float]]:
-        if reading.unobserved and not reading.layers:  # there are weights only
-            return spectra.Spectra({}), spectra.Spectra({}), {}
-        taker = Ratio(reading)
-        both = spectra.activation_spectra(function, samples, reading, also=[taker], chunk_size=chunk_size)
-        return both.values["preactivations"], both.values["activations"], taker.ratios()
+    def measured(reading: Reading) -> tuple[dict[str, spectra.Spectra], dict[str, float]]:
+        ratio, acting = Ratio(reading), spectra.ActivationSpectra(function, samples, reading)
+        return acting.measure([ratio], chunk_size).values, ratio.ratios()
 
-    (before, after, ratios), reading = leaving_out(function, samples, reading, acting)
+    (acting, ratios), reading = leaving_out(function, samples, reading, measured)
     weights = spectra.weight_singular_values(net, reading=reading)
-    search: dict[str, Any] = {"atol": atol, "near_one": near_one, "min_layers": min_layers}
-    place = of_network(function, samples, reading, weights, chunk_size=chunk_size, **search)
+    place = of_network(function, samples, reading, weights, limits, chunk_size)
+    inside = range(place.start or 1, (place.end or 0) + 1)
     unobserved = {layer.name for layer in reading.unobserved}
-    reasons = dict.fromkeys(s for part in (weights, after, before) for s in part.skipped if s.name not in unobserved)
+    reasons = dict.fromkeys(s for part in (weights, *acting.values()) for s in part.skipped if s.name not in unobserved)
     layers = []
     for layer in reading.weights:
         name, values = layer.name, weights.get(layer.name)
@@ -453,19 +455,19 @@ def bottleneck(
             index=layer.index,
             name=name,
             kind=layer.kind,
-            inside=place.start is not None and place.end is not None and place.start <= layer.index <= place.end,
+            inside=layer.index in inside,
             singular_values=values,
-            count=None if values is None else int((values > place.atol).sum()),
+            count=None if values is None else int((values > limits.atol).sum()),
             distance=distance,
             rest=rest,
             bias_norm=0.0 if layer.bias is None else float(layer.bias.detach().double().norm()),
             nonlinearity=ratios.get(name, math.nan),
-            preactivation_values=before.get(name),
-            activation_values=after.get(name),
-            note="; ".join(note for note in notes if note),
+            preactivation_values=acting["preactivations"].get(name),
+            activation_values=acting["activations"].get(name),
+            note="; ".join(filter(None, notes)),
         )
         layers.append(structure)
-    return Structure(_kind(place, d_in, d_out), tuple(layers), place, d_in, d_out, tuple(reasons))
+    return Structure(_kind(place, inside, d_in, d_out), tuple(layers), place, d_in, d_out, tuple(reasons))
 
 
 def _distance(values: Tensor | None, rank: int | None) -> tuple[float, float]:
@@ -477,13 +479,11 @@ def _distance(values: Tensor | None, rank: int | None) -> tuple[float, float]:
     return float(distance.sqrt()), float(rest[0]) if len(rest) else 0.0
 
 
-def _kind(place: Bottleneck, d_in: int, d_out: int) -> str:
-    if place.rank is None or place.start is None or place.end is None:
-        return "undetermined"
-    if place.rank == 0:
-        return "collapsed"
-    before = place.rank < d_in and any(count > place.rank for count in place.counts[: place.start - 1])
-    after = place.rank < d_out and any(count > place.rank for count in place.counts[place.end :])
+def _kind(place: Bottleneck, inside: range, d_in: int, d_out: int) -> str:
+    if not place.rank:
+        return "undetermined" if place.rank is None else "collapsed"
+    before = place.rank < d_in and any(count > place.rank for count in place.counts[: inside.start - 1])
+    after = place.rank < d_out and any(count > place.rank for count in place.counts[inside.stop - 1 :])
     return {(True, True): "full", (True, False): "half", (False, True): "reversed half"}.get((before, after), "uniform")
 
 

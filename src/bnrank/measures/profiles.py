@@ -315,7 +315,7 @@ def _activations(
         return _Activations(reasons=reasons)
     ratio, uses = Ratio(reading), Uses(reading, len(x))
     takers, limits = [ratio, uses], cast(dict[str, Any], {"chunk_size": chunk_size, "deadline": deadline})
-    found = spectra.activation_spectra(function, x, reading, which, also=takers, **limits)
+    found = spectra.ActivationSpectra(function, x, reading, which).measure(takers, **limits)
     columns: dict[str, Mapping[str, Any]] = {f"{kind[:-1]}_singular_values": s for kind, s in found.values.items()}
     late: dict[str, list[str]] = {}
     for (kind, i), reason in found.late.items():
@@ -348,9 +348,8 @@ def _bottleneck(
     """Return the bottleneck among the layers, undetermined where weights were not measured."""
     values = {name: part.values for name, part in measured.items()}
     missing = [layer.name for layer in reading.layers or reading.weights if layer.name not in values]
-    bottleneck = bottlenecks.of_network(
-        function, x, reading, {} if missing else values, atol=atol, chunk_size=chunk_size
-    )
+    limits = bottlenecks.limits_of(atol)
+    bottleneck = bottlenecks.of_network(function, x, reading, {} if missing else values, limits, chunk_size)
     if not missing:
         return bottleneck
     reason = f"weights that were not measured: {', '.join(missing)}" if values else UNMEASURED

@@ -1,9 +1,8 @@
 """Singular values of weights, activations and preactivations."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -12,11 +11,11 @@ from bnrank._core import heap, validation
 from bnrank._core.deadline import Deadline
 from bnrank._core.linalg import effective_rank, entropy_rank, rank, stable_rank, stable_rank_from
 from bnrank.measures.accumulating import METHODS, Accumulator
-from bnrank.measures.convolution import conv_singular_values, per_dimension
+from bnrank.measures.convolution import Size, conv_singular_values, per_dimension
 from bnrank.measures.operators import operator_values
 from bnrank.networks.functional import Functional, example
 from bnrank.networks.inputs import Example, Samples
-from bnrank.networks.reading import Reading, Taker, leaving_out, named, read_function, read_or, stream
+from bnrank.networks.reading import Layer, Reading, Taker, leaving_out, named, read_function, read_or, stream
 from bnrank.networks.reasons import Skipped, only_weight
 
 __all__ = ["Accumulator", "Spectra", "activation_singular_values", "conv_singular_values", "effective_rank", "rank"]
@@ -24,6 +23,7 @@ __all__ += ["entropy_rank", "singular_values", "stable_rank", "weight_singular_v
 
 WHICH = ("activations", "preactivations")
 MAX_ENTRIES = 2**27  # entries of one R factor or Gram matrix: 1 GiB
+NO_DEADLINE = Deadline()
 MAX_TOGETHER = 2**24  # entries of all those in memory at a time, if there are several: 128 MiB
 Key = tuple[str, int]  # "activations" or "preactivations", and the number of a layer from 0
 
@@ -43,19 +43,11 @@ class Spectra(dict[str, Tensor]):
         Layer name -> squared Frobenius norm, of layers whose values are bounds.
     """
 
-    def __init__(
-        self,
-        values: Mapping[str, Tensor],
-        skipped: Sequence[Skipped] = (),
-        notes: Mapping[str, str] | None = None,
-        floor: float = 0.0,
-        squared_norms: Mapping[str, float] | None = None,
-    ) -> None:
+    def __init__(self, values: Mapping[str, Tensor], skipped: Sequence[Skipped] = (), floor: float = 0.0) -> None:
         super().__init__(values)
-        self.skipped = tuple(skipped)
-        self.notes = dict(notes or {})
-        self.floor = floor
-        self.squared_norms = dict(squared_norms or {})
+        self.skipped, self.floor = tuple(skipped), floor
+        self.notes: dict[str, str] = {}
+        self.squared_norms: dict[str, float] = {}
 
     def ranks(self, rtol: float = 0.1) -> tuple[int, ...]:
         """Return the number of singular values above ``rtol`` times the largest of the layer, for every layer.
@@ -93,14 +85,12 @@ def singular_values(matrix: Tensor, name: str = "matrix") -> Tensor:
     >>> bnrank.spectra.singular_values(torch.diag(torch.tensor([3.0, 4.0]))).tolist()
     [4.0, 3.0]
     """
-    name = validation.text(name, "name")
+    validation.text(name, "name")
+    matrix = validation.dense(validation.kind(matrix, name, Tensor), name).detach()
     expected = "numbers (..., n_out, n_in)"
-    if validation.kind(matrix, name, Tensor).is_complex():
-        parts = validation.real(torch.view_as_real(matrix.detach().resolve_conj()), name, expected)
-        matrix = torch.view_as_complex(parts.to(torch.float64).contiguous())
-    else:
-        matrix = validation.real(matrix, name, expected).to(torch.float64)
+    validation.expect(matrix.dtype != torch.bool, name, matrix, expected, TypeError)
     validation.expect(matrix.ndim >= 2, name, f"shape {tuple(matrix.shape)}", expected)
+    matrix = validation.finite(matrix, name).to(torch.complex128 if matrix.is_complex() else torch.float64)
     values: Tensor = torch.linalg.svdvals(matrix)
     return values
 
@@ -148,24 +138,28 @@ def weight_singular_values(
     if size is not None:
         per_dimension(size, "size")
     reading = read_or(reading, net, x)
-    values: dict[str, Tensor] = {}
-    notes: dict[str, str] = {}
-    norms: dict[str, float] = {}
-    skipped = list(reading.unread)
+    spectra = Spectra({}, reading.unread, floor=1e-15)
     for layer in reading.weights:
-        name, norm, note = layer.name, None, ""
+        name, note = layer.name, ""
         if layer.is_convolution or layer.is_transposed:
-            spectrum, norm, note = operator_values(layer, size)
+            note = _add_operator(spectra, layer, size)
         else:
-            spectrum = singular_values(layer.weight, f"net: the weight of layer {name!r}")
-        if spectrum is None:
-            skipped.append(Skipped.part(name, layer.module, f"weight_singular_values: {note}"))
-            continue
-        values[name] = spectrum
-        norms |= {} if norm is None else {name: norm}
-        if note or layer.reason:
-            notes[name] = "; ".join(filter(None, [note, layer.reason and only_weight(layer.reason)]))
-    return Spectra(values, skipped, notes, floor=1e-15, squared_norms=norms)
+            spectra[name] = singular_values(layer.weight, f"net: the weight of layer {name!r}")
+        if name in spectra and (note or layer.reason):
+            spectra.notes[name] = "; ".join(filter(None, [note, layer.reason and only_weight(layer.reason)]))
+    return spectra
+
+
+def _add_operator(spectra: Spectra, layer: Layer, size: Size | None) -> str:
+    """Add the singular values of a convolution, or the reason why there are none; return a note on the values."""
+    values, norm, note = operator_values(layer, size)
+    if values is None:
+        spectra.skipped += (Skipped.part(layer.name, layer.module, f"weight_singular_values: {note}"),)
+        return ""
+    spectra[layer.name] = values
+    if norm is not None:
+        spectra.squared_norms[layer.name] = norm
+    return note
 
 
 def activation_singular_values(
@@ -228,75 +222,15 @@ def activation_singular_values(
     given = example(net, x, inputs=True)
     function = Functional(net, dtype, whole=given)
     reading = read_function(function, given) if reading is None else validation.kind(reading, "reading", Reading)
-    passes: dict[str, Any] = {"method": method, "chunk_size": chunk_size}
-    found, _ = leaving_out(
-        function, given, reading, lambda reading: activation_spectra(function, given, reading, (which,), **passes)
-    )
-    return found.values[which]
+
+    def measured(reading: Reading) -> ActivationSpectra:
+        return ActivationSpectra(function, given, reading, (which,), method).measure(chunk_size=chunk_size)
+
+    return leaving_out(function, given, reading, measured)[0].values[which]
 
 
-@dataclass(frozen=True)
-class Passes:
-    """The result of passes over the data.
-
-    Attributes
-    ----------
-    values : dict
-        Spectra by "activations" and "preactivations".
-    late : dict
-        Why there is none of a layer for lack of time, by these names and the number of the layer.
-    samples : int
-        Number of samples for which the further measures were run.
-    """
-
-    values: dict[str, Spectra]
-    late: dict[Key, str]
-    samples: int
-
-
-class _Blocks(Taker):
-    """The spectra of as many of some layers as fit in memory together; one always does, if not too large by itself.
-
-    ``pieces`` has those that are measured, ``too_large`` why others never are.
-    """
-
-    def __init__(self, keys: Iterable[Key], method: str, samples: int) -> None:
-        self.keys, self.method, self.samples, self.room = set(keys), method, samples, MAX_TOGETHER
-        self.pieces: dict[Key, Accumulator] = {}
-        self.too_large: dict[Key, str] = {}
-
-    def activations(self, layer: int, values: Tensor) -> None:
-        self._add(("activations", layer), values.flatten(1))
-
-    def preactivations(self, layer: int, values: Tensor) -> None:
-        self._add(("preactivations", layer), values.flatten(1))
-
-    def _add(self, key: Key, rows: Tensor) -> None:
-        if key in self.keys and key not in self.pieces and key not in self.too_large:  # the first block
-            width = rows.shape[1]
-            held = width * (width if self.method == "gram" else min(width, self.samples))
-            if held > MAX_ENTRIES:
-                need = f"{width} features for {self.samples} samples need {held} numbers"
-                self.too_large[key] = f"{need}, the limit is {MAX_ENTRIES}"
-            elif held <= self.room or not self.pieces:
-                self.pieces[key] = Accumulator(self.method)
-                self.room -= held
-        if key in self.pieces:
-            self.pieces[key].add(rows)
-
-
-def activation_spectra(
-    function: Functional,
-    x: Samples,
-    reading: Reading,
-    which: Sequence[str] = WHICH,
-    *,
-    method: str = "qr",
-    chunk_size: int = 4096,
-    also: Sequence[Taker] = (),
-    deadline: Deadline | None = None,
-) -> Passes:
-    """Return spectra of activations and preactivations, and run other measures in the same passes over the data.
+class ActivationSpectra(Taker):
+    """Spectra of activations and preactivations, in as many passes over the data as the memory needs.
 
     Layers are measured together as long as what is held of them fits in 128 MiB; a single one may have eight times as
     much. A pass that is cut off gives no spectra.
@@ -305,51 +239,85 @@ def activation_spectra(
     ----------
     function, x : Functional, Tensor or Inputs
         The network and all samples.
-    reading, method, chunk_size
+    reading, method
         As for :func:`activation_singular_values`.
     which : sequence of str
         Some of "activations" and "preactivations".
-    also : sequence of Taker
-        Further measures, in the first pass, which is theirs alone where there is a deadline.
-    deadline : Deadline, optional
-        The time that may be used.
+
+    Attributes
+    ----------
+    values : dict
+        Spectra by "activations" and "preactivations".
+    late : dict
+        Why there is none of a layer for lack of time, by these names and the number of the layer.
+    samples : int
+        Number of samples for which the further measures of :meth:`measure` were run.
     """
-    deadline, samples, layers = deadline or Deadline(), len(x), reading.layers
-    keys = [(kind, i) for i in range(len(layers)) for kind in which]
-    spectra: dict[Key, Tensor] = {}
-    late: dict[Key, str] = {}
-    too_large: dict[Key, str] = {}
-    rest, ran = list(keys), samples
-    while rest or also:
-        blocks = _Blocks([] if also and deadline.is_set else rest, method, samples)
-        takers: list[Taker] = [blocks, *also]
+
+    def __init__(
+        self, function: Functional, x: Samples, reading: Reading, which: Sequence[str] = WHICH, method: str = "qr"
+    ) -> None:
+        floor = max(1e-8 if method == "gram" else 1e-15, torch.finfo(function.dtype).eps)
+        self.function, self.x, self.reading, self.method, self.samples = function, x, reading, method, len(x)
+        self.values = {kind: Spectra({}, reading.skipped, floor) for kind in which}
+        self.late: dict[Key, str] = {}
+        keys = [(kind, i) for i in range(len(reading.layers)) for kind in which]
+        self._spectra: dict[Key, Tensor | None] = dict.fromkeys(keys)
+        self._pieces: dict[Key, Accumulator] = {}
+        self._room = 0
+
+    def measure(self, also: Sequence[Taker] = (), chunk_size: int = 4096, deadline: Deadline = NO_DEADLINE) -> Self:
+        """Compute the spectra, and let further measures, ``also``, take the values of the first pass; return this.
+
+        With a deadline that pass is theirs alone. Without layers there is no pass.
+        """
+        samples, layers = len(self.x), self.reading.layers
         passes: dict[str, Any] = {"chunk_size": chunk_size, "over": deadline.over}
-        done = 0 if deadline.over() else stream(function, x, reading, takers, **passes)
-        heap.give_back()
-        for kind, i in sorted(blocks.pieces, key=lambda key: (key[1], key[0] == "activations")):
-            if done < samples or deadline.over():
-                late[kind, i] = deadline.cut(done if done < samples else 0, samples)
-                continue
-            try:  # errors name the first layer
-                spectra[kind, i] = blocks.pieces.pop((kind, i)).singular_values() / math.sqrt(samples)
+        also, done, waiting = also if layers else (), samples, [*self._spectra]
+        while (waiting or also) and done == samples:
+            takers: list[Taker] = [*also] if also and deadline.is_set else [self, *also]
+            self._room = MAX_TOGETHER
+            done = 0 if deadline.over() else stream(self.function, self.x, self.reading, takers, **passes)
+            self.samples, also = (done if also else self.samples), ()
+            for kind, i in sorted(self._pieces, key=lambda key: (key[1], key[0] == "activations")):
+                if done < samples or deadline.over():
+                    break
+                try:  # errors name the first layer
+                    self._spectra[kind, i] = self._pieces.pop((kind, i)).singular_values() / math.sqrt(samples)
+                except ValueError as error:
+                    raise ValueError(str(error).replace("piece", f"net: {named(layers, i, kind)}", 1)) from error
                 heap.give_back()
-            except ValueError as error:
-                text = str(error).removeprefix("piece: ")
-                raise ValueError(f"net: {named(layers, i, kind)}: {text}") from error
-        ran, also = (done if also else ran), ()
-        too_large |= blocks.too_large
-        rest = [key for key in rest if key not in spectra and key not in late and key not in too_large]
-        if done < samples:
-            late |= dict.fromkeys(rest, deadline.missed)
-            rest = []
-    floor = max(1e-8 if method == "gram" else 1e-15, torch.finfo(function.dtype).eps)
-    values = {}
-    for kind in which:
-        measured = {layer.name: spectra[kind, i] for i, layer in enumerate(layers) if (kind, i) in spectra}
-        wide = [
-            Skipped.part(layer.name, layer.module, f"{kind}: {too_large[kind, i]}")
-            for i, layer in enumerate(layers)
-            if (kind, i) in too_large
-        ]
-        values[kind] = Spectra(measured, [*reading.skipped, *wide], floor=floor)
-    return Passes(values, late, ran)
+            waiting = [key for key, spectrum in self._spectra.items() if spectrum is None]
+        for (kind, i), spectrum in self._spectra.items():
+            if spectrum is None:
+                self.late[kind, i] = deadline.cut(done if (kind, i) in self._pieces else 0, samples)
+            else:
+                self.values[kind][layers[i].name] = spectrum
+        return self
+
+    def activations(self, layer: int, values: Tensor) -> None:
+        """Add a block of activations."""
+        self._add(("activations", layer), values.flatten(1))
+
+    def preactivations(self, layer: int, values: Tensor) -> None:
+        """Add a block of preactivations."""
+        self._add(("preactivations", layer), values.flatten(1))
+
+    def _add(self, key: Key, rows: Tensor) -> None:
+        if key not in self._pieces and self._spectra.get(key, rows) is None:
+            width = rows.shape[1]
+            held = width * (width if self.method == "gram" else min(width, len(self.x)))
+            if held > MAX_ENTRIES:
+                self._skip(key, f"{width} features for {len(self.x)} samples need {held} numbers")
+            elif held <= self._room or not self._pieces:
+                self._pieces[key] = Accumulator(self.method)
+                self._room -= held
+        if key in self._pieces:
+            self._pieces[key].add(rows)
+
+    def _skip(self, key: Key, need: str) -> None:
+        """Note that a layer is too large by itself."""
+        del self._spectra[key]
+        kind, layer = key[0], self.reading.layers[key[1]]
+        reason = f"{kind}: {need}, the limit is {MAX_ENTRIES}"
+        self.values[kind].skipped += (Skipped.part(layer.name, layer.module, reason),)
