@@ -45,18 +45,18 @@ class Accumulator:
         features = self._held[0].shape[-1] if self._held else None
         fits = (piece.ndim == 2 if self.method == "gram" else piece.ndim >= 2) and features in (None, piece.shape[-1])
         validation.expect(fits, "piece", f"shape {tuple(piece.shape)}", f"(n, {features or 'features'})")
-        real = self.method == "qr" or not piece.is_complex()
-        validation.expect(real, "piece", "complex numbers", "real ones for the method 'gram'", TypeError)
-        self.rows += piece.shape[-2]
         rows = piece.clone() if piece.is_complex() else piece.to(torch.float64, copy=True)
         if self.method == "gram":
+            if rows.is_complex():
+                raise TypeError("piece: got complex numbers, expected real ones for the method 'gram'")
             gram = rows.T @ rows
             self._held = [self._held[0].add_(gram) if self._held else gram]
-            return
-        self._held.append(rows)
-        width, later = rows.shape[-1], sum(part.shape[-2] for part in self._held[1:])
-        if self._held[0].shape[-2] + later > width and later >= width // 2:  # not after every small piece
-            self._held = [_scaled(_triangle, self._held)]
+        else:
+            self._held.append(rows)
+            width, later = rows.shape[-1], sum(part.shape[-2] for part in self._held[1:])
+            if self._held[0].shape[-2] + later > width and later >= width // 2:  # not after every small piece
+                self._held = [_scaled(_triangle, self._held)]
+        self.rows += rows.shape[-2]
 
     def singular_values(self) -> Tensor:
         """Return the min(rows, features) singular values of all rows so far, descending."""
@@ -67,11 +67,9 @@ class Accumulator:
             raise ValueError("piece: got NaN, infinite or too large entries, expected finite ones")
         if self.method == "gram":
             values: Tensor = torch.linalg.eigvalsh(self._held[0]).clamp(min=0).sqrt().flip(0)
-        elif 1e-150 < max(sizes, default=1.0) < 1e150:  # usual
-            values = _values(self._held)
-        else:
-            values = _scaled(_values, self._held)
-        return values[..., : min(self.rows, self._held[0].shape[-1])]
+            return values[: self.rows]
+        is_usual = 1e-150 < max(sizes, default=1.0) < 1e150
+        return _values(self._held) if is_usual else _scaled(_values, self._held)
 
 
 def _triangle(parts: Sequence[Tensor]) -> Tensor:

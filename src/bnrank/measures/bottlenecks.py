@@ -169,36 +169,31 @@ def of_network(
 
 
 def _confirmed(small: Bottleneck, without_small: Bottleneck, varied: contraction.Variations) -> Bottleneck:
-    """Return a bottleneck of rank 0 if what varies before and after it confirms it, else the one without small layers.
+    """Return a bottleneck of rank 0 if what varies before and after its layers confirms it.
 
-    Where there is none, or nothing varies before, the reason says so.
+    Else return the one without layers of small weights, or one of rank None, with the reason, where there is none or
+    the samples show neither.
     """
-    found, text = (
-        without_small,
-        f"no singular value of layers {small.start} to {small.end} is above {small.atol:g}, but",
-    )
-    if not varied.before:
-        found, reason = (
-            small,
-            (
-                f"{text} the samples do not differ where layer {small.start} begins, so they do not show whether "
-                "anything passes beside these weights; pass an x with samples that differ there"
-            ),
-        )
-    elif varied.after <= small.atol * varied.before:
+    if varied.before and varied.after <= small.atol * varied.before:
         return small
-    else:
-        reason = (
-            f"{text} what follows them varies with x, {varied.after / varied.before:.2g} times as much as what enters "
-            "them: it passes beside their weights, or is scaled up"
+    if without_small.rank and varied.before:
+        return without_small
+    if varied.before:
+        why = (
+            f"what follows them varies with x, {varied.after / varied.before:.2g} times as much as what enters them: "
+            "it passes beside their weights, or is scaled up"
         )
-    if found.rank:
-        return found
-    return replace(found, rank=None, start=None, end=None, gap=None, values=(), reason=reason)
+    else:
+        why = (
+            f"the samples do not differ where layer {small.start} begins, so they do not show whether anything passes "
+            "beside these weights; pass an x with samples that differ there"
+        )
+    reason = f"no singular value of layers {small.start} to {small.end} is above {small.atol:g}, but {why}"
+    return replace(small, rank=None, start=None, end=None, gap=None, values=(), reason=reason)
 
 
 def _longest(rows: Sequence[np.ndarray], limits: Limits, depth: int, apart: Sequence[bool]) -> Bottleneck:
-    """Return the longest run of clear layers, whose values descend, in a network of a depth: others may lie anywhere.
+    """Return the longest run of clear layers, whose values descend, in a network of at least as many layers.
 
     Layers of full rank end a run if ``apart``: the next reads other values.
     """
@@ -474,9 +469,8 @@ def _distance(values: Tensor | None, rank: int | None) -> tuple[float, float]:
     """Return the distance to the nearest partial isometry of a rank and s_{k+1}."""
     if values is None or rank is None:
         return math.nan, math.nan
-    rest = values[rank:]
-    distance = ((values[:rank] - 1) ** 2).sum() + (rest**2).sum()
-    return float(distance.sqrt()), float(rest[0]) if len(rest) else 0.0
+    ideal = (torch.arange(len(values), device=values.device) < rank).double()
+    return float((values - ideal).norm()), float(values[rank]) if rank < len(values) else 0.0
 
 
 def _kind(place: Bottleneck, inside: range, d_in: int, d_out: int) -> str:

@@ -23,8 +23,8 @@ __all__ += ["entropy_rank", "singular_values", "stable_rank", "weight_singular_v
 
 WHICH = ("activations", "preactivations")
 MAX_ENTRIES = 2**27  # entries of one R factor or Gram matrix: 1 GiB
-NO_DEADLINE = Deadline()
 MAX_TOGETHER = 2**24  # entries of all those in memory at a time, if there are several: 128 MiB
+NO_DEADLINE = Deadline()
 Key = tuple[str, int]  # "activations" or "preactivations", and the number of a layer from 0
 
 
@@ -262,8 +262,8 @@ class ActivationSpectra(Taker):
         self.values = {kind: Spectra({}, reading.skipped, floor) for kind in which}
         self.late: dict[Key, str] = {}
         keys = [(kind, i) for i in range(len(reading.layers)) for kind in which]
-        self._spectra: dict[Key, Tensor | None] = dict.fromkeys(keys)
-        self._pieces: dict[Key, Accumulator] = {}
+        self._spectra: dict[Key, Tensor | None] = dict.fromkeys(keys)  # None: not yet measured
+        self._pieces: dict[Key, Accumulator] = {}  # of those that this pass measures
         self._room = 0
 
     def measure(self, also: Sequence[Taker] = (), chunk_size: int = 4096, deadline: Deadline = NO_DEADLINE) -> Self:
@@ -290,7 +290,8 @@ class ActivationSpectra(Taker):
             waiting = [key for key, spectrum in self._spectra.items() if spectrum is None]
         for (kind, i), spectrum in self._spectra.items():
             if spectrum is None:
-                self.late[kind, i] = deadline.cut(done if (kind, i) in self._pieces else 0, samples)
+                begun = self._pieces.pop((kind, i), None) is not None
+                self.late[kind, i] = deadline.cut(done if begun else 0, samples)
             else:
                 self.values[kind][layers[i].name] = spectrum
         return self
@@ -304,7 +305,7 @@ class ActivationSpectra(Taker):
         self._add(("preactivations", layer), values.flatten(1))
 
     def _add(self, key: Key, rows: Tensor) -> None:
-        if key not in self._pieces and self._spectra.get(key, rows) is None:
+        if key not in self._pieces and self._spectra.get(key, rows) is None:  # it may wait for another pass
             width = rows.shape[1]
             held = width * (width if self.method == "gram" else min(width, len(self.x)))
             if held > MAX_ENTRIES:
