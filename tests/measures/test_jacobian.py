@@ -166,7 +166,7 @@ def test_everything_is_computed_once_from_parameters_copied_at_the_start(monkeyp
         assert torch.allclose(later.ntk_trace, trace)
         assert torch.allclose(together.matrices, expected)
         with monkeypatch.context() as patched:
-            patched.setattr(Jacobian, "_blocks", None)
+            patched.setattr(together, "_derivatives", None)
             values = together.singular_values
             assert torch.allclose(values, torch.linalg.svdvals(expected))
             assert together.matrices is together.matrices

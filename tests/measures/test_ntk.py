@@ -6,7 +6,7 @@ from torch import nn
 
 import bnrank
 import helpers
-from bnrank.measures import ntk, products
+from bnrank.measures import derivatives, ntk
 from oracles import ntk as dense_ntk
 
 normal = functools.partial(helpers.normal, dtype=torch.float32)
@@ -133,10 +133,10 @@ def test_traces_of_many_outputs_at_a_time_are_those_of_the_whole_jacobian(monkey
     net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 7))
     x = torch.randn(6, 3, dtype=torch.float64)
     whole = bnrank.ntk.trace(net, x)
-    monkeypatch.setattr(products, "CHUNK_ENTRIES", limit)
+    monkeypatch.setattr(derivatives, "CHUNK_ENTRIES", limit)
     assert torch.allclose(bnrank.ntk.trace(net, x), whole)
     lstm = nn.Sequential(nn.LSTM(3, 4, batch_first=True))
     sequences = torch.randn(2, 5, 3, dtype=torch.float64)
     found = bnrank.ntk.trace(lstm, sequences)
-    monkeypatch.setattr(products, "CHUNK_ENTRIES", 2**24)
+    monkeypatch.setattr(derivatives, "CHUNK_ENTRIES", 2**24)
     assert torch.allclose(found, bnrank.ntk.trace(lstm, sequences))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from bnrank._core import validation
 from bnrank.discovery.compression.returned import confinement
-from bnrank.measures.products import differentiating
+from bnrank.measures.derivatives import differentiating
 from bnrank.networks.inputs import Inputs, Samples, columns, main_output
 from bnrank.training.objectives import LOSSES
 

@@ -12,15 +12,11 @@ from torch import Tensor, nn
 from bnrank._core import linalg, validation
 from bnrank._core.results import Printed
 from bnrank._core.validation import Data
-from bnrank.measures import kinks, ntk
-from bnrank.measures.backward import Layers
-from bnrank.measures.kinks import KinkWarning
-from bnrank.measures.products import check_samplewise, differentiating
+from bnrank.measures import kinks
+from bnrank.measures.derivatives import OfMLP, derivatives, spectrum
+from bnrank.measures.kinks import KINK_RTOL, KinkWarning
 from bnrank.networks.chain import as_mlp
-from bnrank.networks.functional import Functional, check_finite, example, is_plain_mlp, unwrap
-
-KINK_RTOL = 1e-12
-CHUNK_ENTRIES = 2**24  # float64 entries of the Jacobians of a block, for modules other than MLP: 128 MiB
+from bnrank.networks.functional import check_finite, example, unwrap
 
 
 @dataclass(frozen=True)
@@ -114,11 +110,9 @@ class Jacobian(Printed):
         floating = self.x.is_floating_point()
         validation.expect(floating, "x", f"dtype {self.x.dtype}", "floating point to differentiate by", TypeError)
         check_finite(net)
-        self.dtype = dtype
         self.kink_rtol = None if kink_rtol is None else validation.number(kink_rtol, "kink_rtol", 0.0)
-        self.chunk_size = None if chunk_size is None else validation.integer(chunk_size, "chunk_size")
-        self._function: Layers | Functional
-        self._function = Layers.of(net, dtype, copy=True) if is_plain_mlp(net) else Functional(net, dtype, whole=self.x)
+        chunk_size = None if chunk_size is None else validation.integer(chunk_size, "chunk_size")
+        self._derivatives = derivatives(net, self.x, dtype, chunk_size)
         self._warned = False
 
     def __str__(self) -> str:
@@ -128,7 +122,8 @@ class Jacobian(Printed):
 
     def chunks(self) -> Iterator[Tensor]:
         """Iterate over Jf(x_i) in blocks (n, d_out, d_in), in the order of the samples; nothing is cached."""
-        return self._blocks(compact=False)
+        self._warn_of_kinks()
+        yield from self._derivatives.jacobians(self.x)
 
     @cached_property
     def matrices(self) -> Tensor:
@@ -144,8 +139,8 @@ class Jacobian(Printed):
         >>> Jacobian(torch.nn.Softplus(), torch.zeros(1, 3)).singular_values
         tensor([[0.5000, 0.5000, 0.5000]], dtype=torch.float64)
         """
-        blocks = (self.matrices,) if "matrices" in vars(self) else self._blocks(compact=True)
-        return torch.cat([self._spectrum(matrix) for matrix in blocks])
+        self._warn_of_kinks()
+        return spectrum(self.matrices) if "matrices" in vars(self) else self._derivatives.spectra(self.x)
 
     @cached_property
     def ntk_trace(self) -> Tensor:
@@ -164,16 +159,10 @@ class Jacobian(Printed):
         (tensor([4.], dtype=torch.float64), tensor([[4., 3.]], dtype=torch.float64))
         """
         self._warn_of_kinks()
-        function, values, traces = self._function, [], []
-        if isinstance(function, Layers) and "singular_values" not in vars(self):
-            for part in self._parts(function.widths[-1]):
-                trace, matrix = function.traced(function.forward(part))
-                traces.append(trace)
-                values.append(self._spectrum(matrix))
-            vars(self)["singular_values"] = torch.cat(values)
-            return ntk.finite(torch.cat(traces))
-        ntk.check_unshared(self.net)
-        return ntk.trace_of(self._function, self.x.to(self._function.device), self.chunk_size)
+        if isinstance(self._derivatives, OfMLP) and "singular_values" not in vars(self):
+            traces, vars(self)["singular_values"] = self._derivatives.traces_and_spectra(self.x)
+            return traces
+        return self._derivatives.traces(self.x)
 
     def rank(self, rtol: float = 1e-6) -> JacobianRank:
         """Return the largest rank of the Jacobian over the samples, with the sample where it is attained (T18).
@@ -274,64 +263,16 @@ class Jacobian(Printed):
         """
         default = KINK_RTOL if self.kink_rtol is None else self.kink_rtol
         rtol = default if rtol is None else validation.number(rtol, "rtol", 0.0)
-        function, parts = self._function, self._parts()
-        if isinstance(function, Layers):
-            return torch.cat([kinks.of_layers(function, function.forward(part), rtol) for part in parts])
-        return torch.cat([kinks.of_module(function, part, rtol) for part in parts])
-
-    def _spectrum(self, matrices: Tensor) -> Tensor:
-        """Return the singular values of a block of Jacobians; those omitted by compact ones are 0."""
-        if not bool(torch.isfinite(matrices).all()):
-            raise validation.RangeError("net: its Jacobian has NaN or infinite entries, expected finite ones")
-        values = torch.linalg.svdvals(matrices.double())
-        if isinstance(self._function, Layers):
-            ends = self._function.widths[0], self._function.widths[-1]
-            values = nn.functional.pad(values, (0, min(ends) - values.shape[1]))
-        return values
-
-    def _blocks(self, *, compact: bool) -> Iterator[Tensor]:
-        """Iterate over Jf(x_i) in blocks, of MLPs ``compact`` if requested."""
-        function = self._function
-        self._warn_of_kinks()
-        for part in self._parts():
-            if isinstance(function, Layers):
-                yield (function.compact if compact else function).jacobian(function.forward(part))
-            else:
-                yield _by_autograd(function, part)
+        return self._derivatives.near_kinks(self.x, rtol)
 
     def _warn_of_kinks(self) -> None:
         """Issue one warning of samples near kinks."""
         if self.kink_rtol is not None and not self._warned:
             self._warned = True
-            message = kinks.describe(self.near_kinks(), self.kink_rtol)
-            if message:
+            near = self.near_kinks()
+            if bool(near.any()):
+                message = kinks.describe(near, self.kink_rtol)
                 warnings.warn(f"x: {message}", KinkWarning, _level_of_caller())
-
-    def _parts(self, rows: int = 0) -> Iterator[Tensor]:
-        """Iterate over blocks of samples, in the precision of the passes, for products of so many rows."""
-        function, size = self._function, self.chunk_size
-        if isinstance(function, Layers):
-            size = size or function.block(rows or min(function.widths[0], function.widths[-1]))
-        else:
-            d_out = check_samplewise(function, self.x.to(function.device))
-            size = size or max(1, CHUNK_ENTRIES // (self.x[0].numel() * d_out))
-        return (part.to(function.device, self.dtype) for part in self.x.split(size))
-
-
-def _by_autograd(function: Functional, x: Tensor) -> Tensor:
-    """Return Jf(x_i), (n, d_out, d_in), by one backward pass per output."""
-    x = x.clone().requires_grad_(True)
-    with torch.enable_grad():
-        out = function(x).reshape(len(x), -1)
-        columns, ones = out.unbind(1), torch.ones_like(out[:, 0])
-    if not out.requires_grad:
-        raise ValueError(f"net: the output of {type(function.module).__name__} cannot be differentiated in x")
-    with differentiating(function.module):
-        rows = [
-            torch.autograd.grad(column, x, ones, retain_graph=True, materialize_grads=True)[0].flatten(1)
-            for column in columns
-        ]
-    return torch.stack(rows, 1)
 
 
 def _level_of_caller() -> int:

@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from bnrank.measures.backward import Forward, Layers
 from bnrank.networks.functional import Functional
 
+KINK_RTOL = 1e-12
 ROUNDING = 64  # changes of an argument up to this times the machine precision of its terms are rounding
 
 
@@ -30,10 +31,8 @@ class KinkWarning(UserWarning):
 
 
 def describe(near: Tensor, rtol: float, numbers: np.ndarray | None = None) -> str:
-    """Return a text on the samples near a kink: their number and the first (by ``numbers``); empty if there is none."""
+    """Return a text on the samples near a kink: their number and the first (by ``numbers``)."""
     rows = near.nonzero().flatten()
-    if not len(rows):
-        return ""
     first = int(rows[0]) if numbers is None else int(numbers[int(rows[0])])
     within = f"within {rtol:g} (relative) of" if rtol else "on"
     where = f"{len(rows)} of {len(near)} samples lie {within} a kink, the first is row {first}"
@@ -93,13 +92,12 @@ _KINKS: dict[str, Callable[..., list[Any]]] = {
 }
 
 
-class _Recorder(TorchDispatchMode):
-    """Records the arguments of kinks, numbered in order of execution, selected by a function of number and argument."""
+class _Arguments(TorchDispatchMode):
+    """Records arguments of operations with a kink, by their number in order of execution: those that are selected."""
 
     def __init__(self, selects: Callable[[int, Tensor], bool]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # its base class in torch has no types
-        self.selects, self.number = selects, 0
-        self.kept: dict[int, Tensor] = {}
+        self.selects, self.number, self.kept = selects, 0, dict[int, Tensor]()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Inspect the arguments of the operation, then run it."""
@@ -120,31 +118,38 @@ def of_module(function: Functional, x: Tensor, rtol: float) -> Tensor:
     clamp, abs, maximum and minimum; near means within ``rtol`` of the largest argument of the same operation on the
     same sample. If an argument is near, a second pass at points near the samples determines whether it depends on x.
     """
-    n = len(x)
-
-    def rows(z: Tensor) -> Tensor:
-        return z.reshape(n if z.ndim and z.shape[0] % n == 0 else 1, -1)
-
-    def sizes(z: Tensor) -> Tensor:
-        return torch.where(z.isfinite(), z.abs(), 0.0).amax(1, keepdim=True)
-
-    def near(z: Tensor) -> Tensor:
-        return z.abs() <= rtol * sizes(z)
-
-    first = _Recorder(lambda _, z: bool(near(rows(z)).any()))
-    with torch.no_grad(), first:
+    x = x.to(function.device, function.dtype)
+    with torch.no_grad(), _Arguments(lambda _, z: bool(_near(_rows(z, len(x)), rtol).any())) as first:
         function(x)
-    if any(len(rows(z)) != n for z in first.kept.values()):  # not a fixed number of rows per sample
-        return torch.cat([of_module(function, x[i : i + 1], rtol) for i in range(n)])
-    moved = torch.zeros(n, dtype=torch.bool, device=x.device)
     if not first.kept:
-        return moved
-    second, there = _Recorder(lambda number, _: number in first.kept), _nearby(x)
-    with torch.no_grad(), second:
+        return torch.zeros(len(x), dtype=torch.bool, device=x.device)
+    return _moving(function, x, rtol, first.kept)
+
+
+def _moving(function: Functional, x: Tensor, rtol: float, near: dict[int, Tensor]) -> Tensor:
+    """Return a mask of samples where arguments that are near a kink, by their number, depend on x."""
+    n = len(x)
+    if any(len(_rows(z, n)) != n for z in near.values()):  # not a fixed number of rows per sample
+        return torch.cat([of_module(function, x[i : i + 1], rtol) for i in range(n)])
+    there = _nearby(x)
+    with torch.no_grad(), _Arguments(lambda number, _: number in near) as second:
         function(there)
-    for number in first.kept.keys() & second.kept.keys():
-        before, after = rows(first.kept[number]), rows(second.kept[number])
+    moved = torch.zeros(n, dtype=torch.bool, device=x.device)
+    for number in near.keys() & second.kept.keys():
+        before, after = _rows(near[number], n), _rows(second.kept[number], n)
         if before.shape == after.shape:
-            rounding = ROUNDING * torch.finfo(before.dtype).eps * torch.maximum(sizes(before), sizes(after))
-            moved |= (((after - before).abs() > rounding) & near(before)).any(1).to(moved.device)
+            rounding = ROUNDING * torch.finfo(before.dtype).eps * torch.maximum(_sizes(before), _sizes(after))
+            moved |= (((after - before).abs() > rounding) & _near(before, rtol)).any(1).to(x.device)
     return moved
+
+
+def _rows(z: Tensor, n: int) -> Tensor:
+    return z.reshape(n if z.ndim and z.shape[0] % n == 0 else 1, -1)
+
+
+def _sizes(z: Tensor) -> Tensor:
+    return torch.where(z.isfinite(), z.abs(), 0.0).amax(1, keepdim=True)
+
+
+def _near(z: Tensor, rtol: float) -> Tensor:
+    return z.abs() <= rtol * _sizes(z)

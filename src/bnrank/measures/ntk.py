@@ -7,6 +7,7 @@ from bnrank._core import validation
 from bnrank._core.validation import Data
 from bnrank.measures import products
 from bnrank.measures.backward import Layers
+from bnrank.measures.derivatives import CHUNK_ENTRIES, Derivatives, derivatives, finite
 from bnrank.networks.chain import as_mlp
 from bnrank.networks.functional import Functional, check_finite, check_unshared, example, is_plain_mlp, unwrap
 
@@ -54,19 +55,7 @@ def trace(net: nn.Module, x: Data, *, chunk_size: int | None = None, dtype: torc
     tensor([8.], dtype=torch.float64)
     """
     net, x, chunk_size = _checked(net, x, chunk_size)
-    return trace_of(Layers.of(net, dtype) if is_plain_mlp(net) else Functional(net, dtype), x, chunk_size)
-
-
-def trace_of(function: Layers | Functional, x: Tensor, chunk_size: int | None) -> Tensor:
-    """Return Tr Theta(x_i, x_i), (N,), for the layers or the function of a network."""
-    if isinstance(function, Layers):
-        parts = x.split(chunk_size or function.block(function.widths[-1]))
-        return finite(torch.cat([function.traced(function.forward(part), matrix=False)[0] for part in parts]))
-    jacobian = products.Products(function, x, chunk_size)
-    squares = [torch.stack([torch.einsum("kp,kp->k", row, row) for row in rows]).sum(0) for rows in jacobian.rows()]
-    for parameter in jacobian.parameters:
-        parameter.requires_grad_(False)
-    return finite(torch.cat(squares).view(len(x), -1).sum(1))
+    return derivatives(net, x, dtype, chunk_size).traces(x)
 
 
 def gram(net: nn.Module, x: Data, *, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -110,12 +99,12 @@ def gram(net: nn.Module, x: Data, *, dtype: torch.dtype = torch.float64) -> Tens
             pairs = (rows @ rows.T).reshape(n, d_out, n, d_out).permute(0, 2, 1, 3)
             kernel += (a @ a.T + one)[:, :, None, None] * pairs
         return finite(kernel).to(dtype)
-    jacobian = products.Products(Functional(net, dtype), x, None)
-    d_out, count = jacobian.d_out, jacobian.count
+    jacobian = Derivatives(Functional(net, dtype, whole=x))
+    count, d_out = sum(p.numel() for p in jacobian.parameters.values()), jacobian.tried(x)
     most = MAX_ENTRIES // max(1, d_out * count)
     exceeds = f"with {d_out} outputs and {count} parameters the parameter Jacobian exceeds {MAX_ENTRIES} numbers"
     validation.expect(len(x) <= most, "x", f"{len(x)} samples, {exceeds}", f"at most {most} samples")
-    rows = torch.cat([torch.cat(rows, 1) for rows in jacobian.rows()])  # (N d_out, P)
+    rows = torch.cat([torch.cat(rows, 1) for rows in jacobian.rows(x)])  # (N d_out, P)
     kernel = (rows @ rows.T).reshape(n, d_out, n, d_out).permute(0, 2, 1, 3)
     return finite(kernel).to(dtype).contiguous()
 
@@ -175,8 +164,7 @@ def top_eigenvalue(
     seed = validation.seed(seed, bits=128)
     function = Functional(net)
     jacobian = products.Products(function, x.to(function.device), chunk_size)
-    products.check_samplewise(function, jacobian.x)
-    like = jacobian.parameters[0].detach()
+    like = jacobian.leaves[0].detach()
     rows = jacobian.n * jacobian.d_out
 
     def apply(vector: Tensor) -> Tensor:
@@ -234,6 +222,7 @@ def mixed_derivative_norm(
     tensor([48.], dtype=torch.float64)
     """
     net, x, chunk_size = _checked(net, x, chunk_size)
+    check_unshared(net)
     validation.expect(x.is_floating_point(), "x", f"dtype {x.dtype}", "floating point to differentiate by", TypeError)
     rtol = validation.rtol(rtol)
     seed = validation.seed(seed, bits=128)
@@ -243,7 +232,7 @@ def mixed_derivative_norm(
     formed = size <= FORMED
     numbers = sum(layers.widths) * (d_in + d_out) + len(layers.weights) * (d_in**2 + d_out**2) + size**2 * formed
     norms = []
-    for part in x.flatten(1).split(chunk_size or max(1, products.CHUNK_ENTRIES // (4 * numbers))):
+    for part in x.flatten(1).split(chunk_size or max(1, CHUNK_ENTRIES // (4 * numbers))):
         slopes = layers.forward(part).slopes
         inner, outer = (
             torch.stack([(a @ a.mT).expand(len(part), -1, -1) for a in products], 1)
@@ -267,14 +256,4 @@ def _checked(net: nn.Module, x: Data, chunk_size: int | None = None) -> tuple[nn
     chunk_size = validation.optional(validation.integer, chunk_size, "chunk_size")
     x = example(net, x).detach()
     check_finite(net)
-    check_unshared(net)
     return net, x, chunk_size
-
-
-def finite(values: Tensor) -> Tensor:
-    """Return values in float64; raise RangeError if one is NaN or infinite."""
-    if not bool(torch.isfinite(values).all()):
-        raise validation.RangeError(
-            "net: its derivatives with respect to the parameters are NaN or overflow, expected finite ones"
-        )
-    return values.double()

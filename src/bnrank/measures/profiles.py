@@ -23,7 +23,7 @@ from bnrank.measures import bottlenecks, spectra, weights
 from bnrank.measures.frequencies.profiled import is_circular, with_frequencies
 from bnrank.measures.layerwise import LayerUse, Uses, few_samples
 from bnrank.measures.nonlinearities import Ratio
-from bnrank.measures.samplewise import RTOL, SampleMeasures, of_samples, too_expensive
+from bnrank.measures.samplewise import RTOL, of_samples, too_expensive
 from bnrank.measures.weights import Measured, padded
 from bnrank.networks.files import runnable
 from bnrank.networks.functional import Functional, check_finite, example, is_plain_mlp, unwrap
@@ -234,17 +234,17 @@ def profile(
         tell(2, "Jacobians and the NTK")
         limited = what is None and not is_plain_mlp(unwrap(net))
         reason = too_expensive(reading, len(chosen), math.prod(shape)) if limited else ""
-        samples = of_samples(net, x, chosen, math.prod(shape), () if reason else parts, dtype, deadline)
+        samples, missing, kinks = of_samples(net, x, chosen, math.prod(shape), () if reason else parts, dtype, deadline)
     about |= {"floor": acting.floor, "bottleneck_reason": bottleneck.reason}
     for name in ("rank", "start", "end", "gap"):
         value = getattr(bottleneck, name)
         about |= {f"bottleneck_{name}": value} if value is not None and math.isfinite(value) else {}
-    dataset = _tabulated(reading, of_layer, acting.columns, samples, about).assign(cost)
+    dataset = _tabulated(reading, of_layer, acting.columns, samples, chosen, about).assign(cost)
     skipped = [*reading.unread, *acting.skipped]
     skipped += [Skipped.part(layer.name, layer.module, f"weight_singular_values: {why}") for layer, why in late]
-    reasons = [*acting.reasons, *samples.reasons, *([reason] if reason else [])]
+    reasons = [*acting.reasons, *missing, *([reason] if reason else [])]
     skipped += [Skipped("", type(net).__name__, why) for why in reasons]
-    notes = [*_notes(reading, of_layer), *acting.notes, *samples.notes]
+    notes = [*_notes(reading, of_layer), *acting.notes, *kinks]
     notes += [RANDOM] if is_random and "activations" in parts else []
     texts = {"skipped": [vars(part) for part in dict.fromkeys(skipped)], "note": notes}
     for key, lines in texts.items():
@@ -371,23 +371,25 @@ def _tabulated(
     reading: Reading,
     measured: Mapping[str, Measured],
     columns: Mapping[str, Mapping[str, Any]],
-    samples: SampleMeasures,
+    samples: Mapping[str, Tensor],
+    chosen: Tensor,
     about: Mapping[str, Any],
 ) -> xr.Dataset:
     """Return all measures as a dataset over layer, index and sample."""
-    names, jacobians = [layer.name for layer in reading.weights], list(samples.jacobian_singular_values)
+    names, count = [layer.name for layer in reading.weights], len(chosen)
+    jacobians = list(samples.get("jacobian_singular_values", NOTHING)) + [NOTHING] * count
     parts = [measured.get(layer.name, Measured(layer.matrix, NOTHING, layer.kind)) for layer in reading.weights]
     values = {name: [columns.get(name, {}).get(layer, NOTHING) for layer in names] for name in ACTIVATION_VALUES}
     atol, rtol, max_values = (about[name] for name in ("atol", "weight_rtol", "max_values"))
-    dataset = weights.tabulated(parts, atol, rtol, max_values, values, len(jacobians[0])).drop_vars("layer_shape")
+    dataset = weights.tabulated(parts, atol, rtol, max_values, values, len(jacobians[0]) or 1).drop_vars("layer_shape")
     variables: dict[str, Any] = {
         name: ("layer", [float(columns.get(name, {}).get(layer, math.nan)) for layer in names]) for name in NUMBERS
     }
-    variables["jacobian_singular_values"] = ("sample", "index"), padded(jacobians, dataset.sizes["index"])
-    variables["log_pseudo_determinant"] = "sample", samples.log_pseudo_determinant.numpy()
-    variables["ntk_trace"] = "sample", samples.ntk_trace.numpy()
-    dataset = dataset.assign(variables).assign_coords(sample=samples.numbers)
-    return dataset.assign_attrs({**about, "jacobian_samples": len(jacobians)})
+    variables["jacobian_singular_values"] = ("sample", "index"), padded(jacobians[:count], dataset.sizes["index"])
+    for name in ("log_pseudo_determinant", "ntk_trace"):
+        variables[name] = "sample", padded([samples.get(name, NOTHING)], count)[0]
+    dataset = dataset.assign(variables).assign_coords(sample=chosen.numpy())
+    return dataset.assign_attrs({**about, "jacobian_samples": count})
 
 
 def describe(profile: xr.Dataset) -> list[str]:

@@ -4,52 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from bnrank._core import heap, linalg
 from bnrank._core.deadline import Deadline
-from bnrank.measures import kinks, ntk
-from bnrank.measures.jacobian import KINK_RTOL, Jacobian
+from bnrank.measures import kinks
+from bnrank.measures.derivatives import derivatives
+from bnrank.measures.kinks import KINK_RTOL
+from bnrank.networks.functional import unwrap
 from bnrank.networks.inputs import Inputs, Samples
 from bnrank.networks.reading import Reading
 
+VARIABLES = {"jacobian": "jacobian_singular_values", "ntk": "ntk_trace"}  # by the parts that they belong to
 RTOL = 1e-6  # singular values of a Jacobian above this, relative to its largest, count as non-zero
 MAX_JACOBIAN_WORK = 10**11  # samples x d_in x d_out x min(d_in, d_out)
 MAX_PASS_WORK = 10**10  # samples x d_out x the work of a backward pass, by default: some seconds
 PER_ENTRY = 8.0  # a number that an operation writes, in the time of an arithmetic operation of a matrix product
 PER_LAYER = 2e4  # the nodes of a layer in the graph of automatic differentiation: some 10 microseconds
 BLOCKS = 10  # of samples, after each of which the time is looked at
-
-
-@dataclass
-class SampleMeasures:
-    """Jacobians and the NTK sample by sample, NaN where they are undefined or too expensive.
-
-    Attributes
-    ----------
-    jacobian_singular_values : Tensor
-        (N, K).
-    log_pseudo_determinant, ntk_trace : Tensor
-        (N,).
-    numbers : ndarray
-        Which samples of the data they are.
-    reasons : list of str
-        Why some are not measured.
-    notes : list of dict
-        Remarks.
-    """
-
-    jacobian_singular_values: Tensor
-    log_pseudo_determinant: Tensor
-    ntk_trace: Tensor
-    numbers: np.ndarray
-    reasons: list[str] = field(default_factory=list)
-    notes: list[dict[str, str]] = field(default_factory=list)
 
 
 def of_samples(
@@ -60,8 +34,8 @@ def of_samples(
     parts: Collection[str],
     dtype: torch.dtype,
     deadline: Deadline,
-) -> SampleMeasures:
-    """Return Jacobians and the NTK at some samples, in the time that there is.
+) -> tuple[dict[str, Tensor], list[str], list[dict[str, str]]]:
+    """Return what is measured at the first of the chosen samples in the time that there is, by variable.
 
     Parameters
     ----------
@@ -77,50 +51,51 @@ def of_samples(
         Precision of the passes.
     deadline : Deadline
         The time that may be used.
+
+    Returns
+    -------
+    tuple
+        The variables, why some are missing, or cut off, and notes.
     """
     heap.give_back()
-    x, unknown = x[chosen.to(x.device)], torch.full((len(chosen), 1), math.nan, dtype=torch.float64)
-    found = SampleMeasures(unknown, unknown[:, 0], unknown[:, 0], chosen.numpy())
+    x = x[chosen.to(x.device)]
+    reasons = {part: _undefined(part, x, d_out) for part in VARIABLES if part in parts}
+    measured: dict[str, Tensor] = {}
+    near: list[Tensor] = []
+    if isinstance(x, Tensor) and not all(reasons.values()):
+        found = derivatives(unwrap(net), x, dtype)
 
-    def jacobian(rows: Any) -> tuple[Tensor, Tensor]:
-        measured = Jacobian(net, rows, dtype=dtype, kink_rtol=None)
-        return measured.singular_values.cpu(), measured.near_kinks().cpu()
+        def spectra(rows: Tensor) -> Tensor:
+            near.append(found.near_kinks(rows, KINK_RTOL))
+            return found.spectra(rows)
 
-    def trace(rows: Any) -> tuple[Tensor]:
-        return (ntk.trace(net, rows, dtype=dtype).cpu(),)
-
-    for name, part, measure in (("jacobian_singular_values", "jacobian", jacobian), ("ntk_trace", "ntk", trace)):
-        if part not in parts:
-            continue
-        blocks, reason = _in_blocks(x, measure, deadline, _undefined(part, x, d_out))
-        found.reasons += [f"{name}: {reason}"] if reason else []
-        if blocks:
-            values, *near = map(torch.cat, zip(*blocks, strict=True))
-            rest = values.new_full((len(x) - len(values), *values.shape[1:]), math.nan)
-            setattr(found, name, torch.cat([values, rest]))
-            note = kinks.describe(near[0], KINK_RTOL, found.numbers) if near else ""
-            found.notes += [{"name": name, "note": note}] if note else []
-        if part == "jacobian":
-            determinants = linalg.log_pseudo_determinant(found.jacobian_singular_values, rtol=RTOL)
-            is_known = torch.isfinite(found.jacobian_singular_values[:, 0])
-            found.log_pseudo_determinant = torch.where(is_known, determinants, math.nan)
-    return found
+        for part, measure in (("jacobian", spectra), ("ntk", found.traces)):
+            if reasons.get(part) == "":
+                blocks, reasons[part] = _in_blocks(x, measure, deadline)
+                measured |= {VARIABLES[part]: torch.cat(blocks).cpu()} if blocks else {}
+    if "jacobian_singular_values" in measured:
+        determinants = linalg.log_pseudo_determinant(measured["jacobian_singular_values"], rtol=RTOL)
+        measured["log_pseudo_determinant"] = determinants
+    missing = [f"{VARIABLES[part]}: {reason}" for part, reason in reasons.items() if reason]
+    notes = []
+    if measured and any(bool(mask.any()) for mask in near):
+        note = kinks.describe(torch.cat(near).cpu(), KINK_RTOL, chosen.numpy())
+        notes = [{"name": "jacobian_singular_values", "note": note}]
+    return measured, missing, notes
 
 
-def _in_blocks(
-    x: Samples, measure: Callable[[Any], tuple[Tensor, ...]], deadline: Deadline, reason: str
-) -> tuple[list[tuple[Tensor, ...]], str]:
+def _in_blocks(x: Tensor, measure: Callable[[Tensor], Tensor], deadline: Deadline) -> tuple[list[Tensor], str]:
     """Return what is measured of the samples, or of the first ones until the time is over, and why of no others."""
     size = max(1, len(x) // BLOCKS) if deadline.is_set else len(x)
-    blocks: list[tuple[Tensor, ...]] = []
-    for start in range(0, 0 if reason else len(x), size):
+    blocks: list[Tensor] = []
+    for start in range(0, len(x), size):
         if deadline.over():
             return blocks, deadline.cut(start, len(x))
         try:
             blocks.append(measure(x[start : start + size]))
         except ValueError as error:  # not differentiable, or samples not independent
             return [], str(error)
-    return blocks, reason
+    return blocks, ""
 
 
 def _undefined(part: str, x: Samples, d_out: int) -> str:

@@ -17,8 +17,8 @@ from bnrank._core import linalg, validation
 from bnrank._core.sampling import evenly_spaced
 from bnrank.measures import ntk, subgradients
 from bnrank.measures.backward import Forward, Layers
+from bnrank.measures.derivatives import differentiating
 from bnrank.measures.jacobian import Jacobian
-from bnrank.measures.products import differentiating
 from bnrank.measures.second_order import Problem
 from bnrank.networks.chain import as_mlp
 from bnrank.networks.functional import (

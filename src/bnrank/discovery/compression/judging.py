@@ -14,7 +14,7 @@ from bnrank.discovery.compression import budget, returned
 from bnrank.discovery.compression.parts import Parts, Segment, channel_rows, first_input, flow, is_linear, run
 from bnrank.discovery.compression.returned import Judged
 from bnrank.discovery.storage import plain_array
-from bnrank.measures.products import differentiating
+from bnrank.measures.derivatives import differentiating
 from bnrank.networks import Skipped
 from bnrank.networks.functional import Functional, example
 from bnrank.networks.replicas import copied

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from bnrank._core import validation
-from bnrank.measures.products import differentiating
+from bnrank.measures.derivatives import differentiating
 from bnrank.networks.functional import Functional, check_real, example, unwrap
 from bnrank.tasks.losses import LOSSES
 

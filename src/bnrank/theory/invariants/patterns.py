@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from bnrank._core import validation
 from bnrank._core.sampling import evenly_spaced
-from bnrank.measures.products import differentiating
+from bnrank.measures.derivatives import differentiating
 from bnrank.networks.functional import Functional, example
 from bnrank.networks.graph import operations
 from bnrank.networks.graph.layers import LayerGraph
