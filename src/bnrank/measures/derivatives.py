@@ -17,6 +17,7 @@ from bnrank.measures.backward import Layers
 from bnrank.networks.functional import Functional, check_real, check_unshared, is_plain_mlp
 
 CHUNK_ENTRIES = 2**24  # float64 entries of the Jacobians of a block: 128 MiB
+OVERFLOW = "its derivatives with respect to the parameters are NaN or overflow"
 NO_BATCHING = (RuntimeError, ValueError)  # raised for an operation without a batching rule
 
 
@@ -121,9 +122,12 @@ class Derivatives:
             except NO_BATCHING:
                 pass
             for sample in piece.split(1):
-                out = self.differentiable(sample, self.parameters)
-                for row in self._gradients(out, [*self.parameters.values()]):
-                    yield tuple(gradient.reshape(1, -1) for gradient in row)
+                yield from self._one_by_one(sample)
+
+    def _one_by_one(self, sample: Tensor) -> Iterator[tuple[Tensor, ...]]:
+        """Iterate over the rows of one sample, (1, ...)."""
+        for row in self._gradients(self.differentiable(sample, self.parameters), [*self.parameters.values()]):
+            yield tuple(gradient.reshape(1, -1) for gradient in row)
 
     def _vectorized(self, x: Tensor) -> tuple[Tensor, ...]:
         """Return the rows of a block of samples by automatic batching."""
@@ -141,8 +145,7 @@ class Derivatives:
         try:
             out = self.differentiable(first, self.parameters)
         except ValueError:  # where it calls x.numpy(), for example
-            first = x[:1]
-            out = self.differentiable(first, self.parameters)
+            out = self.differentiable(first.requires_grad_(False), self.parameters)
         leaves = [leaf for leaf in (first, *self.parameters.values()) if leaf.requires_grad]
         with differentiating(self.function.module):
             torch.autograd.grad(out, leaves, torch.ones_like(out), allow_unused=True)
@@ -219,19 +222,14 @@ class OfMLP:
 
 
 def spectrum(jacobians: Tensor) -> Tensor:
-    """Return the singular values of a block of Jacobians in x, float64; raise RangeError if an entry is not finite."""
-    if not bool(torch.isfinite(jacobians).all()):
-        raise validation.RangeError("net: its Jacobian has NaN or infinite entries, expected finite ones")
-    values: Tensor = torch.linalg.svdvals(jacobians.double())
-    return values
+    """Return the singular values of a block of Jacobians in x, in float64."""
+    return torch.linalg.svdvals(finite(jacobians, "its Jacobian has NaN or infinite entries"))
 
 
-def finite(values: Tensor) -> Tensor:
-    """Return values of a kernel in float64; raise RangeError if one is NaN or infinite."""
+def finite(values: Tensor, otherwise: str = OVERFLOW) -> Tensor:
+    """Return derivatives in float64; raise RangeError if one is NaN or infinite."""
     if not bool(torch.isfinite(values).all()):
-        raise validation.RangeError(
-            "net: its derivatives with respect to the parameters are NaN or overflow, expected finite ones"
-        )
+        raise validation.RangeError(f"net: {otherwise}, expected finite ones")
     return values.double()
 
 

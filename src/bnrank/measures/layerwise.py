@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from bnrank.networks.reading import Layer, Reading, Taker
 POSITIONS = 64  # of one sample, in an image or a sequence
 ROUNDING = 100  # units in the last place within which activations of equal rows can differ
 TOO_FEW = f"not estimated where fewer than {LEAST} rows (samples, or positions) vary in as many dimensions as they can"
+UNKNOWN = (math.nan,) * len(SHARES)
 MAX_ENTRIES = 2**25  # of a covariance matrix, or of the rows of few samples: 256 MiB
 
 
@@ -72,25 +74,28 @@ class _Rows:
 
     def use(self) -> LayerUse:
         """Return the result for all rows so far."""
-        if not self.units:
-            return LayerUse(0, (0,) * len(SHARES), 0)
-        unknown, dead = (math.nan,) * len(SHARES), float(((self.low == 0) & (self.high == 0)).sum())
-        dead = dead if self.samples > 1 else math.nan  # of a single row, every unit has one value
-        if self.is_too_large:
-            text = f"{self.units} units need more than {MAX_ENTRIES} numbers"
-            return LayerUse(self.units, unknown, dead, f"dimension: {text}")
-        if self.count < 2:
-            return LayerUse(self.units, unknown, dead, "dimension and dead units: one sample has no variance")
-        try:
+        dead = float(((self.low == 0) & (self.high == 0)).sum()) if self.samples > 1 else math.nan
+        if not self.units or self.is_too_large or self.count < 2:
+            return self._without_dimensions(dead)
+        values = torch.full((1,), math.inf)
+        with suppress(ValueError):  # activations that are not finite
             values = self.centered.singular_values().square().cpu()
-        except ValueError:
-            values = torch.full((1,), math.inf)
         if not bool(torch.isfinite(values).all()):
-            return LayerUse(self.units, unknown, dead, "dimension: activations, or their squares, are not finite")
+            note = "dimension: activations, or their squares, are not finite"
+            return LayerUse(self.units, UNKNOWN, dead, note)
         values = torch.where(values > 1e-14 * values.max() * len(values), values, 0.0)  # rounding of equal rows
         varying = self.varying()
         values = values[: min(self.count - 1, varying)]
         return LayerUse(self.units, dimensions(values, self.count, max(1, varying)), dead)
+
+    def _without_dimensions(self, dead: float) -> LayerUse:
+        """Return the result where there are no units, or too many, or where a single row has no variance."""
+        if not self.units:
+            return LayerUse(0, (0,) * len(SHARES), 0)
+        note = "dimension and dead units: one sample has no variance"
+        if self.is_too_large:
+            note = f"dimension: {self.units} units need more than {MAX_ENTRIES} numbers"
+        return LayerUse(self.units, UNKNOWN, dead, note)
 
     def varying(self) -> int:
         """Return how many units vary; 0 where none does by more than rounding, which depends on the rows in a block.
@@ -105,15 +110,13 @@ class _Rows:
 
 
 def few_samples(samples: int, used: Mapping[Any, LayerUse]) -> list[dict[str, str]]:
-    """Return a note where dimensions are estimated from fewer samples than that needs.
+    """Return notes on dimensions that are estimated from few samples, fewer than 50.
 
     Examples
     --------
     >>> few_samples(9, {"a": LayerUse(5, (3, 4), 0)})
     [{'name': 'dimensions', 'note': 'from 9 samples; with fewer than 50 they can be several times too large'}]
     """
-    if samples >= FEW:
-        return []
     texts = []
     if any(math.isfinite(d) for use in used.values() for d in use.dimensions):
         texts.append(f"from {samples} samples; with fewer than {FEW} they can be several times too large")

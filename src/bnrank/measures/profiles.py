@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import os
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -24,6 +25,7 @@ from bnrank.measures.frequencies.profiled import is_circular, with_frequencies
 from bnrank.measures.layerwise import LayerUse, Uses, few_samples
 from bnrank.measures.nonlinearities import Ratio
 from bnrank.measures.samplewise import RTOL, of_samples, too_expensive
+from bnrank.measures.usage import FEW
 from bnrank.measures.weights import Measured, padded
 from bnrank.networks.files import runnable
 from bnrank.networks.functional import Functional, check_finite, example, is_plain_mlp, unwrap
@@ -217,42 +219,43 @@ def profile(
     function = Functional(net, dtype, whole=x)
     reading = read_function(function, x)
     check_read(function, reading, layers=not reading.weights)
-    shape, is_random, cost = _tried(function, x, y, chunk_size)
+    with torch.no_grad():
+        shape = tuple(function(x[:2]).shape[1:])
+    is_random = "activations" in parts and function.is_random(x[:2])
+    cost = {} if y is None else {"cost": _cost(function, x, _target(y, len(x), shape), chunk_size)}
     check_finite(net)
     del function  # no copy of the weights is kept while they are measured
     with bar(progress, "weights", 3, counted=False) as tell:
         max_work = math.inf if "operators" in parts else weights.MAX_WORK
         known = reading.weights if "weights" in parts else ()
-        measured, late = weights.measured(known, deadline, lambda done, name: tell(done, f"weights: {name}"), max_work)
+        measured = weights.measured(known, deadline, lambda done, name: tell(done, f"weights: {name}"), max_work)
+        of_layer = {part.matrix.name: part for part in measured}
         tell(1, "activations")
         function = Functional(net, dtype, whole=x)
         activations = partial(_activations, function, x, what=what, deadline=deadline, chunk_size=chunk_size)
-        acting, reading = leaving_out(function, x, reading, activations)
-        of_layer = {part.matrix.name: part for part in measured}
+        found, reading = leaving_out(function, x, reading, activations)
         bottleneck = _bottleneck(function, x, reading, of_layer, about["atol"], chunk_size)
         del function, activations  # what follows has copies of its own
         tell(2, "Jacobians and the NTK")
-        limited = what is None and not is_plain_mlp(unwrap(net))
-        reason = too_expensive(reading, len(chosen), math.prod(shape)) if limited else ""
-        samples, missing, kinks = of_samples(net, x, chosen, math.prod(shape), () if reason else parts, dtype, deadline)
-    about |= {"floor": acting.floor, "bottleneck_reason": bottleneck.reason}
-    for name in ("rank", "start", "end", "gap"):
-        value = getattr(bottleneck, name)
-        about |= {f"bottleneck_{name}": value} if value is not None and math.isfinite(value) else {}
-    dataset = _tabulated(reading, of_layer, acting.columns, samples, chosen, about).assign(cost)
-    skipped = [*reading.unread, *acting.skipped]
-    skipped += [Skipped.part(layer.name, layer.module, f"weight_singular_values: {why}") for layer, why in late]
-    reasons = [*acting.reasons, *missing, *([reason] if reason else [])]
+        limited, d_out = what is None and not is_plain_mlp(unwrap(net)), math.prod(shape)
+        reason = too_expensive(reading, len(chosen), d_out) if limited else ""
+        at_samples = of_samples(net, x, chosen, d_out, () if reason else parts, dtype, deadline)
+    about |= {"floor": found.floor, "bottleneck_reason": bottleneck.reason}
+    edges = {f"bottleneck_{name}": getattr(bottleneck, name) for name in ("rank", "start", "end", "gap")}
+    about |= {name: edge for name, edge in edges.items() if edge is not None and math.isfinite(edge)}
+    values = {**found.columns, **at_samples.values}
+    dataset = _tabulated(reading, of_layer, values, chosen, about).assign(cost)
+    late = [(part.matrix, f"weight_singular_values: {part.reason}") for part in measured if part.reason]
+    skipped = [*reading.unread, *found.skipped]
+    skipped += [Skipped(matrix.name, type(matrix.module).__name__, why) for matrix, why in late]
+    reasons = filter(None, (*found.reasons, *at_samples.reasons, reason))
     skipped += [Skipped("", type(net).__name__, why) for why in reasons]
-    notes = [*_notes(reading, of_layer), *acting.notes, *kinks]
-    notes += [RANDOM] if is_random and "activations" in parts else []
-    texts = {"skipped": [vars(part) for part in dict.fromkeys(skipped)], "note": notes}
-    for key, lines in texts.items():
-        dataset = remarks.attach(
-            dataset, key, [{**line, "name": names.get(line["name"], line["name"])} for line in lines]
-        )
-    dataset["layer_name"] = "layer", [names.get(name, name) for name in dataset["layer_name"].values.tolist()]
-    if any(map(is_circular, reading.layers)):
+    dataset = remarks.attach(dataset, "skipped", [vars(part) for part in dict.fromkeys(skipped)])
+    notes = [*_notes(reading, of_layer), *found.notes, *at_samples.notes, *([RANDOM] if is_random else [])]
+    dataset = remarks.attach(dataset, "note", notes)
+    dataset = _renamed(dataset, names) if names else dataset
+    convolutions = [layer for layer in reading.layers if layer.is_convolution]
+    if any(map(is_circular, convolutions)):
         dataset = with_frequencies(dataset, reading, bottleneck)
     return _described(dataset)
 
@@ -278,23 +281,14 @@ def _parts(what: object) -> frozenset[str]:
     return frozenset(chosen | ({"weights"} if "operators" in chosen else set()))
 
 
-def _tried(
-    function: Functional, x: Samples, y: Data | None, chunk_size: int
-) -> tuple[tuple[int, ...], bool, dict[str, Any]]:
-    """Return the shape of the output for one sample, whether the output is random, and the cost on (x, y)."""
-    with torch.no_grad():
-        shape, is_random = tuple(function(x[:2]).shape[1:]), function.is_random(x[:2])
-    return shape, is_random, {} if y is None else {"cost": _cost(function, x, _target(y, len(x), shape), chunk_size)}
-
-
-@dataclass(frozen=True)
+@dataclass
 class _Activations:
     """The measures of activations by variable and layer, why some are missing, and notes."""
 
-    columns: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    skipped: Sequence[Skipped] = ()
-    reasons: Sequence[str] = ()
-    notes: Sequence[dict[str, str]] = ()
+    columns: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    skipped: list[Skipped] = field(default_factory=list)
+    reasons: list[str] = field(default_factory=list)
+    notes: list[dict[str, str]] = field(default_factory=list)
     floor: float = 0.0
 
 
@@ -302,51 +296,55 @@ def _activations(
     function: Functional, x: Samples, reading: Reading, what: object, deadline: Deadline, chunk_size: int
 ) -> _Activations:
     """Measure spectra, nonlinearity and use of the layers in the same passes over the data."""
-    if "activations" not in _parts(what):
-        return _Activations()
+    found = _Activations()
+    if "activations" not in _parts(what) or not reading.layers:
+        return found
+    which: Sequence[str] = spectra.WHICH
     widths = [math.prod(layer.output_shape) for layer in reading.layers if layer.output_shape]
     work = sum(len(x) * width * min(len(x), width) for width in widths)
-    which: Sequence[str] = spectra.WHICH
-    reasons: list[str] = []
     if what is None and work > MAX_ACTIVATION_WORK:
         limit = f"{work:.1e} operations, by default the limit is {MAX_ACTIVATION_WORK:.0e}"
-        which, reasons = (), [f'spectra of whole activations: {limit}; what=("activations", ...) computes them']
-    if not reading.layers:
-        return _Activations(reasons=reasons)
+        found.reasons.append(f'spectra of whole activations: {limit}; what=("activations", ...) computes them')
+        which = ()
     ratio, uses = Ratio(reading), Uses(reading, len(x))
-    takers, limits = [ratio, uses], cast(dict[str, Any], {"chunk_size": chunk_size, "deadline": deadline})
-    found = spectra.ActivationSpectra(function, x, reading, which).measure(takers, **limits)
-    columns: dict[str, Mapping[str, Any]] = {f"{kind[:-1]}_singular_values": s for kind, s in found.values.items()}
-    late: dict[str, list[str]] = {}
-    for (kind, i), reason in found.late.items():
-        late.setdefault(f"{kind[:-1]} spectra, {reason}", []).append(reading.layers[i].name)
+    limits: dict[str, Any] = {"chunk_size": chunk_size, "deadline": deadline}
+    passes = spectra.ActivationSpectra(function, x, reading, which).measure([ratio, uses], **limits)
+    for kind, spectrum in passes.values.items():
+        found.columns[f"{kind[:-1]}_singular_values"] = spectrum
+        found.skipped += [part for part in spectrum.skipped if part not in reading.skipped]
+        found.floor = max(found.floor, spectrum.floor)
     used: dict[str, LayerUse] = {}
-    if found.samples < len(x):
-        text = "nonlinearity, units, dimensions and dead units of the activations"
-        reasons.append(f"{text}: {deadline.cut(found.samples, len(x))}")
-    else:
-        used = uses.use(over=deadline.over)
+    if passes.samples == len(x):
+        used, found.columns["nonlinearity"] = uses.use(over=deadline.over), ratio.ratios()
         numbers = {name: (use.units, *use.dimensions, use.dead) for name, use in used.items()}
-        columns |= {key: {name: row[i] for name, row in numbers.items()} for i, key in enumerate(NUMBERS[1:])}
-        columns["nonlinearity"] = ratio.ratios()
+        for i, key in enumerate(NUMBERS[1:]):
+            found.columns[key] = {name: row[i] for name, row in numbers.items()}
+    found.reasons += _cut_off(passes, used, reading, len(x), deadline) if deadline.is_set else []
+    found.notes = [{"name": name, "note": use.note} for name, use in used.items() if use.note]
+    found.notes += few_samples(len(x), used) if len(x) < FEW else []
+    return found
+
+
+def _cut_off(
+    passes: spectra.ActivationSpectra, used: Mapping[str, LayerUse], reading: Reading, samples: int, deadline: Deadline
+) -> list[str]:
+    """Return which measures of activations are missing for lack of time."""
+    reasons, late = [], defaultdict(list)
+    for (kind, i), reason in passes.late.items():
+        late[f"{kind[:-1]} spectra, {reason}"].append(reading.layers[i].name)
+    if passes.samples < samples:
+        text = "nonlinearity, units, dimensions and dead units of the activations"
+        reasons.append(f"{text}: {deadline.cut(passes.samples, samples)}")
+    else:
         late[f"dimensions and dead units, {deadline.missed}"] = [x.name for x in reading.layers if x.name not in used]
-    reasons += [f"{text}: layers {', '.join(names)}" for text, names in late.items() if names]
-    wide = [part for s in found.values.values() for part in s.skipped if part not in reading.skipped]
-    notes = [{"name": name, "note": use.note} for name, use in used.items() if use.note] + few_samples(len(x), used)
-    floor = max((s.floor for s in found.values.values()), default=0.0)
-    return _Activations(columns, wide, reasons, notes, floor)
+    return reasons + [f"{text}: layers {', '.join(names)}" for text, names in late.items() if names]
 
 
 def _bottleneck(
-    function: Functional,
-    x: Samples,
-    reading: Reading,
-    measured: Mapping[str, Measured],
-    atol: float,
-    chunk_size: int,
+    function: Functional, x: Samples, reading: Reading, measured: Mapping[str, Measured], atol: float, chunk_size: int
 ) -> bottlenecks.Bottleneck:
     """Return the bottleneck among the layers, undetermined where weights were not measured."""
-    values = {name: part.values for name, part in measured.items()}
+    values = {name: part.values for name, part in measured.items() if not part.reason}
     missing = [layer.name for layer in reading.layers or reading.weights if layer.name not in values]
     limits = bottlenecks.limits_of(atol)
     bottleneck = bottlenecks.of_network(function, x, reading, {} if missing else values, limits, chunk_size)
@@ -362,34 +360,36 @@ def _notes(reading: Reading, measured: Mapping[str, Measured]) -> list[dict[str,
     for layer in reading.weights:
         part = measured.get(layer.name)
         texts = [layer.matrix.note, part.note, layer.reason and only_weight(layer.reason)] if part else []
-        if any(texts):
+        if part and not part.reason and any(texts):
             notes.append({"name": layer.name, "note": "; ".join(filter(None, texts))})
     return notes
 
 
 def _tabulated(
-    reading: Reading,
-    measured: Mapping[str, Measured],
-    columns: Mapping[str, Mapping[str, Any]],
-    samples: Mapping[str, Tensor],
-    chosen: Tensor,
-    about: Mapping[str, Any],
+    reading: Reading, measured: Mapping[str, Measured], found: Mapping[str, Any], chosen: Tensor, about: dict[str, Any]
 ) -> xr.Dataset:
-    """Return all measures as a dataset over layer, index and sample."""
+    """Return all measures as a dataset over layer, index and sample, from what was found by variable."""
     names, count = [layer.name for layer in reading.weights], len(chosen)
-    jacobians = list(samples.get("jacobian_singular_values", NOTHING)) + [NOTHING] * count
-    parts = [measured.get(layer.name, Measured(layer.matrix, NOTHING, layer.kind)) for layer in reading.weights]
-    values = {name: [columns.get(name, {}).get(layer, NOTHING) for layer in names] for name in ACTIVATION_VALUES}
-    atol, rtol, max_values = (about[name] for name in ("atol", "weight_rtol", "max_values"))
-    dataset = weights.tabulated(parts, atol, rtol, max_values, values, len(jacobians[0]) or 1).drop_vars("layer_shape")
-    variables: dict[str, Any] = {
-        name: ("layer", [float(columns.get(name, {}).get(layer, math.nan)) for layer in names]) for name in NUMBERS
-    }
-    variables["jacobian_singular_values"] = ("sample", "index"), padded(jacobians[:count], dataset.sizes["index"])
-    for name in ("log_pseudo_determinant", "ntk_trace"):
-        variables[name] = "sample", padded([samples.get(name, NOTHING)], count)[0]
-    dataset = dataset.assign(variables).assign_coords(sample=chosen.numpy())
-    return dataset.assign_attrs({**about, "jacobian_samples": count})
+    parts = [measured.get(layer.name) or Measured.none(layer.matrix) for layer in reading.weights]
+    rows = {key: [found.get(key, {}).get(name, NOTHING) for name in names] for key in ACTIVATION_VALUES}
+    jacobians = [*found.get("jacobian_singular_values", ()), *[NOTHING] * count][:count]
+    limits = {"atol": about["atol"], "rtol": about["weight_rtol"], "max_values": about["max_values"]}
+    dataset = weights.tabulated(parts, **limits, others=rows, width=len(jacobians[0])).drop_vars("layer_shape")
+    for key in NUMBERS:
+        dataset[key] = "layer", [float(found.get(key, {}).get(name, math.nan)) for name in names]
+    dataset["jacobian_singular_values"] = ("sample", "index"), padded(jacobians, dataset.sizes["index"])
+    for key in ("log_pseudo_determinant", "ntk_trace"):
+        dataset[key] = "sample", padded([found.get(key, NOTHING)], count)[0]
+    return dataset.assign_coords(sample=chosen.numpy()).assign_attrs({**about, "jacobian_samples": count})
+
+
+def _renamed(dataset: xr.Dataset, names: Mapping[str, str]) -> xr.Dataset:
+    """Return a profile with the names that layers have in the state dict or file that a network was made from."""
+    for coordinate in ("layer_name", "skipped_name", "note_name"):
+        if coordinate in dataset.coords:
+            shown = [names.get(name, name) for name in dataset[coordinate].values.tolist()]
+            dataset[coordinate] = dataset[coordinate].dims, np.array(shown, dtype=str)
+    return dataset
 
 
 def describe(profile: xr.Dataset) -> list[str]:

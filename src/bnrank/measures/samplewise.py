@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -18,12 +19,32 @@ from bnrank.networks.inputs import Inputs, Samples
 from bnrank.networks.reading import Reading
 
 VARIABLES = {"jacobian": "jacobian_singular_values", "ntk": "ntk_trace"}  # by the parts that they belong to
+SEVERAL = "x is several tensors, or (time, N, ...); wrap net in a module of one tensor (N, ...)"
 RTOL = 1e-6  # singular values of a Jacobian above this, relative to its largest, count as non-zero
 MAX_JACOBIAN_WORK = 10**11  # samples x d_in x d_out x min(d_in, d_out)
 MAX_PASS_WORK = 10**10  # samples x d_out x the work of a backward pass, by default: some seconds
 PER_ENTRY = 8.0  # a number that an operation writes, in the time of an arithmetic operation of a matrix product
 PER_LAYER = 2e4  # the nodes of a layer in the graph of automatic differentiation: some 10 microseconds
 BLOCKS = 10  # of samples, after each of which the time is looked at
+
+
+@dataclass
+class AtSamples:
+    """What is measured at samples.
+
+    Attributes
+    ----------
+    values : dict of Tensor
+        By variable, of the first samples in the time that there was.
+    reasons : list of str
+        Why some variables are missing, or cut off.
+    notes : list of dict
+        Remarks.
+    """
+
+    values: dict[str, Tensor] = field(default_factory=dict)
+    reasons: list[str] = field(default_factory=list)
+    notes: list[dict[str, str]] = field(default_factory=list)
 
 
 def of_samples(
@@ -34,8 +55,8 @@ def of_samples(
     parts: Collection[str],
     dtype: torch.dtype,
     deadline: Deadline,
-) -> tuple[dict[str, Tensor], list[str], list[dict[str, str]]]:
-    """Return what is measured at the first of the chosen samples in the time that there is, by variable.
+) -> AtSamples:
+    """Return Jacobians and the NTK at samples, in the time that there is.
 
     Parameters
     ----------
@@ -51,71 +72,49 @@ def of_samples(
         Precision of the passes.
     deadline : Deadline
         The time that may be used.
-
-    Returns
-    -------
-    tuple
-        The variables, why some are missing, or cut off, and notes.
     """
     heap.give_back()
-    x = x[chosen.to(x.device)]
-    reasons = {part: _undefined(part, x, d_out) for part in VARIABLES if part in parts}
-    measured: dict[str, Tensor] = {}
-    near: list[Tensor] = []
-    if isinstance(x, Tensor) and not all(reasons.values()):
-        found = derivatives(unwrap(net), x, dtype)
-
-        def spectra(rows: Tensor) -> Tensor:
-            near.append(found.near_kinks(rows, KINK_RTOL))
-            return found.spectra(rows)
-
-        for part, measure in (("jacobian", spectra), ("ntk", found.traces)):
-            if reasons.get(part) == "":
-                blocks, reasons[part] = _in_blocks(x, measure, deadline)
-                measured |= {VARIABLES[part]: torch.cat(blocks).cpu()} if blocks else {}
-    if "jacobian_singular_values" in measured:
-        determinants = linalg.log_pseudo_determinant(measured["jacobian_singular_values"], rtol=RTOL)
-        measured["log_pseudo_determinant"] = determinants
-    missing = [f"{VARIABLES[part]}: {reason}" for part, reason in reasons.items() if reason]
-    notes = []
-    if measured and any(bool(mask.any()) for mask in near):
-        note = kinks.describe(torch.cat(near).cpu(), KINK_RTOL, chosen.numpy())
-        notes = [{"name": "jacobian_singular_values", "note": note}]
-    return measured, missing, notes
+    found, x = AtSamples(), x[chosen.to(x.device)]
+    names = {part: name for part, name in VARIABLES.items() if part in parts}
+    if isinstance(x, Inputs) or not names:
+        return AtSamples(reasons=[f"{name}: {SEVERAL}" for name in names.values()])
+    function = derivatives(unwrap(net), x, dtype)
+    for part, name in names.items():
+        measure, reason = (function.traces, "") if part == "ntk" else (function.spectra, _undefined(x, d_out))
+        blocks, reason = _in_blocks(x, measure, deadline, reason)
+        found.values |= {name: torch.cat(blocks).cpu()} if blocks else {}
+        found.reasons += [f"{name}: {reason}"] if reason else []
+    values = found.values.get("jacobian_singular_values")
+    if values is not None:
+        found.values["log_pseudo_determinant"] = linalg.log_pseudo_determinant(values, rtol=RTOL)
+        near = function.near_kinks(x[: len(values)], KINK_RTOL).cpu()
+        note = kinks.describe(near, KINK_RTOL, chosen.numpy()) if bool(near.any()) else ""
+        found.notes = [{"name": "jacobian_singular_values", "note": note}] if note else []
+    return found
 
 
-def _in_blocks(x: Tensor, measure: Callable[[Tensor], Tensor], deadline: Deadline) -> tuple[list[Tensor], str]:
+def _in_blocks(
+    x: Tensor, measure: Callable[[Tensor], Tensor], deadline: Deadline, reason: str
+) -> tuple[list[Tensor], str]:
     """Return what is measured of the samples, or of the first ones until the time is over, and why of no others."""
     size = max(1, len(x) // BLOCKS) if deadline.is_set else len(x)
     blocks: list[Tensor] = []
-    for start in range(0, len(x), size):
+    for start in range(0, 0 if reason else len(x), size):
         if deadline.over():
             return blocks, deadline.cut(start, len(x))
         try:
             blocks.append(measure(x[start : start + size]))
         except ValueError as error:  # not differentiable, or samples not independent
             return [], str(error)
-    return blocks, ""
+    return blocks, reason
 
 
-def _undefined(part: str, x: Samples, d_out: int) -> str:
-    """Return why Jacobians or the NTK of d_out outputs are not defined, or Jacobians too expensive, or ""."""
-    if isinstance(x, Inputs):
-        return "x is several tensors, or (time, N, ...); wrap net in a module of one tensor (N, ...)"
-    if part == "ntk":
-        return ""
+def _undefined(x: Tensor, d_out: int) -> str:
+    """Return why Jacobians in x are not defined, or too expensive, or ""."""
     if not x.is_floating_point():
         return "x has integers, so f cannot be differentiated in x"
     d_in = x[0].numel()
-    each = d_in * d_out * min(d_in, d_out)
-    if len(x) * each <= MAX_JACOBIAN_WORK:
-        return ""
-    text = f"{len(x)} samples are {len(x) * each:.1e} operations, the limit is {MAX_JACOBIAN_WORK:.0e}"
-    return text + _hint(each, MAX_JACOBIAN_WORK)
-
-
-def _hint(each: float, limit: float) -> str:
-    return f", max_jacobian_samples={int(limit // each)} stays below it" if each <= limit else ""
+    return _beyond(MAX_JACOBIAN_WORK, len(x), d_in * d_out * min(d_in, d_out))
 
 
 def too_expensive(reading: Reading, samples: int, d_out: int) -> str:
@@ -123,12 +122,16 @@ def too_expensive(reading: Reading, samples: int, d_out: int) -> str:
 
     Their work is counted, not timed: the same on every machine.
     """
-    each = d_out * pass_work(reading)
-    if samples * each <= MAX_PASS_WORK:
+    text = _beyond(MAX_PASS_WORK, samples, d_out * pass_work(reading))
+    return text and f'Jacobians and the NTK: {text}; what=("jacobian", "ntk", ...) computes them in any case'
+
+
+def _beyond(limit: float, samples: int, each: float) -> str:
+    """Return that the work of samples, of which each has so many operations, is beyond a limit, or ""."""
+    if samples * each <= limit:
         return ""
-    text = f"{samples * each:.1e} operations, by default the limit is {MAX_PASS_WORK:.0e}"
-    computes = f'what=("jacobian", "ntk", ...) computes them{_hint(each, MAX_PASS_WORK)}'
-    return f"Jacobians and the NTK: {text}; {computes}"
+    hint = f", max_jacobian_samples={int(limit // each)} stays below it" if each <= limit else ""
+    return f"{samples} samples are {samples * each:.1e} operations, the limit is {limit:.0e}{hint}"
 
 
 def pass_work(reading: Reading) -> float:

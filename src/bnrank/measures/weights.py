@@ -20,14 +20,17 @@ from bnrank.measures.accumulating import Accumulator
 from bnrank.measures.operators import operator_values
 from bnrank.networks.reading import Layer
 from bnrank.networks.reading.matrices import Matrix, Source, listing
-from bnrank.networks.reading.stored import UnreadableError
+from bnrank.networks.reading.stored import Stored, UnreadableError
 
 if TYPE_CHECKING:
     import xarray as xr
 
+Rows = Mapping[str, Sequence[Tensor]]  # values of each layer, by variable
+
 GRAM = 2048  # columns beyond which spectra of numbers in at most 32 bits come from the Gram matrix
 GRAM_FLOOR = 1e-7
 ROWS = 4096  # rows of a tall matrix that are decomposed at a time, at least
+RANKS = ("weight_rank", "weight_relative_rank", "full_rank", "stable_rank", "entropy_rank")  # as `numbers_of` has them
 MAX_WORK = 10**10  # frequencies x c_out x c_in x min(c_out, c_in) of all convolutions, without "operators"
 
 NOT_FINITE = "entries are NaN or infinite"
@@ -68,6 +71,8 @@ class Measured:
         ||W||_F^2 where the values below the largest are bounds.
     note : str
         What else to know of the values.
+    reason : str
+        Why it was not measured; empty if it was.
     """
 
     matrix: Matrix
@@ -77,6 +82,12 @@ class Measured:
     subnormals: float = math.nan
     squared_norm: float | None = None
     note: str = ""
+    reason: str = ""
+
+    @classmethod
+    def none(cls, matrix: Matrix, reason: str = "") -> Measured:
+        """Return the record of a weight that is not measured."""
+        return cls(matrix, torch.zeros(0), matrix.kind, reason=reason)
 
 
 def of_matrix(matrix: Matrix, blocks: Tensor, values: Tensor | None = None) -> Measured:
@@ -118,56 +129,54 @@ def unfit(tensor: Tensor) -> str:
 
 
 def measured(
-    layers: Sequence[Layer],
-    deadline: Deadline,
-    tell: Callable[[float, str], object],
-    max_work: float = 0.0,
-) -> tuple[list[Measured], list[tuple[Layer, str]]]:
-    """Measure weights from the cheapest to the most expensive; return them in order, and the others with the reason.
+    layers: Sequence[Layer], deadline: Deadline, tell: Callable[[float, str], object], max_work: float = 0.0
+) -> list[Measured]:
+    """Measure weights from the cheapest to the most expensive; return them in order, also those that are not measured.
 
     Convolutions are measured as operators on the images that the layers were read with, until their work exceeds
     ``max_work``, else by their kernels. ``tell`` takes the share of the work that is done, and the name of the next.
     """
-    costs = [_work(layer.matrix) + operator_work(layer) for layer in layers]
+    sizes = [(*sorted(layer.matrix.size), layer.matrix.groups) for layer in layers]
+    costs = [
+        short**2 * long * groups + operator_work(x) for (short, long, groups), x in zip(sizes, layers, strict=True)
+    ]
     parts: dict[int, Measured] = {}
-    missing: dict[int, str] = {}
-    done, stored, tensor, reason = 0.0, None, torch.zeros(0), ""
+    done, stored, tensor = 0.0, None, torch.zeros(0)
     for i in sorted(range(len(layers)), key=costs.__getitem__):
         layer, matrix = layers[i], layers[i].matrix
         tell(done / sum(costs), matrix.name[-40:])
         done += costs[i]
         max_work -= operator_work(layer)
-        if deadline.over():
-            missing[i] = deadline.missed
-            continue
         try:
+            if deadline.over():
+                raise UnreadableError(deadline.missed)
             if matrix.stored is not stored:  # a tensor with several matrices is loaded once, and no other with it
-                tensor = torch.zeros(0)
-                stored, tensor = matrix.stored, matrix.stored.load()
-                tensor = tensor.float() if tensor.element_size() == 1 else tensor
-                reason = unfit(tensor)
+                stored, tensor = None, torch.zeros(0)
+                tensor, stored = _loaded(matrix.stored), matrix.stored
+            on_images = "conv" in layer.kind and layer.input_shape is not None
+            blocks = matrix.blocks(tensor)
+            parts[i] = _on_images(layer, blocks, max_work >= 0) if on_images else of_matrix(matrix, blocks)
         except UnreadableError as error:
-            stored, reason = None, str(error)
-        if reason:
-            missing[i] = reason
-        else:
-            parts[i] = _of_layer(layer, matrix.blocks(tensor), is_affordable=max_work >= 0)
-    return [parts[i] for i in sorted(parts)], [(layers[i], missing[i]) for i in sorted(missing)]
+            parts[i] = Measured.none(matrix, str(error))
+    return [parts[i] for i in range(len(layers))]
 
 
-def _of_layer(layer: Layer, blocks: Tensor, is_affordable: bool) -> Measured:
-    """Return what is measured of a layer, of a convolution with its operator where it is affordable and known."""
-    if (not layer.is_convolution and not layer.is_transposed) or layer.input_shape is None:
-        return of_matrix(layer.matrix, blocks)
+def _loaded(stored: Stored) -> Tensor:
+    """Return a tensor, float8 as float32; raise UnreadableError if an entry is not finite."""
+    tensor = stored.load()
+    tensor = tensor.float() if tensor.element_size() == 1 else tensor
+    if reason := unfit(tensor):
+        raise UnreadableError(reason)
+    return tensor
+
+
+def _on_images(layer: Layer, blocks: Tensor, is_affordable: bool) -> Measured:
+    """Return what is measured of a convolution, with its operator where it is affordable and known."""
     values, norm, why = operator_values(layer) if is_affordable else (None, None, EXPENSIVE)
     part = of_matrix(layer.matrix, blocks, values)
     if values is None:
         why = f"the kernel as a matrix (out, in x taps) that maps a patch to one position, since {why}"
     return replace(part, squared_norm=norm, note=why)
-
-
-def _work(matrix: Matrix) -> float:
-    return float(max(matrix.size)) * min(matrix.size) ** 2 * matrix.groups
 
 
 def operator_work(layer: Layer) -> float:
@@ -196,8 +205,9 @@ def weights(
     deadline = Deadline(max_minutes)
     with listing(source, "net") as held, bar(progress, "weights", 1, counted=False) as tell:
         layers = [Layer(i, matrix) for i, matrix in enumerate(held.matrices, 1)]
-        parts, missing = measured(layers, deadline, lambda done, name: tell(done, f"weights: {name}"))
-    reasons = {layer.matrix.stored.name: reason for layer, reason in missing}
+        found = measured(layers, deadline, lambda done, name: tell(done, f"weights: {name}"))
+    parts = [part for part in found if not part.reason]
+    reasons = {part.matrix.stored.name: part.reason for part in found if part.reason}
     late = [stored for stored in held.records if stored.name in reasons]
     skipped = [vars(other) for other in held.others]
     for stored in late:
@@ -229,19 +239,14 @@ def weights(
 
 
 def tabulated(
-    parts: Sequence[Measured],
-    atol: float,
-    rtol: float,
-    max_values: int,
-    others: Mapping[str, Sequence[Tensor]] | None = None,
-    width: int = 0,
+    parts: Sequence[Measured], atol: float, rtol: float, max_values: int, others: Rows | None = None, width: int = 0
 ) -> xr.Dataset:
     """Return measured matrices as a dataset over (layer, index), with other rows of values, and ``width`` at least."""
     import xarray as xr
 
     rows = {"weight_singular_values": [part.values for part in parts], **(others or {})}
     longest = max(len(row) for column in rows.values() for row in column)
-    length = min(max(longest, width), max_values)
+    length = min(max(longest, width, 1), max_values)
     texts = {
         "layer_name": [part.matrix.name for part in parts],
         "layer_kind": [part.kind for part in parts],
@@ -249,45 +254,30 @@ def tabulated(
     }
     coords: dict[str, Any] = {"layer": np.arange(1, len(parts) + 1), "index": np.arange(1, length + 1)}
     coords |= {key: ("layer", np.array(column, dtype=str)) for key, column in texts.items()}
-    variables: dict[str, Any] = {key: ("layer", np.array(x)) for key, x in columns(parts, atol, rtol).items()}
+    numbers = [numbers_of(part, atol, rtol) for part in parts]
+    variables: dict[str, Any] = {key: ("layer", np.array([row[key] for row in numbers])) for key in numbers[0]}
     variables |= {key: (("layer", "index"), padded(column, length)) for key, column in rows.items()}
     attrs = {"atol": atol, "weight_rtol": rtol, "max_values": max_values, "index_cut": int(longest > length)}
     return xr.Dataset(variables, coords, attrs)
 
 
-def columns(parts: Sequence[Measured], atol: float, rtol: float) -> dict[str, list[float]]:
-    """Return the numbers of each weight, by variable; NaN where it was not measured."""
-    rows = [part.values for part in parts]
-    return {
-        "weight_rank": [float((row > atol).sum()) if len(row) else math.nan for row in rows],
-        **ranks(rows, rtol, [part.squared_norm for part in parts]),
-        "parameter_norm": [part.parameter_norm for part in parts],
-        "subnormals": [part.subnormals for part in parts],
-    }
-
-
-def ranks(
-    rows: Sequence[Tensor | None], rtol: float, squared_norms: Sequence[float | None] | None = None
-) -> dict[str, list[float]]:
-    """Return the numbers computed from singular values, by variable: relative, full, stable and entropy rank.
-
-    Squared Frobenius norms are given where the values below the largest are bounds.
+def numbers_of(part: Measured, atol: float, rtol: float) -> dict[str, float]:
+    """Return the numbers of a weight, by variable; those of its singular values are NaN where it has none.
 
     Examples
     --------
-    >>> ranks([torch.tensor([2.0, 1.0, 0.0]), None], rtol=0.01)["stable_rank"]
-    [1.25, nan]
+    >>> with listing({"a.weight": torch.eye(3)}) as held:
+    ...     part = of_matrix(held.matrices[0], torch.diag(torch.tensor([2.0, 1.0, 0.0]))[None])
+    >>> numbers_of(part, 0.1, 0.01)["stable_rank"]
+    1.25
     """
-    out: dict[str, list[float]] = {"weight_relative_rank": [], "full_rank": [], "stable_rank": [], "entropy_rank": []}
-    for values, norm in zip(rows, squared_norms or [None] * len(rows), strict=True):
-        numbers = [math.nan] * 4
-        if values is not None and values.numel():
-            stable = linalg.stable_rank(values) if norm is None else linalg.stable_rank_from(norm, values)
-            entropy = linalg.entropy_rank(values)
-            numbers = [float(linalg.rank(values, rtol)), float(len(values)), float(stable), float(entropy)]
-        for column, number in zip(out.values(), numbers, strict=True):
-            column.append(number)
-    return out
+    values, norm = part.values, part.squared_norm
+    sizes = {"parameter_norm": part.parameter_norm, "subnormals": part.subnormals}
+    if not len(values):
+        return dict.fromkeys(RANKS, math.nan) | sizes
+    stable = linalg.stable_rank(values) if norm is None else linalg.stable_rank_from(norm, values)
+    ranks = (values > atol).sum(), linalg.rank(values, rtol), len(values), stable, linalg.entropy_rank(values)
+    return dict(zip(RANKS, map(float, ranks), strict=True)) | sizes
 
 
 def padded(rows: Sequence[Tensor], length: int) -> np.ndarray:

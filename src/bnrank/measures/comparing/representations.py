@@ -19,6 +19,7 @@ from bnrank._core.sampling import evenly_spaced
 from bnrank.measures import similarity
 from bnrank.measures.layerwise import ROUNDING, LayerUse, Uses, few_samples
 from bnrank.measures.spectra import MAX_TOGETHER
+from bnrank.measures.usage import FEW
 from bnrank.networks.functional import Functional, check_finite, example
 from bnrank.networks.reading import Reading, Taker, leaving_out, named, read_function, stream
 
@@ -148,7 +149,7 @@ def dataset(a: Seen, b: Seen) -> tuple[xr.Dataset, list[dict[str, str]]]:
     import xarray as xr
 
     notes = [{"name": letter, "note": text} for letter, seen in (("a", a), ("b", b)) for text in seen.left_out]
-    notes += few_samples(a.samples, dict(enumerate((*a.use, *b.use))))
+    notes += few_samples(a.samples, dict(enumerate((*a.use, *b.use)))) if a.samples < FEW else []
     grams = [
         [torch.zeros(a.samples, a.samples, dtype=torch.float64) if k is None else k for k in seen.grams]
         for seen in (a, b)

@@ -45,8 +45,8 @@ def with_frequencies(dataset: xr.Dataset, reading: Reading, bottleneck: bottlene
 
 
 def is_circular(layer: Layer) -> bool:
-    """Return whether a layer is a convolution that commutes with translations of the torus."""
-    if not layer.is_convolution or layer.input_shape is None or layer.output_shape is None:
+    """Return whether a convolution commutes with translations of the torus."""
+    if layer.input_shape is None or layer.output_shape is None:
         return False
     conv: Any = layer.module
     same = layer.input_shape[1:] == layer.output_shape[1:]
