@@ -114,30 +114,28 @@ class Derivatives:
         """
         entries = self.tried(x) * sum(p.numel() for p in self.parameters.values())
         size = self.chunk_size or CHUNK_ENTRIES // entries
-        for piece in x.split(max(1, size)):
-            try:
-                if size:
-                    yield self._vectorized(piece)
-                    continue
-            except NO_BATCHING:
-                pass
-            for sample in piece.split(1):
-                yield from self._one_by_one(sample)
+        for part in x.split(max(1, size)):
+            yield from self._together(part) if size else self._one_by_one(part)
 
-    def _one_by_one(self, sample: Tensor) -> Iterator[tuple[Tensor, ...]]:
-        """Iterate over the rows of one sample, (1, ...)."""
-        for row in self._gradients(self.differentiable(sample, self.parameters), [*self.parameters.values()]):
-            yield tuple(gradient.reshape(1, -1) for gradient in row)
-
-    def _vectorized(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Return the rows of a block of samples by automatic batching."""
+    def _together(self, x: Tensor) -> Iterator[tuple[Tensor, ...]]:
+        """Iterate over the rows of a block of samples by automatic batching."""
 
         def output(parameters: dict[str, Tensor], sample: Tensor) -> Tensor:
             return self.function.with_parameters({**self.function.parameters, **parameters}, sample[None]).flatten()
 
         named = {name: p.detach() for name, p in self.parameters.items()}
-        rows = torch.func.vmap(torch.func.jacrev(output), in_dims=(None, 0))(named, x)
-        return tuple(rows[name].flatten(2).flatten(0, 1) for name in named)
+        try:
+            rows = torch.func.vmap(torch.func.jacrev(output), in_dims=(None, 0))(named, x)
+        except NO_BATCHING:
+            return self._one_by_one(x)
+        return iter([tuple(rows[name].flatten(2).flatten(0, 1) for name in named)])
+
+    def _one_by_one(self, x: Tensor) -> Iterator[tuple[Tensor, ...]]:
+        """Iterate over the rows of a block of samples by one backward pass each."""
+        for sample in x.split(1):
+            out = self.differentiable(sample, self.parameters)
+            for row in self._gradients(out, list(self.parameters.values())):
+                yield tuple(gradient.reshape(1, -1) for gradient in row)
 
     def tried(self, x: Tensor) -> int:
         """Return d_out, after a backward pass at one sample: where that fails, torch.func would give zeros."""

@@ -254,8 +254,7 @@ def profile(
     notes = [*_notes(reading, of_layer), *found.notes, *at_samples.notes, *([RANDOM] if is_random else [])]
     dataset = remarks.attach(dataset, "note", notes)
     dataset = _renamed(dataset, names) if names else dataset
-    convolutions = [layer for layer in reading.layers if layer.is_convolution]
-    if any(map(is_circular, convolutions)):
+    if any(layer.is_convolution and is_circular(layer) for layer in reading.layers):
         dataset = with_frequencies(dataset, reading, bottleneck)
     return _described(dataset)
 

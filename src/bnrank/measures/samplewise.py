@@ -18,6 +18,8 @@ from bnrank.networks.functional import unwrap
 from bnrank.networks.inputs import Inputs, Samples
 from bnrank.networks.reading import Reading
 
+Measure = Callable[[Tensor], Tensor]  # of samples, with a row for each
+
 VARIABLES = {"jacobian": "jacobian_singular_values", "ntk": "ntk_trace"}  # by the parts that they belong to
 SEVERAL = "x is several tensors, or (time, N, ...); wrap net in a module of one tensor (N, ...)"
 RTOL = 1e-6  # singular values of a Jacobian above this, relative to its largest, count as non-zero
@@ -93,9 +95,7 @@ def of_samples(
     return found
 
 
-def _in_blocks(
-    x: Tensor, measure: Callable[[Tensor], Tensor], deadline: Deadline, reason: str
-) -> tuple[list[Tensor], str]:
+def _in_blocks(x: Tensor, measure: Measure, deadline: Deadline, reason: str) -> tuple[list[Tensor], str]:
     """Return what is measured of the samples, or of the first ones until the time is over, and why of no others."""
     size = max(1, len(x) // BLOCKS) if deadline.is_set else len(x)
     blocks: list[Tensor] = []

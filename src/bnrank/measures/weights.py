@@ -136,10 +136,7 @@ def measured(
     Convolutions are measured as operators on the images that the layers were read with, until their work exceeds
     ``max_work``, else by their kernels. ``tell`` takes the share of the work that is done, and the name of the next.
     """
-    sizes = [(*sorted(layer.matrix.size), layer.matrix.groups) for layer in layers]
-    costs = [
-        short**2 * long * groups + operator_work(x) for (short, long, groups), x in zip(sizes, layers, strict=True)
-    ]
+    costs = [_work(layer.matrix) + operator_work(layer) for layer in layers]
     parts: dict[int, Measured] = {}
     done, stored, tensor = 0.0, None, torch.zeros(0)
     for i in sorted(range(len(layers)), key=costs.__getitem__):
@@ -177,6 +174,10 @@ def _on_images(layer: Layer, blocks: Tensor, is_affordable: bool) -> Measured:
     if values is None:
         why = f"the kernel as a matrix (out, in x taps) that maps a patch to one position, since {why}"
     return replace(part, squared_norm=norm, note=why)
+
+
+def _work(matrix: Matrix) -> float:
+    return float(max(matrix.size)) * min(matrix.size) ** 2 * matrix.groups
 
 
 def operator_work(layer: Layer) -> float:
