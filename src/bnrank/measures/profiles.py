@@ -447,10 +447,9 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _described(dataset: xr.Dataset) -> xr.Dataset:
-    for name in dataset.variables:
-        if name in _LONG_NAMES:
-            units = {"units": "1"} if name in dataset.data_vars else {}
-            dataset[name].attrs |= {"long_name": _LONG_NAMES[str(name)], **units}
+    for name in dataset.variables.keys() & _LONG_NAMES.keys():
+        units = {"units": "1"} if name in dataset.data_vars else {}
+        dataset[name].attrs |= {"long_name": _LONG_NAMES[str(name)], **units}
     return dataset
 
 

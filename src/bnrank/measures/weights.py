@@ -108,16 +108,12 @@ def _exact(tensor: Tensor) -> torch.dtype:
 
 def singular_values(matrix: Tensor, gram: bool = False) -> Tensor:
     """Return all singular values of one matrix, or of several together, descending; tall ones in blocks of rows."""
+    matrix = matrix[0] if matrix.ndim == 3 and len(matrix) == 1 else matrix
     tall = matrix if matrix.shape[-2] >= matrix.shape[-1] else matrix.mT
-    if matrix.ndim == 3 and len(matrix) == 1:
-        tall = tall[0]
-    if tall.ndim == 3 or tall.is_complex():
-        values: Tensor = torch.linalg.svdvals(tall.to(_exact(tall)))
-        return values.flatten().sort(descending=True).values
     pieces = Accumulator("gram" if gram else "qr")
-    for rows in tall.split(max(ROWS, 2 * tall.shape[1])):
-        pieces.add(rows)
-    return pieces.singular_values()
+    for rows in tall.split(max(ROWS, 2 * tall.shape[-1]), -2):
+        pieces.add(rows.to(_exact(rows)) if rows.is_complex() else rows)
+    return pieces.singular_values().flatten().sort(descending=True).values
 
 
 def unfit(tensor: Tensor) -> str:
@@ -150,8 +146,7 @@ def measured(
             if matrix.stored is not stored:  # a tensor with several matrices is loaded once, and no other with it
                 stored, tensor = None, torch.zeros(0)
                 tensor, stored = _loaded(matrix.stored), matrix.stored
-            on_images = "conv" in layer.kind and layer.input_shape is not None
-            blocks = matrix.blocks(tensor)
+            blocks, on_images = matrix.blocks(tensor), "conv" in layer.kind and layer.input_shape is not None
             parts[i] = _on_images(layer, blocks, max_work >= 0) if on_images else of_matrix(matrix, blocks)
         except UnreadableError as error:
             parts[i] = Measured.none(matrix, str(error))
