@@ -99,7 +99,7 @@ def of_matrix(matrix: Matrix, blocks: Tensor, values: Tensor | None = None) -> M
     tensors = [blocks] if bias is None else [blocks, bias]
     norm = sum(float(torch.linalg.vector_norm(t, dtype=_exact(t))) ** 2 for t in tensors)
     kind = f"{matrix.kind} patches" if patches else matrix.kind
-    return Measured(matrix, values, kind, norm, usage.subnormals(blocks), note=GRAM_NOTE if by_gram else "")
+    return Measured(matrix, values, kind, norm, usage.count_subnormals(blocks), note=GRAM_NOTE if by_gram else "")
 
 
 def _exact(tensor: Tensor) -> torch.dtype:
