@@ -106,13 +106,13 @@ class Derivatives:
         entries = self.outputs(x) * x[0].numel()
         return x.split(self.chunk_size or max(1, CHUNK_ENTRIES // entries))
 
-    def rows(self, x: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    def rows(self, x: Tensor, d_out: int | None = None) -> Iterator[tuple[Tensor, ...]]:
         """Iterate over df/dtheta, (k, numel) per parameter, for blocks of the N d_out pairs of sample and output.
 
         Rows of a block are computed together if they fit in memory and every operation has a batching rule, else one
-        by one.
+        by one. ``d_out`` is given where the samples were tried already.
         """
-        entries = self.tried(x) * sum(p.numel() for p in self.parameters.values())
+        entries = (d_out or self.tried(x)) * sum(p.numel() for p in self.parameters.values())
         size = self.chunk_size or CHUNK_ENTRIES // entries
         for part in x.split(max(1, size)):
             yield from self._together(part) if size else self._one_by_one(part)

@@ -100,13 +100,11 @@ def gram(net: nn.Module, x: Data, *, dtype: torch.dtype = torch.float64) -> Tens
             kernel += (a @ a.T + one)[:, :, None, None] * pairs
         return finite(kernel).to(dtype)
     jacobian = Derivatives(Functional(net, dtype, whole=x))
-    count = sum(p.numel() for p in jacobian.parameters.values())
-    with torch.no_grad():
-        d_out = jacobian.function(x[:1]).numel()
+    count, d_out = sum(p.numel() for p in jacobian.parameters.values()), jacobian.tried(x)
     most = MAX_ENTRIES // max(1, d_out * count)
     exceeds = f"with {d_out} outputs and {count} parameters the parameter Jacobian exceeds {MAX_ENTRIES} numbers"
     validation.expect(len(x) <= most, "x", f"{len(x)} samples, {exceeds}", f"at most {most} samples")
-    rows = torch.cat([torch.cat(rows, 1) for rows in jacobian.rows(x)])  # (N d_out, P)
+    rows = torch.cat([torch.cat(rows, 1) for rows in jacobian.rows(x, d_out)])  # (N d_out, P)
     kernel = (rows @ rows.T).reshape(n, d_out, n, d_out).permute(0, 2, 1, 3)
     return finite(kernel).to(dtype).contiguous()
 
