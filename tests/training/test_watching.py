@@ -459,7 +459,13 @@ def test_a_name_has_one_definition_in_a_watch_and_in_a_profile():
 def test_units_of_the_output_of_a_line_are_channels():
     lines = nn.Sequential(nn.Conv1d(3, 8, 3), nn.ReLU(), nn.Conv1d(8, 5, 3))
     recurrent = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 5))
-    for net, x in ((lines, torch.randn(8, 3, 20)), (recurrent, torch.randn(8, 16, 3))):
+    adapted = nn.Sequential(nn.Conv1d(3, 8, 3), nn.ReLU(), nn.Conv1d(8, 5, 3))
+    adapted[2].a = nn.Parameter(torch.zeros(2, 8))  # the last matrix is no kernel
+    for net, x in (
+        (lines, torch.randn(8, 3, 20)),
+        (recurrent, torch.randn(8, 16, 3)),
+        (adapted, torch.randn(8, 3, 20)),
+    ):
         watch = bnrank.watch(net, every=1, x=x)
         watch.step()
         assert watch.history["units"].sel(layer="output").item() == 5

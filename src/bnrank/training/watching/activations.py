@@ -56,7 +56,8 @@ class Capture(contextlib.ExitStack):
                 hook = Onlooker(partial(self._see, partial(_entering, uses), [name for _, _, name in uses]))
                 self.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
         if not isinstance(net, torch.jit.ScriptModule):
-            channels = [last.groups * last.size[0] for last in matrices[-1:] if last.kind.endswith("conv1d")]
+            last = matrices[-1].stored.module if matrices else None
+            channels = [last.out_channels] if isinstance(last, nn.Conv1d | nn.ConvTranspose1d) else []
             hook = Onlooker(partial(self._see, partial(_leaving, channels), [OUTPUT]))
             self.callback(net.register_forward_hook(hook, with_kwargs=True).remove)
 
