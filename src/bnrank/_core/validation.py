@@ -4,6 +4,7 @@ import contextlib
 import difflib
 import math
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, TypeVar, cast
@@ -179,11 +180,8 @@ def number(value: object, name: str, minimum: float = -math.inf, *, strict: bool
     if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
         raise TypeError(f"{name}: got {describe(value)}, expected a number")
     expected = "a finite number" if minimum == -math.inf else f"a finite number {'>' if strict else '>='} {minimum:g}"
-    try:
-        result = float(value)
-    except OverflowError:
-        result = math.inf
-    got = describe(value) if isinstance(value, int) and math.isinf(result) else f"{value}"
+    is_huge = isinstance(value, int) and abs(value) > sys.float_info.max
+    result, got = (math.inf, describe(value)) if is_huge else (float(value), f"{value}")
     expect(math.isfinite(result) and (result > minimum if strict else result >= minimum), name, got, expected)
     return result
 
@@ -265,15 +263,19 @@ def real(value: object, name: str, expected: str = "real numbers") -> Tensor:
 
 def numbers(value: object, name: str, expected: str = "real numbers") -> Tensor:
     """Return real numbers, NaN and infinite ones among them, as :func:`real` does."""
+    tensor = value if isinstance(value, Tensor) else _from_sequence(value, name, expected)
+    tensor = dense(tensor, name).detach()
+    expect(not tensor.is_complex() and tensor.dtype != torch.bool, name, value, expected, TypeError)
+    return tensor if tensor.is_floating_point() else tensor.to(torch.float64)
+
+
+def _from_sequence(value: object, name: str, expected: str) -> Tensor:
+    """Return a copy of an array or a nested sequence as a tensor."""
     expect(not np.ma.is_masked(value), name, "a masked array", "one without missing values", TypeError)
     try:
-        made = dense(value, name).detach() if isinstance(value, Tensor) else None
-        tensor = from_array(np.asarray(value), name).clone() if made is None else made
-        if tensor.is_complex() or tensor.dtype == torch.bool:
-            raise TypeError
+        return from_array(np.asarray(value), name).clone()
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(f"{name}: got {describe(value)}, expected {expected}") from error
-    return tensor if tensor.is_floating_point() else tensor.to(torch.float64)
 
 
 def dense(value: Tensor, name: str) -> Tensor:
@@ -286,16 +288,23 @@ def dense(value: Tensor, name: str) -> Tensor:
         ...
     TypeError: x: got a sparse tensor, expected a dense one; convert it with .to_dense()
     """
-    if value.is_nested:
-        raise TypeError(f"{name}: got a nested tensor, expected a dense one; convert it with .to_padded_tensor(0)")
-    if value.layout != torch.strided:
-        raise TypeError(f"{name}: got a sparse tensor, expected a dense one; convert it with .to_dense()")
-    if value.is_quantized:
-        raise TypeError(f"{name}: got a quantized tensor, expected a dense one; convert it with .dequantize()")
-    expect(not value.is_meta, name, "a tensor on the meta device", "one with values", TypeError)
     narrow = value.is_floating_point() and value.element_size() < 2
-    expect(not narrow, name, f"dtype {value.dtype}", "at least 16 bits; convert it with .float()", TypeError)
+    if narrow or value.is_nested or value.layout != torch.strided or value.is_quantized or value.is_meta:
+        raise TypeError(f"{name}: got {_unusual(value)}")
     return value.resolve_neg() if value.is_neg() else value
+
+
+def _unusual(value: Tensor) -> str:
+    """Return what a tensor is that :func:`dense` refuses, and what is expected."""
+    if value.is_nested:
+        return "a nested tensor, expected a dense one; convert it with .to_padded_tensor(0)"
+    if value.layout != torch.strided:
+        return "a sparse tensor, expected a dense one; convert it with .to_dense()"
+    if value.is_quantized:
+        return "a quantized tensor, expected a dense one; convert it with .dequantize()"
+    if value.is_meta:
+        return "a tensor on the meta device, expected one with values"
+    return f"dtype {value.dtype}, expected at least 16 bits; convert it with .float()"
 
 
 def from_array(value: np.ndarray, name: str, expected: str = "numbers") -> Tensor:
@@ -390,16 +399,14 @@ def samples(value: object, name: str, *, features: int | None = None, minimum: i
     if not isinstance(value, Tensor):
         raise TypeError(f"{name}: got {describe(value)}, expected a torch.Tensor or numpy.ndarray")
     value = dense(value, name)
+    if not value.is_floating_point():
+        raise TypeError(f"{name}: got dtype {value.dtype}, expected floating point; {conversion(value.dtype)}")
     got = f"shape {tuple(value.shape)}"
-    expected = f"(N, {'features' if features is None else features})"
-    expected = "(N, ...)" if ndim is None else expected
-    floating = value.is_floating_point()
-    expect(floating, name, f"dtype {value.dtype}", f"floating point; {conversion(value.dtype)}", TypeError)
+    expected = "(N, ...)" if ndim is None else f"(N, {'features' if features is None else features})"
     expect(value.ndim >= 2 if ndim is None else value.ndim == ndim, name, got, f"{expected}, one sample per row")
     expect(value.numel(), name, f"an empty array of {got}", expected)
     expect(features is None or value.shape[-1] == features, name, got, expected)
     expect(value.shape[0] >= minimum, name, f"{value.shape[0]} sample(s)", f"at least {minimum}")
-    if not bool(torch.isfinite(value).all()):
-        bad = int((~torch.isfinite(value)).flatten(1).any(1).sum())
-        raise ValueError(f"{name}: got NaN or infinite entries in {bad} of {value.shape[0]} samples, expected finite")
+    bad = int((~torch.isfinite(value)).flatten(1).any(1).sum())
+    expect(not bad, name, f"NaN or infinite entries in {bad} of {value.shape[0]} samples", "finite")
     return value
