@@ -33,10 +33,9 @@ def converted(tensor: Tensor, dtype: torch.dtype, device: torch.device | None = 
     >>> [converted(torch.ones(1, dtype=kind), torch.float64).dtype for kind in (torch.complex64, torch.int32)]
     [torch.complex128, torch.int32]
     """
+    kind = dtype if tensor.is_floating_point() else tensor.dtype
     if tensor.is_complex():
         kind = torch.complex128 if dtype == torch.float64 else torch.complex64
-    else:
-        kind = dtype if tensor.is_floating_point() else tensor.dtype
     return tensor.to(device or tensor.device, kind, copy=copy)
 
 
@@ -82,11 +81,9 @@ def copied(value: Copied, memo: dict[int, Any] | None = None) -> Copied:
     except Exception as error:
         if isinstance(value, nn.Module | Tensor):
             raise CopyError(f"net: {type(value).__name__} cannot be copied: {error}") from error
-        made = memo[id(value)] = value  # for copies by copy.deepcopy, too
-    if made is not value:
-        memo[id(value)] = made
-    if id(value) in memo:
-        memo.setdefault(id(memo), []).append(value)  # as copy.deepcopy does: the id stays its own
+        made = value
+    memo[id(value)] = made  # for copies by copy.deepcopy, too
+    memo.setdefault(id(memo), []).append(value)  # as copy.deepcopy does: the id stays its own
     return cast(Copied, made)
 
 
@@ -96,23 +93,22 @@ class CopyError(ValueError):
 
 def _by_protocol(value: Any, memo: dict[int, Any]) -> Any:
     """Return a copy by the protocol of ``copy``, with :func:`copied` for what a value holds."""
-    kind = type(value)
+    if isinstance(value, type) or hasattr(value, "__deepcopy__"):
+        return _by_own_method(value, memo)
+    reduce: Any = copyreg.dispatch_table.get(type(value))
+    reduced = reduce(value) if reduce else value.__reduce_ex__(4)
+    if isinstance(reduced, str) or (reduced[0] is _NEW and len(reduced[1]) == 1 and not any(reduced[2:])):
+        return value  # a global, or nothing but an identity, as a mark of "not given" is
+    return _STANDARD._reconstruct(value, memo, *reduced, deepcopy=copied)
+
+
+def _by_own_method(value: Any, memo: dict[int, Any]) -> Any:
+    """Return a copy as its class makes it; of a tensor that is the result of a computation, without its history."""
     if isinstance(value, Tensor) and not value.is_leaf:
         return value.detach().clone()
-    if (
-        isinstance(value, nn.Module)
-        and hasattr(value, "__deepcopy__")
-        and not isinstance(value, torch.jit.ScriptModule)
-    ):
+    if isinstance(value, nn.Module) and not isinstance(value, torch.jit.ScriptModule):
         copied(vars(value), memo)  # follows functions, and shares what cannot be copied
-    atomic = kind in _STANDARD._deepcopy_dispatch or kind in getattr(_STANDARD, "_atomic_types", ())
-    if atomic or isinstance(value, type) or hasattr(value, "__deepcopy__"):
-        return copy.deepcopy(value, memo)
-    reduce: Any = copyreg.dispatch_table.get(kind)
-    reduced = reduce(value) if reduce else value.__reduce_ex__(4)
-    if not isinstance(reduced, str) and reduced[0] is _NEW and len(reduced[1]) == 1 and not any(reduced[2:]):
-        return value  # nothing but an identity, as a mark of "not given" is
-    return value if isinstance(reduced, str) else _STANDARD._reconstruct(value, memo, *reduced, deepcopy=copied)
+    return copy.deepcopy(value, memo)
 
 
 def _copied_function(held: types.FunctionType, memo: dict[int, Any]) -> Any:
@@ -159,6 +155,8 @@ def _copied_reference(held: weakref.ref[Any], memo: dict[int, Any]) -> weakref.r
 _STANDARD: Any = copy
 _NEW = cast(Any, copyreg).__newobj__
 _COPIERS: dict[type, Any] = {
+    **dict.fromkeys(getattr(_STANDARD, "_atomic_types", ()), lambda value, memo: value),  # of Python 3.14
+    **_STANDARD._deepcopy_dispatch,
     **{kind: functools.partial(_STANDARD._deepcopy_dispatch[kind], deepcopy=copied) for kind in (list, tuple, dict)},
     types.FunctionType: _copied_function,
     types.MethodType: _copied_method,
@@ -186,9 +184,8 @@ def replica(net: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
     (torch.float64, False, True)
     """
     memo: dict[int, Any] = {}
-    plain = [sub for sub in net.modules() if not isinstance(sub, torch.jit.ScriptModule)]
-    for tensor in (tensor for sub in plain for tensor in _tensors(list(vars(sub).values()))):
-        if id(tensor) not in memo:
+    for tensor in _held(_attributes(net)):
+        if isinstance(tensor, Tensor) and id(tensor) not in memo:
             own = converted(tensor.detach(), dtype or tensor.dtype)
             own = nn.Parameter(own, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else own
             if type(own) is type(tensor) and type(tensor) in (Tensor, nn.Parameter):  # others hold their numbers there
@@ -212,17 +209,23 @@ def replica(net: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
     return made
 
 
-def _tensors(structure: Any) -> Iterator[Tensor]:
-    """Iterate over the tensors in nested lists, tuples and dictionaries."""
+def _attributes(net: nn.Module) -> list[dict[str, Any]]:
+    """Return what is set on a module and its submodules, of those that are not scripted."""
+    return [vars(sub) for sub in net.modules() if not isinstance(sub, torch.jit.ScriptModule)]
+
+
+def _held(structure: Any) -> Iterator[Any]:
+    """Iterate over nested lists, tuples, sets and dictionaries, each once, and over what is in them."""
     waiting, seen = [structure], set[int]()
     while waiting:
         held = waiting.pop()
-        if isinstance(held, Tensor):
+        if not isinstance(held, list | tuple | set | dict):
             yield held
-        elif isinstance(held, list | tuple | dict) and id(held) not in seen:
+        elif id(held) not in seen:
             seen.add(id(held))
-            held = list(held.values() if isinstance(held, dict) else iter(held))  # asks no subclass for its length
-            waiting.extend(reversed(held))
+            yield held
+            inside = iter(held.values() if isinstance(held, dict) else held)  # asks no subclass for its length
+            waiting += reversed(list(inside))
 
 
 def _with_products(attention: nn.MultiheadAttention) -> None:
@@ -263,7 +266,7 @@ class _Products(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run a function of torch."""
         kwargs = kwargs or {}
-        if self.foreign and any(id(tensor) in self.foreign for tensor in _tensors([args, kwargs])):
+        if self.foreign and any(id(held) in self.foreign for held in _held([args, kwargs])):
             return _property(func, args, kwargs)
         if func is nn.functional.scaled_dot_product_attention and not (args[0] if args else kwargs["query"]).is_nested:
             return _attention(*args, **kwargs)
@@ -321,7 +324,9 @@ class _Draws(TorchDispatchMode):
         return self._drawn(func, args, kwargs)
 
     def _drawn(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        device = next((t.device for t in _tensors(args)), torch.device(kwargs.get("device") or "cpu"))
+        device = next(
+            (t.device for t in _held(args) if isinstance(t, Tensor)), torch.device(kwargs.get("device") or "cpu")
+        )
         if device.type == "meta":  # draws nothing
             return func(*args, **kwargs)
         if device not in self.generators:
@@ -366,14 +371,7 @@ def sandbox(seed: int = 0, foreign: Mapping[int, Tensor] | None = None) -> Itera
 @contextmanager
 def restored(net: nn.Module) -> Iterator[None]:
     """Restore what hooks and forwards set on a module: attributes, hooks, tensors and submodules."""
-    waiting: list[Any] = [vars(sub) for sub in net.modules() if not isinstance(sub, torch.jit.ScriptModule)]
-    before, seen = [], set[int]()
-    while waiting:
-        held = waiting.pop()
-        if isinstance(held, list | dict | set) and id(held) not in seen:
-            seen.add(id(held))
-            before.append((held, copy.copy(held)))
-            waiting.extend(held.values() if isinstance(held, dict) else held)
+    before = [(held, copy.copy(held)) for held in _held(_attributes(net)) if isinstance(held, list | dict | set)]
     try:
         yield
     finally:
