@@ -17,9 +17,9 @@ from torch.nn.parameter import is_lazy
 
 from bnrank._core import validation
 from bnrank._core.onlooker import only_looks_on
-from bnrank.networks.inputs import OUTPUTS, Inputs, Samples, as_tensor, columns, main_output, several, time_first
+from bnrank.networks.inputs import OUTPUTS, Inputs, Samples, columns, indices, main_output, several, time_first
 from bnrank.networks.mlp import MLP, LinearNetwork
-from bnrank.networks.replicas import ForeignTensorError, replica, restored, sandbox
+from bnrank.networks.replicas import ForeignTensorError, converted, replica, restored, sandbox
 
 MAX_WHOLE = 2**22  # numbers in x for which an error tells whether the module runs on all samples
 
@@ -78,8 +78,8 @@ class Functional:
         kept = (*self.net.parameters(), *self.net.buffers(), *self.module.parameters())  # a call replaces the last
         self._foreign = {id(tensor): tensor for tensor in kept}
         self._lock = threading.RLock()
-        tensors = [*self.parameters.values(), *self.buffers.values()]
-        self.device = tensors[0].device if tensors else torch.device("cpu")
+        tensors = itertools.chain(self.parameters.values(), self.buffers.values())
+        self.device = next((tensor.device for tensor in tensors), torch.device("cpu"))
 
     def __call__(self, x: Samples) -> Tensor:
         """Return f(x); gradients flow to x and to ``parameters``."""
@@ -116,7 +116,7 @@ class Functional:
     def _main_of(self, returned: Any, x: Samples) -> Tensor:
         """Return the main output among what the module returns for x, samples first."""
         out, dim = main_output(returned), x.dim if isinstance(x, Inputs) else 0
-        if not isinstance(out, Tensor) or not _is_real(out):
+        if not isinstance(out, Tensor) or not out.is_floating_point() or out.is_nested or out.layout != torch.strided:
             raise ValueError(f"net: {type(self.module).__name__} returns {_unfit(out)}")
         if out.ndim == dim == 0 and len(x) == 1:  # squeezed
             out = out.reshape(1)
@@ -136,12 +136,12 @@ class Functional:
         if torch.compiler.is_compiling():
             return torch.compiler.disable(self._returned)(parameters, x, seed)
         # a copy: the module's first operation may work in place
-        given = (x if isinstance(x, Inputs) else Inputs((x,))).to(self.device, self.dtype)
+        given = (
+            x.to(self.device, self.dtype) if isinstance(x, Inputs) else Inputs((converted(x, self.dtype, self.device),))
+        )
         held = {**parameters, **{name: tensor.clone() for name, tensor in self.buffers.items()}}
         held |= {alias: held[name] for alias, name in self._aliases.items()}
-        known = {id(tensor) for tensor in held.values()}
-        foreign = {key: tensor for key, tensor in self._foreign.items() if key not in known}
-        with self._lock, restored(self.module), sandbox(seed, foreign):
+        with self._lock, restored(self.module), sandbox(seed, self._foreign):
             return torch.func.functional_call(self.module, held, given.positional, given.named, tie_weights=False)
 
     def _failure(self, parameters: dict[str, Tensor], x: Samples, error: Exception) -> ValueError:
@@ -213,10 +213,6 @@ class Functional:
             raise ValueError("it runs on both")
 
 
-def _is_real(out: Tensor) -> bool:
-    return out.is_floating_point() and not out.is_nested and out.layout == torch.strided
-
-
 def _unfit(out: Any) -> str:
     """Return what a module returns in place of real numbers, and what is expected."""
     if not isinstance(out, Tensor):
@@ -267,19 +263,13 @@ def example(net: nn.Module, x: object, minimum: int = 1, name: str = "x", *, inp
     """
     if isinstance(net, MLP):
         return validation.samples(x, name, features=net.widths[0], minimum=minimum)
-    has_several = isinstance(x, Mapping | tuple | list) or time_first(net)
-    found = several(net, x, name, minimum) if has_several and not isinstance(x, Inputs) else x
-    if isinstance(found, Inputs):
-        how = "a tuple or mapping of tensors" if found.dim == 0 else "(time, N, features)"
-        advice = "one tensor (N, ...): wrap net in a module that takes it and adds the rest"
-        validation.expect(inputs, name, how, advice, TypeError)
-        return found
-    if isinstance(x, Tensor) or (isinstance(x, np.ndarray) and x.dtype.kind in "iu"):
-        x = as_tensor(x, name)
-    if isinstance(x, Tensor) and _kind(x) == "integers" and not x.is_floating_point():
-        fits = x.ndim > 0 and x.numel() > 0 and len(x) >= minimum
-        validation.expect(fits, name, f"shape {tuple(x.shape)}", f"(N, ...) with at least {minimum} sample(s)")
-        return x
+    if isinstance(x, Inputs | Mapping | tuple | list) or time_first(net):
+        found = several(net, x, name, minimum, allowed=inputs)
+        if found is not None:
+            return found
+    is_index = isinstance(x, np.ndarray) and x.dtype.kind in "iu"
+    if is_index or (isinstance(x, Tensor) and not (x.is_floating_point() or x.is_complex() or x.dtype == torch.bool)):
+        return indices(x, name, minimum)
     return validation.samples(x, name, ndim=None, minimum=minimum)
 
 
@@ -309,7 +299,8 @@ def check_finite(net: nn.Module) -> None:
     """Raise ValueError, naming them, if parameters have NaN or infinite entries."""
     values = {name: p.detach() for name, p in unwrap(net).named_parameters()}
     bad = [name for name, p in values.items() if not bool((p.float() if p.element_size() == 1 else p).isfinite().all())]
-    validation.expect(not bad, "net", f"NaN or infinite entries in {validation.listed(bad)}", "finite parameters")
+    if bad:
+        raise ValueError(f"net: got NaN or infinite entries in {validation.listed(bad)}, expected finite parameters")
 
 
 def check_real(net: nn.Module) -> None:
@@ -353,12 +344,10 @@ def unwrap(net: nn.Module, values: bool = True) -> nn.Module:
     while (inner := dict(net.named_children()).get("module" if isinstance(net, parallel) else "_orig_mod")) is not None:
         net = inner
     tensors = [*net.named_parameters(), *net.named_buffers()]
-    empty = validation.listed([name for name, p in tensors if p.is_meta and not is_lazy(p)])
-    if empty and values:
-        raise ValueError(f"net: parameters on the meta device ({empty}), expected some with values")
-    lazy = validation.listed([name for name, p in tensors if is_lazy(p)])
-    if lazy:
-        raise ValueError(f"net: parameters without a shape yet ({lazy}); run it once on data first")
+    if lazy := [name for name, p in tensors if is_lazy(p)]:
+        raise ValueError(f"net: parameters without a shape yet ({validation.listed(lazy)}); run it once on data first")
+    if values and (empty := [name for name, p in tensors if p.is_meta]):
+        raise ValueError(f"net: parameters on the meta device ({validation.listed(empty)}), expected some with values")
     return net
 
 
@@ -366,10 +355,10 @@ def aliases(net: nn.Module) -> dict[str, str]:
     """Return the further names of parameters and buffers that are registered in several places, with the first."""
     first: dict[int, str] = {}
     further: dict[str, str] = {}
-    for prefix, sub in net.named_modules():  # one that is there twice comes once: torch does not undo the second
-        own = {"prefix": prefix, "recurse": False, "remove_duplicate": False}
-        for name, tensor in [*nn.Module.named_parameters(sub, **own), *nn.Module.named_buffers(sub, **own)]:
-            if first.setdefault(id(tensor), name) != name:
+    for place, sub in net.named_modules():  # one that is there twice comes once: torch does not undo the second
+        for key, tensor in [*sub._parameters.items(), *sub._buffers.items()]:
+            name = f"{place}.{key}".lstrip(".")
+            if tensor is not None and first.setdefault(id(tensor), name) != name:
                 further[name] = first[id(tensor)]
     return further
 

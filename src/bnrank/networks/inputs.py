@@ -100,21 +100,25 @@ Samples = Tensor | Inputs
 Example = Tensor | np.ndarray | Inputs | tuple[Any, ...] | Mapping[str, Any]  # what users give as x
 
 
-def several(net: nn.Module, x: Any, name: str = "x", minimum: int = 1) -> Inputs | None:
+def several(net: nn.Module, x: Any, name: str = "x", minimum: int = 1, *, allowed: bool = True) -> Inputs | None:
     """Return the samples of a tuple or mapping of tensors, or of a module with samples along dimension 1; else None.
 
     Raises
     ------
     TypeError, ValueError
-        If there is no tensor, or the tensors differ in the number of samples or are not finite.
+        If there is no tensor, the tensors differ in the number of samples or are not finite, or it is not ``allowed``.
 
     Examples
     --------
     >>> several(nn.LSTM(3, 2), torch.ones(5, 4, 3)).dim, several(nn.LSTM(3, 2, batch_first=True), torch.ones(5, 4, 3))
     (1, None)
     """
+    if isinstance(x, Inputs) and allowed:
+        return x
     dim = int(time_first(net))
-    if isinstance(x, Mapping):
+    if isinstance(x, Inputs):
+        found = x
+    elif isinstance(x, Mapping):
         named = {str(key): as_tensor(value, f"{name}[{key!r}]") for key, value in x.items()}
         found = Inputs((), named, dim)
     elif isinstance(x, tuple | list) and any(isinstance(value, Tensor | np.ndarray) for value in x):
@@ -134,6 +138,9 @@ def several(net: nn.Module, x: Any, name: str = "x", minimum: int = 1) -> Inputs
     shapes = ", ".join(str(tuple(t.shape)) for t in found.tensors) or "no tensor"
     validation.expect(same, name, f"shapes {shapes}" if counts else shapes, expected)
     validation.expect(counts[0] >= minimum, name, f"{counts[0]} sample(s)", f"at least {minimum}")
+    how = "a tuple or mapping of tensors" if found.dim == 0 else "(time, N, features)"
+    advice = "one tensor (N, ...): wrap net in a module that takes it and adds the rest"
+    validation.expect(allowed, name, how, advice, TypeError)
     return found
 
 
@@ -242,6 +249,14 @@ def time_first(net: nn.Module) -> bool:
     if isinstance(net, _LAYERS):
         return not net.self_attn.batch_first
     return isinstance(net, _TIME_FIRST) and not net.batch_first
+
+
+def indices(value: Any, name: str, minimum: int = 1) -> Tensor:
+    """Return integers as samples (N, ...), such as tokens for a module that embeds them."""
+    x = validation.dense(validation.from_array(value, name) if isinstance(value, np.ndarray) else value, name)
+    fits = x.ndim > 0 and x.numel() > 0 and len(x) >= minimum
+    validation.expect(fits, name, f"shape {tuple(x.shape)}", f"(N, ...) with at least {minimum} sample(s)")
+    return x
 
 
 def as_tensor(value: Any, name: str) -> Any:
