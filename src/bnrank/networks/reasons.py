@@ -109,12 +109,11 @@ def of_parameters(part: nn.Module) -> str | None:
     if parametrize.is_parametrized(part):
         which = ", ".join(cast(nn.ModuleDict, part.parametrizations).keys())
         return f"parametrized ({which}); torch.nn.utils.parametrize.remove_parametrizations makes it a plain layer"
-    own = [key for key, p in part._parameters.items() if p is not None]
+    own = {key for key, p in part._parameters.items() if p is not None}
     if "weight" not in own:
         return f"its weight is computed from other parameters ({', '.join(sorted(own))})"
-    if extra := sorted({*own} - {"weight", "bias"}):
-        return f"has parameters besides weight and bias: {', '.join(extra)}"
-    return None
+    extra = ", ".join(sorted(own - {"weight", "bias"}))
+    return f"has parameters besides weight and bias: {extra}" if extra else None
 
 
 def only_weight(reason: str) -> str:
@@ -131,18 +130,17 @@ def refuse(net: nn.Module) -> None:
     """
     if isinstance(net, torch.jit.ScriptModule):
         raise TypeError(_SCRIPTED)
-    found = [name for name, part in net.named_modules() if _is_quantized(part)]
+    parts = [(name, part) for name, part in net.named_modules() if not isinstance(part, torch.jit.ScriptModule)]
+    found = [name for name, part in parts if _is_quantized(part)]
     if found:
         shown = validation.listed(found, 3) or type(net).__name__
         raise TypeError(f"net: got quantized layers ({shown}), expected floating-point ones; {_WITHOUT_QUANTIZATION}")
 
 
 def _is_quantized(part: nn.Module) -> bool:
-    if isinstance(part, torch.jit.ScriptModule):
-        return False
-    held = [tensor for tensor in [*part._parameters.values(), *part._buffers.values()] if tensor is not None]
     module = type(part).__module__
     packed = ".quantized" in module and module.startswith("torch.") and hasattr(part, "weight")
     weight = part._parameters.get("weight")
     whole = weight is not None and not weight.is_floating_point() and not weight.is_complex()
-    return packed or whole or any(tensor.is_quantized for tensor in held)
+    held = [*part._parameters.values(), *part._buffers.values()]
+    return packed or whole or any(tensor is not None and tensor.is_quantized for tensor in held)

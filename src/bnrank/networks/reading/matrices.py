@@ -27,7 +27,7 @@ GATES = {4: ("input", "forget", "cell", "output"), 3: ("reset", "update", "new")
 TIED = ("tied: the same tensor as ", ", counted once")  # around the name
 _CODES = ("int8", "uint8", "int4", "uint4", "int32", "qint8", "quint8", "qint32")  # int64 are indices
 _RECURRENT = re.compile(r"(?P<stem>.*?)weight_(?P<which>ih|hh|hr)(?P<suffix>(_l\d+(_reverse)?)?)$")
-_PROJECTION = re.compile(r"(?P<stem>(.*\.)?)(?P<which>[qkv])_proj_weight$")
+_PROJECTION = re.compile(r"^(?P<stem>(.*\.)?)(?P<which>[qkv])_proj_weight$")
 _FUSED = re.compile(r"(^|\.)(in_proj_weight|(qkv|c_attn|qkv_proj|wqkv|to_qkv|in_proj)\.weight)$", re.IGNORECASE)
 _INTERLEAVED = re.compile(r"(^|\.)query_key_value\.weight$")
 _EMBEDDING = re.compile(r"(^|[._])(wte|wpe|emb|embed|embedd?ings?|tok_embeddings|embed_tokens)[._]", re.IGNORECASE)
@@ -280,9 +280,7 @@ def listed(records: Sequence[Stored], title: str) -> Listing:
     records = resolved(records)
     known = {stored.name: stored for stored in records}
     shapes = {stored.name: stored.shape for stored in records}
-    matrices: list[Matrix] = []
-    others: list[Other] = []
-    first: dict[object, int] = {}
+    matrices, others, first = list[Matrix](), list[Other](), dict[object, int]()
     for stored in records:
         held, reason = matrices_in(stored, shapes)
         if held and stored.storage in first:
@@ -310,13 +308,20 @@ def matrices_in(stored: Stored, shapes: Shapes) -> tuple[list[Matrix], str]:
         return [], reason
     if stored.role in _OF_ROLE:
         return _OF_ROLE[stored.role](stored), ""
+    if len(stored.shape) == 2:
+        return _two_dimensional(stored, (stored.shape[0], stored.shape[1]), shapes), ""
+    return _of_more_dimensions(stored, shapes), ""
+
+
+def _of_more_dimensions(stored: Stored, shapes: Shapes) -> list[Matrix]:
+    """Return the matrices of a tensor that has not two dimensions."""
     shape = stored.shape
     if len(shape) > 2:  # dimensions of 1 are none, such as those of a position embedding
         shape = tuple(size for size in shape if size > 1)
     if len(shape) == 2 or stored.role:
-        return _two_dimensional(stored, (shape[-2], shape[-1]), shapes), ""
+        return _two_dimensional(stored, (shape[-2], shape[-1]), shapes)
     named_kernel = stored.module is None and _KERNEL.search(stored.name) and "expert" not in stored.name
-    return (_stack(stored, shape) if len(shape) == 3 and not named_kernel else _kernel(stored)), ""
+    return _stack(stored, shape) if len(shape) == 3 and not named_kernel else _kernel(stored)
 
 
 def _reason(stored: Stored, shapes: Shapes) -> str:
@@ -492,9 +497,7 @@ def _bilinear(stored: Stored) -> list[Matrix]:
 
 
 def _name_of_bias(name: str) -> str:
-    stem, _, last = name.rpartition(".")
-    last = "in_proj_bias" if _PROJECTION.match(name) else last.replace("weight", "bias")
-    return f"{stem}.{last}" if stem else last
+    return re.sub(r"weight(?=[^.]*$)", "bias", _PROJECTION.sub(r"\g<stem>in_proj_weight", name))
 
 
 def _with_bias(matrix: Matrix, known: Mapping[str, Stored]) -> Matrix:

@@ -7,10 +7,11 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.utils import parametrize
 from torch.nn.utils.prune import BasePruningMethod
 
@@ -20,6 +21,7 @@ from bnrank.networks.replicas import replica, sandbox
 
 _TRAINING = re.compile(r"(^|_)(optim|optimi[sz]ers?|(lr_)?sched(ulers?)?|scaler|rng|amp|opt_state)(_|$)", re.IGNORECASE)
 _OPTIMIZER = {"state", "param_groups"}  # keys of its state
+_SOURCE = re.compile(r"(^|\.)parametrizations\.|_(orig|mask|g|v|u)$")  # in the names of what a tensor is computed from
 _WRAPPERS = ("module.", "_orig_mod.")  # of DistributedDataParallel and torch.compile
 
 
@@ -98,25 +100,31 @@ def record(name: str, value: object, load: Callable[[], Tensor] | None = None, *
     Sharded tensors are gathered and quantized ones dequantized when they are loaded.
     """
     if not isinstance(value, Tensor):
-        what = "quantized weights in packed form" if "packed" in name else "not a tensor"
-        advice = "; measure the network before quantization" if "packed" in name else ""
-        return Stored(name, (), "", nothing, reason=f"{what} ({type(value).__name__}){advice}")
-    tensor, dtype = value.detach(), str(value.dtype).removeprefix("torch.")
+        return _of_other(name, value)
+    tensor = value.detach()
     read: Callable[[], Tensor] = (lambda: tensor) if load is None else lambda: load().detach()
-    more.setdefault("floating", tensor.is_floating_point() or tensor.is_complex())
-    stored = Stored(name, () if tensor.is_nested else tuple(tensor.shape), dtype, read, **more)
-    packed = tensor.is_quantized or tensor.is_nested or tensor.layout != torch.strided
-    if type(tensor) is not Tensor or packed or tensor.is_meta:
-        unusual = _unusual(stored, tensor)
-        if unusual is not None:
-            return unusual
-    if stored.storage is not None or not tensor.numel():
-        return stored
+    plain = type(tensor) is Tensor and tensor.layout == torch.strided
+    is_usual = plain and not (tensor.is_nested or tensor.is_quantized or tensor.is_meta)
+    floating, shape = tensor.is_floating_point() or tensor.is_complex(), () if tensor.is_nested else tuple(tensor.shape)
+    more = {"storage": _place(tensor) if is_usual else None, **more}
+    stored = Stored(name, shape, str(tensor.dtype).removeprefix("torch."), read, floating, **more)
+    return stored if is_usual else _unusual(stored, tensor)
+
+
+def _of_other(name: str, value: object) -> Stored:
+    """Return the record of an object that is no tensor, with the reason why it is not measured."""
+    what = "quantized weights in packed form" if "packed" in name else "not a tensor"
+    advice = "; measure the network before quantization" if "packed" in name else ""
+    return Stored(name, (), "", nothing, reason=f"{what} ({type(value).__name__}){advice}")
+
+
+def _place(tensor: Tensor) -> object:
+    """Return where the numbers of a tensor lie in memory; None where there are none."""
     place = tensor.untyped_storage()._cdata, int(tensor.storage_offset())
-    return replace(stored, storage=(*place, tuple(tensor.shape), tuple(tensor.stride())))
+    return (*place, tuple(tensor.shape), tuple(tensor.stride())) if tensor.numel() else None
 
 
-def _unusual(stored: Stored, tensor: Any) -> Stored | None:
+def _unusual(stored: Stored, tensor: Any) -> Stored:
     """Return the record of a tensor that has to be gathered or dequantized, or that cannot be measured as it is."""
     if tensor.is_meta:
         return replace(stored, reason="on the meta device, which holds no numbers")
@@ -131,7 +139,7 @@ def _unusual(stored: Stored, tensor: Any) -> Stored | None:
     if tensor.layout != torch.strided:
         layout = str(tensor.layout).removeprefix("torch.")
         return replace(stored, reason=f"{layout} layout; .to_dense() makes it measurable")
-    return None
+    return replace(stored, storage=stored.storage or _place(tensor))
 
 
 def _gathered(name: str, tensor: Any) -> Tensor:
@@ -219,64 +227,36 @@ def of_module(net: nn.Module) -> list[Stored]:
     In place of what a parametrization or a hook of ``torch.nn.utils`` needs stands the tensor that it gives.
     """
     net = unwrap(net)
-    if isinstance(net, torch.jit.ScriptModule):
-        return [record(name, value) for name, value in net.state_dict(keep_vars=True).items()]
-    owners = dict(net.named_modules(remove_duplicate=False))
-    records: dict[str, Stored] = {}
-    for name, value in _state(net, owners).items():
-        place, key = _computed_of(name, owners)
-        if key:
-            computed = f"{place}.{key}".lstrip(".")
-            if computed not in records:
-                records[computed] = _computed(owners[place], key, computed)
-            reason = f"of a {_how(owners[place], key)}; {computed}, which it gives, is measured"
-            owner, _, own = name.rpartition(".")
-            records[name] = replace(
-                record(name, value, module=owners.get(owner), key=own), reason=reason, into=computed
-            )
-            continue
-        part, own = owners.get(place), name.rpartition(".")[2]
-        if part is not None and own in {**part._parameters, **part._buffers}:
-            load = functools.partial(getattr, part, own)
-            records[name] = record(name, value, load, module=part, key=own, **_role(part, own))
-        else:
-            records[name] = record(name, value)
+    owners = {} if isinstance(net, torch.jit.ScriptModule) else dict(net.named_modules(remove_duplicate=False))
+    stated: Mapping[str, Any] = {}
+    with suppress(Exception):  # first: it gathers what is spread over processes
+        stated = net.state_dict(keep_vars=True)
+    records, known = dict[str, Stored](), set[int]()
+    for place, part in owners.items():
+        hidden = getattr(part, "_non_persistent_buffers_set", ())
+        for key, value in [*part._parameters.items(), *part._buffers.items()]:
+            if value is not None and key not in hidden:
+                name, load = f"{place}.{key}".lstrip("."), functools.partial(getattr, part, key)
+                stored = record(name, value, load, module=part, key=key, **_role(part, key))
+                records[name] = _source(stored, owners, records) if _SOURCE.search(name) else stored
+                known.add(id(value))
+    added = {name: value for name, value in stated.items() if name not in records and id(value) not in known}
+    records |= {name: record(name, value) for name, value in added.items()}  # it can also leave out and rename tensors
     return list(records.values())
 
 
-def _state(net: nn.Module, owners: Mapping[str, nn.Module]) -> dict[str, Any]:
-    """Return the parameters and persistent buffers of a module, and what its state dict adds, by name."""
-    stated: Mapping[str, Any] = {}
-    with suppress(Exception):  # it can leave out, rename and add tensors: only what it adds counts
-        stated = net.state_dict(keep_vars=True)
-    state = {
-        f"{place}.{own}".lstrip("."): value
-        for place, part in owners.items()
-        for own, value in [*part._parameters.items(), *part._buffers.items()]
-        if value is not None and own not in getattr(part, "_non_persistent_buffers_set", ())
-    }
-    known = set(map(id, state.values()))
-    return state | {name: value for name, value in stated.items() if name not in state and id(value) not in known}
-
-
-def _computed(part: nn.Module, key: str, name: str) -> Stored:
-    """Return the record of a tensor that a parametrization or a hook computes."""
-    load = functools.partial(effective, part, key)
-    storage = "computed", id(part), key
-    return record(
-        name,
-        load(),
-        load,
-        module=part,
-        key=key,
-        note=f"computed by a {_how(part, key)}",
-        storage=storage,
-        **_role(part, key),
-    )
-
-
-def _how(part: nn.Module, key: str) -> str:
-    return "parametrization" if parametrize.is_parametrized(part, key) else "reparametrization"
+def _source(stored: Stored, owners: Mapping[str, nn.Module], records: dict[str, Stored]) -> Stored:
+    """Return the record of a tensor; add that of the one that a parametrization or a hook computes from it, if any."""
+    place, key = _computed_of(stored.name, owners)
+    if not key:
+        return stored
+    part, name = owners[place], f"{place}.{key}".lstrip(".")
+    how = "parametrization" if parametrize.is_parametrized(part, key) else "reparametrization"
+    if name not in records:
+        load, storage = functools.partial(effective, part, key), ("computed", id(part), key)
+        about = {"module": part, "key": key, "note": f"computed by a {how}", "storage": storage, **_role(part, key)}
+        records[name] = record(name, load(), load, **about)
+    return replace(stored, reason=f"of a {how}; {name}, which it gives, is measured", into=name)
 
 
 def _computed_of(name: str, owners: Mapping[str, nn.Module]) -> tuple[str, str]:
@@ -284,7 +264,7 @@ def _computed_of(name: str, owners: Mapping[str, nn.Module]) -> tuple[str, str]:
     place, _, key = name.rpartition(".")
     if ".parametrizations." in f".{name}":
         place, _, rest = f".{name}".partition(".parametrizations.")
-        return place[1:], rest.split(".")[0]
+        return place[1:], rest.split(".")[0] if place[1:] in owners else ""
     part, computed = owners.get(place), ""
     while part is not None and (match := re.fullmatch(r"(.+)_(?:orig|mask|g|v|u)", key)) is not None:
         key = match[1]  # v of g v / ||v|| can be pruned
@@ -295,8 +275,7 @@ def _computed_of(name: str, owners: Mapping[str, nn.Module]) -> tuple[str, str]:
 def derived(part: nn.Module, name: str) -> Any:
     """Return what computes a tensor of a module from other parameters, or None if it is a parameter itself."""
     if parametrize.is_parametrized(part, name):
-        parametrizations: Any = part.parametrizations
-        return parametrizations[name]
+        return cast(Any, part).parametrizations[name]
     for hook in part._forward_pre_hooks.values():
         normalizes = hasattr(hook, "compute_weight") and getattr(hook, "name", "") == name
         if normalizes or (isinstance(hook, BasePruningMethod) and hook._tensor_name == name):
@@ -330,23 +309,22 @@ def effective(part: nn.Module, name: str) -> Tensor:
 
 def _role(part: nn.Module, key: str) -> dict[str, Any]:
     """Return what the module that owns a tensor says of it."""
-    norms = nn.modules.batchnorm._NormBase | nn.LayerNorm | nn.GroupNorm | nn.RMSNorm
-    if isinstance(part, norms) and key in ("weight", "bias"):
+    if isinstance(part, _NORMALIZATIONS) and key in ("weight", "bias"):
         return {"reason": f"{'scale' if key == 'weight' else 'shift'} of a normalization ({type(part).__name__})"}
     if isinstance(part, nn.PReLU):
         return {"reason": "slopes of an activation (PReLU)"}
-    if isinstance(part, nn.modules.conv._ConvNd):
-        role, groups = "transposed" if part.transposed else "conv", part.groups
-    else:
-        role, groups = next((role for kind, role in _ROLES.items() if isinstance(part, kind)), ""), 0
+    role = next((role for kind, role in _ROLES.items() if isinstance(part, kind)), "")
     if key == "weight":
-        return {"role": role, "groups": groups}
+        return {"role": role, "groups": part.groups if isinstance(part, _ConvNd) else 0}
     return {"reason": "bias"} if role and key == "bias" else {}
 
 
+_NORMALIZATIONS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 _ROLES = {
     nn.Linear: "linear",
     nn.Embedding: "embedding",
     nn.EmbeddingBag: "embedding",
     nn.Bilinear: "bilinear",
+    _ConvTransposeNd: "transposed",
+    _ConvNd: "conv",
 }
