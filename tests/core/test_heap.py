@@ -49,9 +49,4 @@ def test_without_glibc_nothing_happens(monkeypatch, error):
         raise error("no such library")
 
     monkeypatch.setattr(ctypes, "CDLL", none)
-    heap._trim.cache_clear()
-    try:
-        assert heap._trim() is None
-        heap.give_back()
-    finally:
-        heap._trim.cache_clear()
+    heap.give_back()

@@ -1,10 +1,7 @@
 """Memory that is free inside the process, given back to the operating system."""
 
-from __future__ import annotations
-
 import ctypes
-import functools
-from collections.abc import Callable
+from contextlib import suppress
 
 __all__ = ["give_back"]
 
@@ -15,14 +12,5 @@ def give_back() -> None:
     After many tensors of different sizes, glibc keeps what was freed between those in use, and the resident memory of a
     process grows to a multiple of what it uses. Elsewhere nothing happens.
     """
-    trim = _trim()
-    if trim is not None:
-        trim(0)
-
-
-@functools.cache
-def _trim() -> Callable[[int], int] | None:
-    try:
-        return ctypes.CDLL(None).malloc_trim
-    except (AttributeError, OSError, TypeError):  # no glibc
-        return None
+    with suppress(AttributeError, OSError, TypeError):  # no glibc
+        ctypes.CDLL(None).malloc_trim(0)
