@@ -215,17 +215,15 @@ def _attributes(net: nn.Module) -> list[dict[str, Any]]:
 
 
 def _held(structure: Any) -> Iterator[Any]:
-    """Iterate over nested lists, tuples, sets and dictionaries, each once, and over what is in them."""
+    """Iterate over a structure and what it holds in lists, tuples, sets and dictionaries, which are entered once."""
     waiting, seen = [structure], set[int]()
     while waiting:
         held = waiting.pop()
-        if not isinstance(held, list | tuple | set | dict):
-            yield held
-        elif id(held) not in seen:
+        yield held
+        if isinstance(held, list | tuple | set | dict) and id(held) not in seen:
             seen.add(id(held))
-            yield held
-            inside = iter(held.values() if isinstance(held, dict) else held)  # asks no subclass for its length
-            waiting += reversed(list(inside))
+            entries = iter(held.values() if isinstance(held, dict) else held)  # asks no subclass for its length
+            waiting += reversed(list(entries))
 
 
 def _with_products(attention: nn.MultiheadAttention) -> None:
@@ -324,9 +322,8 @@ class _Draws(TorchDispatchMode):
         return self._drawn(func, args, kwargs)
 
     def _drawn(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        device = next(
-            (t.device for t in _held(args) if isinstance(t, Tensor)), torch.device(kwargs.get("device") or "cpu")
-        )
+        devices = (held.device for held in _held(args) if isinstance(held, Tensor))
+        device = next(devices, torch.device(kwargs.get("device") or "cpu"))
         if device.type == "meta":  # draws nothing
             return func(*args, **kwargs)
         if device not in self.generators:
