@@ -353,14 +353,12 @@ def unwrap(net: nn.Module, values: bool = True) -> nn.Module:
 
 def aliases(net: nn.Module) -> dict[str, str]:
     """Return the further names of parameters and buffers that are registered in several places, with the first."""
-    first: dict[int, str] = {}
-    further: dict[str, str] = {}
+    places: dict[str, Tensor | None] = {}
     for place, sub in net.named_modules():  # one that is there twice comes once: torch does not undo the second
-        for key, tensor in [*sub._parameters.items(), *sub._buffers.items()]:
-            name = f"{place}.{key}".lstrip(".")
-            if tensor is not None and first.setdefault(id(tensor), name) != name:
-                further[name] = first[id(tensor)]
-    return further
+        held = {**sub._parameters, **sub._buffers}
+        places |= {f"{place}.{key}".lstrip("."): tensor for key, tensor in held.items() if tensor is not None}
+    first = {id(tensor): name for name, tensor in reversed(places.items())}
+    return {name: first[id(tensor)] for name, tensor in places.items() if first[id(tensor)] != name}
 
 
 def _as_real(x: Samples, dtype: torch.dtype) -> Iterator[tuple[Inputs, str, Tensor]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -244,11 +244,10 @@ class MainOutput(nn.Module):
 
 def time_first(net: nn.Module) -> bool:
     """Return whether a module of torch by itself takes (time, samples, features)."""
-    if isinstance(net, nn.TransformerEncoder | nn.TransformerDecoder) and len(net.layers):
-        return time_first(net.layers[0])
-    if isinstance(net, _LAYERS):
-        return not net.self_attn.batch_first
-    return isinstance(net, _TIME_FIRST) and not net.batch_first
+    is_stack = isinstance(net, nn.TransformerEncoder | nn.TransformerDecoder) and len(net.layers) > 0
+    layer: Any = cast(Any, net).layers[0] if is_stack else net
+    part = layer.self_attn if isinstance(layer, _LAYERS) else layer
+    return isinstance(layer, _TIME_FIRST + _LAYERS) and not part.batch_first
 
 
 def indices(value: Any, name: str, minimum: int = 1) -> Tensor:
