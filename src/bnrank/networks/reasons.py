@@ -138,9 +138,7 @@ def refuse(net: nn.Module) -> None:
 
 
 def _is_quantized(part: nn.Module) -> bool:
-    module = type(part).__module__
+    module, weight = type(part).__module__, part._parameters.get("weight")
     packed = ".quantized" in module and module.startswith("torch.") and hasattr(part, "weight")
-    weight = part._parameters.get("weight")
     whole = weight is not None and not weight.is_floating_point() and not weight.is_complex()
-    held = [*part._parameters.values(), *part._buffers.values()]
-    return packed or whole or any(tensor is not None and tensor.is_quantized for tensor in held)
+    return packed or whole or any(tensor.is_quantized for tensor in [*part.parameters(False), *part.buffers(False)])

@@ -283,12 +283,11 @@ def listed(records: Sequence[Stored], title: str) -> Listing:
     matrices, others, first = list[Matrix](), list[Other](), dict[object, int]()
     for stored in records:
         held, reason = matrices_in(stored, shapes)
-        if held and stored.storage in first:
-            place = first[stored.storage]
+        same = stored.name if stored.storage is None else stored.storage
+        place = first.setdefault(same, len(matrices)) if held else len(matrices)
+        if place < len(matrices):
             matrices[place] = replace(matrices[place], tied=(*matrices[place].tied, stored.name))
             held, reason = [], matrices[place].stored.name.join(TIED)
-        elif held and stored.storage is not None:
-            first[stored.storage] = len(matrices)
         if not held:
             kind = f"{stored.dtype or 'no tensor'} {' x '.join(map(str, stored.shape))}".strip()
             others.append(Other(stored.name, kind, reason))
@@ -327,10 +326,8 @@ def _of_more_dimensions(stored: Stored, shapes: Shapes) -> list[Matrix]:
 def _reason(stored: Stored, shapes: Shapes) -> str:
     """Return why a tensor is not measured, by its name, type and shape; "" if it is."""
     last = stored.name.rpartition(".")[2]
-    if last in _STATISTICS:
-        return _STATISTICS[last]
-    if not stored.floating:
-        return _reason_of_integers(stored, shapes)
+    if last in _STATISTICS or not stored.floating:
+        return _STATISTICS.get(last) or _reason_of_integers(stored, shapes)
     if 0 in stored.shape:
         return "empty"
     return "" if stored.role and len(stored.shape) > 1 else _reason_by_name(stored.name, stored.shape, shapes)
