@@ -263,8 +263,7 @@ def real(value: object, name: str, expected: str = "real numbers") -> Tensor:
 
 def numbers(value: object, name: str, expected: str = "real numbers") -> Tensor:
     """Return real numbers, NaN and infinite ones among them, as :func:`real` does."""
-    tensor = value if isinstance(value, Tensor) else _from_sequence(value, name, expected)
-    tensor = dense(tensor, name).detach()
+    tensor = dense(value if isinstance(value, Tensor) else _from_sequence(value, name, expected), name).detach()
     expect(not tensor.is_complex() and tensor.dtype != torch.bool, name, value, expected, TypeError)
     return tensor if tensor.is_floating_point() else tensor.to(torch.float64)
 
@@ -394,8 +393,7 @@ def samples(value: object, name: str, *, features: int | None = None, minimum: i
     ValueError
         If it is empty, has too few samples, the wrong shape, or a NaN or infinite entry.
     """
-    if isinstance(value, np.ndarray):
-        value = from_array(value, name, "floating-point numbers")
+    value = from_array(value, name, "floating-point numbers") if isinstance(value, np.ndarray) else value
     if not isinstance(value, Tensor):
         raise TypeError(f"{name}: got {describe(value)}, expected a torch.Tensor or numpy.ndarray")
     value = dense(value, name)

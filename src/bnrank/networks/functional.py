@@ -75,8 +75,8 @@ class Functional:
         self.parameters = {name: p.detach() for name, p in self.module.named_parameters()}
         self.buffers = dict(self.module.named_buffers())
         self._aliases = aliases(self.module)
-        kept = (*self.net.parameters(), *self.net.buffers(), *self.module.parameters())  # a call replaces the last
-        self._foreign = {id(tensor): tensor for tensor in kept}
+        # a call replaces the parameters of the replica
+        self._foreign = {id(p): p for p in (*self.net.parameters(), *self.net.buffers(), *self.module.parameters())}
         self._lock = threading.RLock()
         tensors = itertools.chain(self.parameters.values(), self.buffers.values())
         self.device = next((tensor.device for tensor in tensors), torch.device("cpu"))
@@ -118,8 +118,7 @@ class Functional:
         out, dim = main_output(returned), x.dim if isinstance(x, Inputs) else 0
         if not isinstance(out, Tensor) or not out.is_floating_point() or out.is_nested or out.layout != torch.strided:
             raise ValueError(f"net: {type(self.module).__name__} returns {_unfit(out)}")
-        if out.ndim == dim == 0 and len(x) == 1:  # squeezed
-            out = out.reshape(1)
+        out = out.reshape(1) if out.ndim == dim == 0 and len(x) == 1 else out  # squeezed
         if out.ndim <= dim or out.shape[dim] != len(x):
             raise ValueError(_without_rows(out, len(x), dim))
         return out.movedim(dim, 0)
@@ -135,10 +134,8 @@ class Functional:
         """Return what the module returns."""
         if torch.compiler.is_compiling():
             return torch.compiler.disable(self._returned)(parameters, x, seed)
-        # a copy: the module's first operation may work in place
-        given = (
-            x.to(self.device, self.dtype) if isinstance(x, Inputs) else Inputs((converted(x, self.dtype, self.device),))
-        )
+        to: Any = {"device": self.device, "dtype": self.dtype}  # a copy: the first operation may work in place
+        given = x.to(**to) if isinstance(x, Inputs) else Inputs((converted(x, **to),))
         held = {**parameters, **{name: tensor.clone() for name, tensor in self.buffers.items()}}
         held |= {alias: held[name] for alias, name in self._aliases.items()}
         with self._lock, restored(self.module), sandbox(seed, self._foreign):
@@ -263,10 +260,9 @@ def example(net: nn.Module, x: object, minimum: int = 1, name: str = "x", *, inp
     """
     if isinstance(net, MLP):
         return validation.samples(x, name, features=net.widths[0], minimum=minimum)
-    if isinstance(x, Inputs | Mapping | tuple | list) or time_first(net):
-        found = several(net, x, name, minimum, allowed=inputs)
-        if found is not None:
-            return found
+    has_several = isinstance(x, Inputs | Mapping | tuple | list) or time_first(net)
+    if has_several and (found := several(net, x, name, minimum, allowed=inputs)) is not None:
+        return found
     is_index = isinstance(x, np.ndarray) and x.dtype.kind in "iu"
     if is_index or (isinstance(x, Tensor) and not (x.is_floating_point() or x.is_complex() or x.dtype == torch.bool)):
         return indices(x, name, minimum)
