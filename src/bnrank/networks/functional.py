@@ -78,8 +78,8 @@ class Functional:
         # a call replaces the parameters of the replica
         self._foreign = {id(p): p for p in (*self.net.parameters(), *self.net.buffers(), *self.module.parameters())}
         self._lock = threading.RLock()
-        tensors = itertools.chain(self.parameters.values(), self.buffers.values())
-        self.device = next((tensor.device for tensor in tensors), torch.device("cpu"))
+        held = self.parameters | self.buffers
+        self.device = next((tensor.device for tensor in held.values()), torch.device("cpu"))
 
     def __call__(self, x: Samples) -> Tensor:
         """Return f(x); gradients flow to x and to ``parameters``."""
