@@ -1,6 +1,7 @@
 """Copies of modules whose parts are reached in other ways than by attributes: followed, or refused in words."""
 
 import collections
+import copy
 import functools
 import gc
 import threading
@@ -146,6 +147,9 @@ def test_a_weak_reference_stays_one_in_the_replica_of_a_replica():
         net = replica(net)
         assert isinstance(net.held, weakref.ref)
         assert net.held() is net.a
+    deep = copy.deepcopy(net)
+    assert deep.held() is deep.a
+    assert deep.a is not net.a
 
 
 def test_what_reaches_the_original_is_refused_and_leaves_it_as_it_is():

@@ -65,7 +65,7 @@ def expect(condition: object, name: object, got: object, expected: str, error: t
 
 
 def suggest(value: object, options: Iterable[str]) -> str:
-    """Return ``"; did you mean 'adam'?"`` for the nearest option, or an empty string, also for what is no text."""
+    """Return ``"; did you mean 'adam'?"`` for the option nearest to a text, or an empty string."""
     known = {str(option).lower(): str(option) for option in options}
     near = difflib.get_close_matches(value.lower(), list(known), n=1, cutoff=0.5) if isinstance(value, str) else []
     return f"; did you mean {known[near[0]]!r}?" if near else ""
@@ -405,6 +405,7 @@ def samples(value: object, name: str, *, features: int | None = None, minimum: i
     expect(value.numel(), name, f"an empty array of {got}", expected)
     expect(features is None or value.shape[-1] == features, name, got, expected)
     expect(value.shape[0] >= minimum, name, f"{value.shape[0]} sample(s)", f"at least {minimum}")
-    bad = int((~torch.isfinite(value)).flatten(1).any(1).sum())
-    expect(not bad, name, f"NaN or infinite entries in {bad} of {value.shape[0]} samples", "finite")
+    if not bool(torch.isfinite(value).all()):
+        bad = int((~torch.isfinite(value)).flatten(1).any(1).sum())
+        raise ValueError(f"{name}: got NaN or infinite entries in {bad} of {value.shape[0]} samples, expected finite")
     return value

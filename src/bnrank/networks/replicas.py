@@ -72,8 +72,8 @@ def copied(value: Copied, memo: dict[int, Any] | None = None) -> Copied:
     True
     """
     memo = {} if memo is None else memo
-    if id(value) in memo:
-        return cast(Copied, memo[id(value)])
+    if id(value) in memo or type(value) in _ATOMIC:
+        return cast(Copied, memo.get(id(value), value))
     try:
         made = _COPIERS.get(type(value), _by_protocol)(value, memo)
     except (CopyError, RecursionError, MemoryError):
@@ -140,29 +140,34 @@ class _Reference(weakref.ref[Any]):
 
     target: Any = None
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Reference:
+        return _reference_to(copy.deepcopy(self.target, memo))
 
-def _copied_reference(held: weakref.ref[Any], memo: dict[int, Any]) -> weakref.ref[Any]:
-    """Return a reference to the copy of a module or a tensor; other references as they are."""
-    target = held()
-    if not isinstance(target, nn.Module | Tensor):
-        return held
-    made = copied(target, memo)
+
+def _reference_to(made: Any) -> _Reference:
     reference = _Reference(made)
     reference.target = made
     return reference
 
 
+def _copied_reference(held: weakref.ref[Any], memo: dict[int, Any]) -> weakref.ref[Any]:
+    """Return a reference to the copy of a module or a tensor; other references as they are."""
+    target = held()
+    return _reference_to(copied(target, memo)) if isinstance(target, nn.Module | Tensor) else held
+
+
 _STANDARD: Any = copy
 _NEW = cast(Any, copyreg).__newobj__
 _COPIERS: dict[type, Any] = {
-    **dict.fromkeys(getattr(_STANDARD, "_atomic_types", ()), lambda value, memo: value),  # of Python 3.14
-    **_STANDARD._deepcopy_dispatch,
     **{kind: functools.partial(_STANDARD._deepcopy_dispatch[kind], deepcopy=copied) for kind in (list, tuple, dict)},
     types.FunctionType: _copied_function,
     types.MethodType: _copied_method,
     weakref.ref: _copied_reference,
     _Reference: _copied_reference,
 }
+# What copy returns as it is, such as numbers and texts; in Python 3.14 a set, before a function of its table.
+_ATOMIC = {kind for kind, copier in _STANDARD._deepcopy_dispatch.items() if copier.__name__ == "_deepcopy_atomic"}
+_ATOMIC = (_ATOMIC | set(getattr(_STANDARD, "_atomic_types", ()))) - _COPIERS.keys()
 
 
 def replica(net: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:

@@ -60,7 +60,7 @@ class LayerGraph(Printed):
 
     def __getitem__(self, name: str) -> Node:
         if name not in self._by_name:
-            raise KeyError(f"no node {name!r}{validation.suggest(name, self._by_name)}")
+            raise KeyError(f"no node {name!r}{validation.suggest(str(name), self._by_name)}")
         return self._by_name[name]
 
     @cached_property
