@@ -305,7 +305,7 @@ def matrices_in(stored: Stored, shapes: Shapes) -> tuple[list[Matrix], str]:
         reason = "a buffer, which is not trained"
     if reason:
         return [], reason
-    if stored.role in _OF_ROLE:
+    if stored.role in _OF_ROLE and len(stored.shape) > 2:
         return _OF_ROLE[stored.role](stored), ""
     if len(stored.shape) == 2:
         return _two_dimensional(stored, (stored.shape[0], stored.shape[1]), shapes), ""
@@ -330,7 +330,7 @@ def _reason(stored: Stored, shapes: Shapes) -> str:
         return _STATISTICS.get(last) or _reason_of_integers(stored, shapes)
     if 0 in stored.shape:
         return "empty"
-    return "" if stored.role and len(stored.shape) > 1 else _reason_by_name(stored.name, stored.shape, shapes)
+    return "" if stored.role and 1 < len(stored.shape) < 6 else _reason_by_name(stored.name, stored.shape, shapes)
 
 
 def _reason_of_integers(stored: Stored, shapes: Shapes) -> str:
@@ -341,7 +341,7 @@ def _reason_of_integers(stored: Stored, shapes: Shapes) -> str:
 
 
 def _reason_by_name(name: str, shape: tuple[int, ...], shapes: Shapes) -> str:
-    """Return why a tensor of which no class tells the role is not measured; "" if it is."""
+    """Return why a tensor whose class does not tell what it is, is not measured; "" if it is."""
     last = name.rpartition(".")[2]
     if len(shape) > 1 and last in ("weight", "bias"):
         other = f"{name.removesuffix(last)}{'bias' if last == 'weight' else 'weight'}"
