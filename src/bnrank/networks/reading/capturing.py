@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar, cast
 
 import torch
@@ -14,7 +15,8 @@ from bnrank.networks.functional import Functional, example
 from bnrank.networks.inputs import Example, Samples
 from bnrank.networks.reading.inside import Values
 from bnrank.networks.reading.layers import Layer, Reading, read_function
-from bnrank.networks.reading.recording import Run, holders_of, recording
+from bnrank.networks.reading.matrices import Matrix
+from bnrank.networks.reading.recording import Run, recording
 
 __all__ = ["Captured", "capture"]
 
@@ -115,7 +117,7 @@ def capture(
 def _captured(function: Functional, x: Samples, reading: Reading, chunk_size: int) -> Iterator[Captured]:
     for start in range(0, len(x), chunk_size):
         rows, kept = slice(start, min(start + chunk_size, len(x))), _Kept()
-        _Block(function, reading, [kept], rows).run(x)
+        _Block(reading, [kept], rows).run(function, x)
         values = [tuple(held[i] for i in range(len(reading.layers))) for held in (kept.before, kept.after, kept.last)]
         yield Captured(rows, values[0], values[1], kept.out, values[2])
 
@@ -170,12 +172,11 @@ def stream(
     """
     chunk_size = validation.integer(chunk_size, "chunk_size")
     check_read(function, reading, layers)
-    shapes = [shape for layer in reading.layers for shape in (layer.input_shape, layer.output_shape) if shape]
-    widest = max((int(torch.Size(shape).numel()) for shape in shapes), default=1)
-    chunk_size = min(chunk_size, max(1, MAX_BLOCK // max(1, widest)))
+    sizes = [math.prod(shape or ()) for layer in reading.layers for shape in (layer.input_shape, layer.output_shape)]
+    chunk_size = min(chunk_size, max(1, MAX_BLOCK // max(1, *sizes)))
     for start in range(0, len(x), chunk_size):
         rows = slice(start, min(start + chunk_size, len(x)))
-        _Block(function, reading, takers, rows).run(x)
+        _Block(reading, takers, rows).run(function, x)
         heap.give_back()
         if over():
             return rows.stop
@@ -224,95 +225,86 @@ class _Kept(Taker):
         self.out = values
 
 
+@dataclass
 class _Block:
-    """The values of one block of samples, on their way from layers to takers."""
+    """The values of one block of samples, on their way from layers, counted from 0, to takers."""
 
-    def __init__(self, function: Functional, reading: Reading, takers: Sequence[Taker], rows: slice) -> None:
-        self.function, self.layers, self.takers, self.rows = function, reading.layers, takers, rows
-        numbers = {layer.name: i for i, layer in enumerate(self.layers)}
-        holders = holders_of(reading.listing.matrices, function.module)
-        self.of_part = {
-            name: [(numbers[matrix.name], place) for place, matrix in enumerate(matrices) if matrix.name in numbers]
-            for name, matrices in holders.items()
-        }
-        self.holders = {name: holders[name] for name, places in self.of_part.items() if places}
-        self.seen: set[int] = set()
-        self.given: set[int] = set()
-        self.early: dict[int, Tensor] = {}  # activations of layers that run later than in the reading
-        self.error: Exception | None = None
-        self.missed: dict[str, str] = {}  # why a layer has no value, by its name
+    reading: Reading
+    takers: Sequence[Taker]
+    rows: slice
+    passed: dict[int, bool] = field(default_factory=dict)  # whether also activations are, for the layers that ran
+    early: dict[int, Tensor] = field(default_factory=dict)  # activations of layers that run later than in the reading
+    missed: dict[str, str] = field(default_factory=dict)  # why a layer has no value, by its name
+    error: Exception | None = None  # of a taker, not of the module
+    numbers: dict[Matrix, int] = field(default_factory=dict)
 
-    def run(self, samples: Samples) -> None:
+    def run(self, function: Functional, samples: Samples) -> None:
         """Run the module on the block."""
-        try:
-            with torch.no_grad(), recording(self.function.module, self.holders, self.note):
-                out = self.function(samples[self.rows])
-        except ValueError:
-            if self.error is not None:  # of a taker, not of the module
-                raise self.error from None
-            raise
+        self.numbers = {layer.matrix: i for i, layer in enumerate(self.reading.layers)}
+        with torch.no_grad(), recording(function.module, self.reading.holders, self.note):
+            out = function(samples[self.rows])
+        if self.error is not None:
+            raise self.error
         self.end(out)
 
-    def note(self, name: str, run: Run) -> None:
-        """Pass on the values of one run of a module."""
+    def note(self, run: Run) -> None:
+        """Pass on the values of one run of a module; after an error, none."""
         try:
-            for i, number in self.of_part[name]:
-                value = self._samples_first(i, run.values[number])
-                if value is not None and not self.missed:
-                    self._take(i, value)
+            for matrix, values in run.values.items():
+                if matrix in self.numbers and self.error is None:
+                    self._take(self.numbers[matrix], values)
         except Exception as error:
             self.error = error
-            raise
 
-    def _samples_first(self, i: int, values: Values | None) -> Values | None:
-        """Return values of a layer with the samples first; None where it has none for each sample, which is noted."""
-        layer, count = self.layers[i], self.rows.stop - self.rows.start
-        dim, again = layer.samples_dim, i in self.seen
-        self.seen.add(i)
-        if again:
-            self.missed[layer.name] = f"runs more than once on {self._where}"
-        elif values is None or any(v.ndim <= dim or v.shape[dim] != count for v in values if v is not None):
-            shape = "" if values is None else f": its input has shape {tuple(values[0].shape)}"
-            self.missed[layer.name] = f"has no value for each of {count} samples{shape}"
-        else:
-            before, after, activation = (v if v is None else v.movedim(dim, 0) for v in values)
-            return cast(Values, (before, after, after if values[2] is values[1] else activation))
-        return None
+    def _take(self, i: int, values: Values | None) -> None:
+        """Pass on what enters and leaves a layer, and the activations that are known now: also those of the last."""
+        layer, count = self.reading.layers[i], self.rows.stop - self.rows.start
+        dim, is_first = layer.samples_dim, i not in self.passed
+        self.passed[i] = False
+        if not is_first or values is None or any(v.shape[dim : dim + 1] != (count,) for v in values if v is not None):
+            self.missed[layer.name] = self._reason(values, is_first)
+        if self.missed or values is None:
+            return
+        before, after, own = (cast(Tensor, None if v is None else v.movedim(dim, 0)) for v in values)
+        for taker in self.takers:
+            taker.inputs(i, before)
+            taker.preactivations(i, after)
+        known = own if own is not None else after if layer.apart else self.early.pop(i, None)
+        if known is not None:
+            self._give(i, known)
+        if i and not self.reading.layers[i - 1].apart:
+            if i - 1 not in self.passed:
+                self.early[i - 1] = before.clone()
+            elif not self.passed[i - 1]:
+                self._give(i - 1, before)
+
+    def _give(self, i: int, values: Tensor) -> None:
+        self.passed[i] = True
+        for taker in self.takers:
+            taker.activations(i, values)
+
+    def _reason(self, values: Values | None, is_first: bool) -> str:
+        """Return why a layer that ran has no value for each sample of the block."""
+        if not is_first:
+            return f"runs more than once on {self._where}"
+        shape = "" if values is None else f": its input has shape {tuple(values[0].shape)}"
+        return f"has no value for each of {self.rows.stop - self.rows.start} samples{shape}"
 
     @property
     def _where(self) -> str:
         return f"samples {self.rows.start} to {self.rows.stop - 1} of x"
 
-    def _take(self, i: int, values: Values) -> None:
-        before, after, own = values
-        for taker in self.takers:
-            taker.inputs(i, before)
-            taker.preactivations(i, after)
-        known = own if own is not None else after if self.layers[i].apart else self.early.pop(i, None)
-        if known is not None:
-            self._give(i, known)
-        if i and i - 1 not in self.given and not self.layers[i - 1].apart:
-            if i - 1 in self.seen:
-                self._give(i - 1, before)
-            else:
-                self.early[i - 1] = before.clone()
-
-    def _give(self, i: int, values: Tensor) -> None:
-        self.given.add(i)
-        for taker in self.takers:
-            taker.activations(i, values)
-
     def end(self, out: Tensor) -> None:
         """Pass on the output of the module, as such and as the activations of the last layer."""
-        late = [layer.name for i, layer in enumerate(self.layers) if i not in self.seen]
+        layers = self.reading.layers
+        late = [layer.name for i, layer in enumerate(layers) if i not in self.passed]
         self.missed |= {name: f"did not run on {self._where}" for name in late}
         for name, reason in self.missed.items():
             raise UnobservedError(f"net: layer {name!r} {reason}", self.missed)
         for taker in self.takers:
             taker.output(out)
-        last = len(self.layers) - 1
-        if self.layers and last not in self.given:
-            self._give(last, out)
+        if layers and not self.passed[len(layers) - 1]:
+            self._give(len(layers) - 1, out)
 
 
 def named(layers: Sequence[Layer], number: int, which: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from bnrank.networks import reasons
 from bnrank.networks.functional import Functional, PrecisionError, example, unwrap
 from bnrank.networks.inputs import Example, Samples
 from bnrank.networks.reading.matrices import Listing, Matrix, listed
-from bnrank.networks.reading.recording import Trial, base_of, holders_of, overrides_forward
+from bnrank.networks.reading.recording import Holders, Trial, base_of, holders_of, overrides_forward
 from bnrank.networks.reading.stored import Stored, derived, of_module
 from bnrank.networks.reasons import Skipped
 
@@ -125,6 +125,8 @@ class Reading(Printed):
         Names of the submodules that run once, on one tensor with the samples first, where read with an example.
     listing : Listing
         The matrices and all other tensors of the module.
+    holders : mapping
+        The matrices of each submodule that runs layers, by its name.
 
     Examples
     --------
@@ -140,6 +142,7 @@ class Reading(Printed):
     skipped: tuple[Skipped, ...]
     once: frozenset[str]
     listing: Listing
+    holders: Holders
 
     @property
     def weights(self) -> tuple[Layer, ...]:
@@ -212,7 +215,7 @@ def read(
     net, dtype = unwrap(net), validation.dtype(dtype)
     validation.optional(validation.kind, unobserved, "unobserved", Mapping)
     if x is None:
-        return _reading(net, None, None, unobserved or {})
+        return _without_example(net, unobserved or {})
     reasons.refuse(net)
     samples = example(net, x, inputs=True)
     try:
@@ -223,70 +226,84 @@ def read(
 
 def read_function(function: Functional, x: Samples, unobserved: Mapping[str, str] | None = None) -> Reading:
     """Return the reading of a module that has its precision already, with samples, see :func:`read`."""
-    return _reading(function.net, function, x, unobserved or {})
+    net, given = function.net, unobserved or {}
+    held, holders = _held(net)
+    trial = Trial(function, holders, x)
+    rows: list[tuple[str, Layer]] = []
+    for name, matrix in ((name, matrix) for name, matrices in holders.items() for matrix in matrices):
+        about, reason = trial.seen(matrix, name)
+        several = len(trial.calls[matrix.stored.owner]) > 1
+        reason = given.get(matrix.name) or _reason(matrix, net, several) or reason
+        rows.append((name, Layer(0, matrix, reason=reason, **about)))
+    observed = [row for row in rows if not row[1].reason]
+    observed.sort(key=lambda row: trial.calls[row[0]][0].order)  # stable: of one call in the order of its matrices
+    pairs = zip(observed, [*observed[1:], (None, None)], strict=False)
+    layers = [_connected(layer, name, after, reader, trial) for (name, layer), (reader, after) in pairs]
+    return _reading(net, held, holders, layers, [layer for _, layer in rows if layer.reason], trial.once())
 
 
-def _reading(net: nn.Module, function: Functional | None, x: Samples | None, unobserved: Mapping[str, str]) -> Reading:
+def _connected(layer: Layer, name: str, after: Layer | None, reader: str | None, trial: Trial) -> Layer:
+    """Return a layer with whether and how the next one, or the output, reads what it returns."""
+    shape = layer.output_shape or ()
+    if not trial.follows(layer.matrix, name, None if after is None else after.matrix, reader):
+        return replace(layer, apart=True)
+    if len(shape) < 2 and not trial.flattened:
+        return layer
+    return replace(layer, **trial.unflattened(layer.matrix, shape, layer.samples_dim, name, reader))
+
+
+def _without_example(net: nn.Module, unobserved: Mapping[str, str]) -> Reading:
+    held, holders = _held(net)
+    layers = []
+    for matrix in (matrix for matrices in holders.values() for matrix in matrices):
+        reason = unobserved.get(matrix.name) or _reason(matrix, net, True) or _reason_without_example(matrix)
+        layers.append(Layer(0, matrix, reason=reason))
+    observed, rest = ([layer for layer in layers if bool(layer.reason) is has_reason] for has_reason in (False, True))
+    return _reading(net, held, holders, observed, rest, frozenset())
+
+
+def _held(net: nn.Module) -> tuple[Listing, Holders]:
+    """Return the matrices of a module, also by the submodules that run them."""
     reasons.refuse(net)
     held = listed(of_module(net), type(net).__name__)
-    holders = holders_of(held.matrices, net)
-    trial = None if function is None or x is None else Trial(function, holders, x)
-    modules = dict(net.named_modules(remove_duplicate=False))
-    observed: list[tuple[float, Layer, str, int]] = []
-    rest: list[Layer] = []
-    for name, matrices in holders.items():
-        for i, matrix in enumerate(matrices):
-            layer, reason = Layer(0, matrix), unobserved.get(matrix.name) or _sharing(matrix, modules, trial)
-            if trial is not None:
-                about, seen = trial.seen(matrix, name, i)
-                layer, reason = replace(layer, **about), reason or seen
-            else:
-                reason = reason or _reason_without_example(matrix)
-            if reason:
-                rest.append(replace(layer, reason=reason))
-            else:
-                observed.append((0 if trial is None else trial.order(name), layer, name, i))
-    scripted = [m for m in held.matrices if m not in [known for some in holders.values() for known in some]]
-    rest += [Layer(0, matrix, reason=reasons.SCRIPTED) for matrix in scripted]
-    observed.sort(key=lambda row: row[0])  # stable: of one call in the order of its matrices
-    layers = _connected(observed, trial)
-    numbered = [replace(layer, index=i) for i, layer in enumerate(layers + rest, 1)]
-    done, others = tuple(numbered[: len(layers)]), tuple(numbered[len(layers) :])
-    once = frozenset() if trial is None else trial.once()
-    return Reading(done, others, tuple(_skipped(net, held, others)), once, held)
+    return held, holders_of(held.matrices, net)
 
 
-def _connected(rows: Sequence[tuple[float, Layer, str, int]], trial: Trial | None) -> list[Layer]:
-    """Return the layers with whether and how the next one reads what they return."""
-    if trial is None:
-        return [layer for _, layer, _, _ in rows]
-    layers: list[Layer] = []
-    for (_, layer, name, number), after in zip(rows, [*rows[1:], None][: len(rows)], strict=True):
-        end, _, reader, place = after or (float("inf"), None, None, 0)
-        follows = trial.following(name, number, reader, end)
-        if reader is not None:  # an index is no activation
-            follows &= cast(Any, trial.calls[reader][0].values[place])[0].is_floating_point()
-        about = {"output_shape": layer.output_shape, "samples_dim": layer.samples_dim}
-        has_places = len(layer.output_shape or ()) > 1 or trial.has_flattened
-        more = trial.unflattened(layer.matrix, about, name, reader) if follows and has_places else {}
-        layers.append(replace(layer, apart=not follows, **more))
-    return layers
+def _reading(
+    net: nn.Module,
+    held: Listing,
+    holders: Holders,
+    layers: Sequence[Layer],
+    rest: Sequence[Layer],
+    once: frozenset[str],
+) -> Reading:
+    """Return the reading with layers in their order, and the other ones."""
+    observed, others = ({layer.matrix for layer in some} for some in (layers, rest))
+    scripted = [matrix for matrix in held.matrices if matrix not in observed and matrix not in others]
+    rest = [*rest, *(Layer(0, matrix, reason=reasons.SCRIPTED) for matrix in scripted)]
+    numbered = tuple(replace(layer, index=i) for i, layer in enumerate([*layers, *rest], 1))
+    done, unobserved = numbered[: len(layers)], numbered[len(layers) :]
+    running = {name: matrices for name, matrices in holders.items() if not observed.isdisjoint(matrices)}
+    return Reading(done, unobserved, tuple(_skipped(net, held, unobserved)), once, held, running)
 
 
-def _sharing(matrix: Matrix, modules: Mapping[str, nn.Module], trial: Trial | None) -> str:
+def _reason(matrix: Matrix, net: nn.Module, several: bool) -> str:
     """Return why a matrix is shared between places or has parameters that a layer of torch has not; or ""."""
-    part, owner = matrix.stored.module, matrix.stored.owner
+    part = matrix.stored.module
     if part is None:
         return ""
-    names = [name.rpartition(".")[0] for name in matrix.tied]
-    others = [name for name in names if modules.get(name) is not part]
+    plain = base_of(part) is not None and not any(derived(part, key) is not None for key in ("weight", "bias"))
+    shared = _reason_of_names(matrix, net, several) if matrix.tied else ""
+    return shared or (plain and reasons.of_parameters(part)) or ""
+
+
+def _reason_of_names(matrix: Matrix, net: nn.Module, several: bool) -> str:
+    modules, names = dict(net.named_modules(remove_duplicate=False)), [name.rpartition(".")[0] for name in matrix.tied]
+    others = [name for name in names if modules.get(name) is not matrix.stored.module]
     if others:
         return f"its {matrix.stored.key} is shared with {', '.join(map(repr, others))}"
-    if names and (trial is None or len(trial.calls.get(owner, ())) > 1):
-        places = ", ".join(map(repr, [owner, *names]))
-        return f"shared: the same module is used in more than one place, {places}"
-    plain = base_of(part) is not None and not any(derived(part, key) is not None for key in ("weight", "bias"))
-    return (plain and reasons.of_parameters(part)) or ""
+    places = ", ".join(map(repr, [matrix.stored.owner, *names]))
+    return f"shared: the same module is used in more than one place, {places}" if several else ""
 
 
 def _reason_without_example(matrix: Matrix) -> str:
@@ -314,7 +331,7 @@ def _skipped(net: nn.Module, held: Listing, unobserved: Sequence[Layer]) -> Iter
     with_matrices = {matrix.module for matrix in held.matrices}
     why = {other.name: other.reason for other in held.others}
     for name, part in net.named_modules():
-        layers, others = alone.pop(part, []), rest.pop(name, [])
+        layers, others = alone[part], rest[name]
         yield from (Skipped.part(layer.name, part, layer.reason) for layer in layers)
         if others and part not in with_matrices:
             yield Skipped.part(name, part, reasons.of_type(part) or why[others[0].name])

@@ -9,7 +9,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
@@ -18,7 +18,7 @@ from torch.nn.functional import linear
 from torch.overrides import TorchFunctionMode
 
 from bnrank.networks.functional import Functional
-from bnrank.networks.inputs import Inputs, Samples
+from bnrank.networks.inputs import Samples
 from bnrank.networks.reading import inside
 from bnrank.networks.reading.inside import Values
 from bnrank.networks.reading.matrices import Matrix
@@ -71,67 +71,63 @@ def holders_of(matrices: Sequence[Matrix], net: nn.Module) -> dict[str, list[Mat
 class Run:
     """One run of a module: what it was given and returned, and the values of its matrices, None where unknown."""
 
+    name: str
     part: nn.Module
     given: Sequence[Any]
     output: Any
-    values: list[Values | None]
+    values: Mapping[Matrix, Values | None]
 
 
 @contextmanager
-def recording(
-    net: nn.Module,
-    holders: Holders,
-    leave: Callable[[str, Run], Any],
-    enter: Callable[[str, Sequence[Any]], None] | None = None,
-) -> Iterator[None]:
-    """Call ``leave(name, run)`` whenever a part of a replica has run, and ``enter(name, what it is given)`` before.
+def recording(net: nn.Module, holders: Holders, leave: Callable[[Run], Any]) -> Iterator[None]:
+    """Call ``leave(run)`` whenever a part of a replica has run.
 
-    What ``leave`` returns, if not None, stands for the output of the part.
+    What it returns, if not None, stands for the output of the part.
     """
 
     def after(name: str, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         values = observed(part, name, holders[name], args, kwargs, output)
-        return leave(name, Run(part, [*args, *kwargs.values()], output, values))
-
-    def before(name: str, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        cast(Any, enter)(name, [*args, *kwargs.values()])
+        return leave(Run(name, part, [*args, *kwargs.values()], output, values))
 
     with ExitStack() as stack:
         for name in holders:
-            part = net.get_submodule(name)
-            stack.callback(part.register_forward_hook(functools.partial(after, name), with_kwargs=True).remove)
-            if enter is not None:
-                stack.callback(part.register_forward_pre_hook(functools.partial(before, name), with_kwargs=True).remove)
+            hook = functools.partial(after, name)
+            stack.callback(net.get_submodule(name).register_forward_hook(hook, with_kwargs=True).remove)
         yield
 
 
 def observed(
     part: nn.Module, name: str, matrices: Sequence[Matrix], args: Any, kwargs: Any, output: Any
-) -> list[Values | None]:
+) -> dict[Matrix, Values | None]:
     """Return the values of every matrix of a module in one call, None where they cannot be told."""
-    if not matrices:
-        return []
-    if isinstance(part, _INSIDE):
+    if matrices and isinstance(part, _INSIDE):
         return _observed_inside(part, name, matrices, args, kwargs, output)
-    given = args if args else tuple(kwargs.values())
-    before = given[0] if len(given) == 1 else None
-    if not isinstance(before, Tensor) or not isinstance(output, Tensor) or not before.ndim or not output.ndim:
-        return [None] * len(matrices)
-    if isinstance(part, nn.Embedding | nn.EmbeddingBag):
-        return [(before, output, output)]
-    if len(matrices) == 1:
-        return [(before, output, None)]
-    thirds = output.chunk(len(matrices), -1)  # of a layer that is fused; others are not faithful
-    return [(before, third, third) for third in thirds] if len(thirds) == len(matrices) else [None] * len(matrices)
+    given = args or tuple(kwargs.values())
+    tensors = len(given) == 1 and all(isinstance(value, Tensor) and value.ndim for value in (*given, output))
+    if not matrices or not tensors:
+        return dict.fromkeys(matrices)
+    if len(matrices) > 1:
+        return _observed_fused(part, matrices, given[0], output)
+    return {matrices[0]: (given[0], output, output if isinstance(part, nn.Embedding | nn.EmbeddingBag) else None)}
+
+
+def _observed_fused(
+    part: nn.Module, matrices: Sequence[Matrix], before: Tensor, output: Tensor
+) -> dict[Matrix, Values | None]:
+    """Return the values of a layer that is fused; others with several matrices are not faithful."""
+    thirds = output.chunk(len(matrices), -1)
+    if len(thirds) != len(matrices) or isinstance(part, nn.Embedding | nn.EmbeddingBag):
+        return dict.fromkeys(matrices)
+    return {matrix: (before, third, third) for matrix, third in zip(matrices, thirds, strict=True)}
 
 
 def _observed_inside(
     part: nn.Module, name: str, matrices: Sequence[Matrix], args: Any, kwargs: Any, output: Any
-) -> list[Values | None]:
+) -> dict[Matrix, Values | None]:
     call = _bound(part, args, kwargs)
     observe: Any = inside.attention if isinstance(part, nn.MultiheadAttention) else inside.recurrent
     values = {} if call is None else observe(part, call, output)
-    return [values.get(matrix.name.removeprefix(f"{name}." if name else "")) for matrix in matrices]
+    return {matrix: values.get(matrix.name.removeprefix(f"{name}." if name else "")) for matrix in matrices}
 
 
 def _bound(part: nn.Module, args: Any, kwargs: Any) -> dict[str, Any] | None:
@@ -180,26 +176,27 @@ def _close(plain: Tensor, after: Tensor) -> bool:
 
 
 @dataclass(frozen=True)
-class Call:
-    """One call of a module.
-
-    It has the number of the call among all, the values of the module's matrices, whether these are what the matrices
-    say, and whether the module was called on one tensor and returned one, with the samples first.
-    """
-
-    order: int
-    values: list[Values | None]
-    faithful: bool = True
-    alone: bool = False
-
-
-@dataclass(frozen=True)
 class Point:
     """A tensor that enters or leaves a module: it, its node in the graph of gradients, and how much was flattened."""
 
-    tensor: Tensor
+    tensor: Any
     node: Any
     flattened: int
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a module, or, as what enters it, the output of the whole one.
+
+    It has the number of the call among all, the first tensor that entered, the values of the module's matrices, those
+    that say what the module computes, and whether it was called on one tensor and returned one, with the samples first.
+    """
+
+    order: int
+    entered: Point
+    values: Mapping[Matrix, Values | None] = field(default_factory=dict)
+    faithful: Mapping[Matrix, Values] = field(default_factory=dict)
+    alone: bool = False
 
 
 class Trial:
@@ -216,150 +213,107 @@ class Trial:
         The matrices that are recorded, by the name of the module that runs them.
     x : Tensor or Inputs
         The samples, of which the first are taken.
+
+    Attributes
+    ----------
+    calls : dict of list of Call
+        The calls of each module by its name, in the order of their ends; the output of the whole one by None.
     """
 
     def __init__(self, function: Functional, holders: Holders, x: Samples) -> None:
-        self.holders, rows = holders, [x[torch.arange(n, device=x.device) % len(x)] for n in (2, 3)]
-        self._follow(function, rows[0])
-        befores = [v[0] for calls in self.calls.values() for call in calls for v in call.values if v is not None]
-        self._again: dict[str, list[Call]] = {}
-        if any(before.ndim != 2 or not before.is_floating_point() or len(before) != 2 for before in befores):
-            self._again = self._calls_on(function, rows[1])
+        self.holders, samples = holders, [x[torch.arange(n, device=x.device) % len(x)] for n in (2, 3)]
+        try:
+            with torch.enable_grad(), _Attached() as mode:
+                self._run(function, _marked(samples[0]), mode)
+        except Exception:
+            self._run_without_gradients(function, samples[0])
+            if not self.calls[None]:
+                raise
+        befores = [v[0] for calls in self.calls.values() for call in calls for v in call.values.values() if v]
+        unclear = any(before.ndim != 2 or not before.is_floating_point() or len(before) != 2 for before in befores)
+        self._again = self._values_on(function, samples[1]) if unclear else {}
 
-    def _calls_on(self, function: Functional, x: Samples) -> dict[str, list[Call]]:
-        """Return the calls on other samples; none where the module fails on them."""
-        calls: dict[str, list[Call]] = defaultdict(list)
+    def _run(self, function: Functional, x: Samples, mode: _Attached) -> None:
+        self.calls: dict[str | None, list[Call]] = defaultdict(list)
+        self._left: dict[str, Point] = {}
+        self.flattened, self._order = mode.flattened, itertools.count()
+        plain = [name for name, p in function.module.named_modules() if not isinstance(p, torch.jit.ScriptModule)]
+        with recording(function.module, {name: self.holders.get(name, ()) for name in plain}, self._leave):
+            out = function(x)
+        self.calls[None].append(Call(next(self._order), self._entered([out])))
 
-        def leave(name: str, run: Run) -> None:
-            calls[name].append(Call(0, run.values))
+    def _run_without_gradients(self, function: Functional, x: Samples) -> None:
+        """Run where the module fails with gradients; nothing is known then of what follows from what."""
+        with suppress(Exception), torch.no_grad():
+            self._run(function, x, _Attached())
+        self._left.clear()
+
+    def _values_on(self, function: Functional, x: Samples) -> dict[str, list[Mapping[Matrix, Values | None]]]:
+        """Return the values of every call on other samples; none where the module fails on them."""
+        values: dict[str, list[Mapping[Matrix, Values | None]]] = defaultdict(list)
+
+        def leave(run: Run) -> None:
+            values[run.name].append(run.values)
 
         with suppress(ValueError), torch.no_grad(), recording(function.module, self.holders, leave):
             function(x)
-            return calls
+            return values
         return {}
 
-    def _follow(self, function: Functional, x: Samples) -> None:
-        """Run with gradients, or where the module fails so, without."""
-        try:
-            with torch.enable_grad(), _Attached() as mode:
-                self._run(function, _marked(x), mode)
-        except Exception as error:
-            try:
-                with torch.no_grad():
-                    self._run(function, x, _Attached())
-            except Exception:
-                raise error from error.__cause__
-            self._entered.clear()
-            self._left.clear()
-
-    def _run(self, function: Functional, x: Samples, mode: _Attached) -> None:
-        self.calls: dict[str, list[Call]] = defaultdict(list)
-        self._entered: dict[str | None, Point] = {}
-        self._left: dict[str, Point] = {}
-        self._mode, self._order = mode, itertools.count()
-        self._inference = torch.is_inference_mode_enabled()
-        plain = [name for name, p in function.module.named_modules() if not isinstance(p, torch.jit.ScriptModule)]
-        everything = {name: self.holders.get(name, ()) for name in plain}
-        with recording(function.module, everything, self._leave, self._enter):
-            self._enter(None, [function(x)])
-
-    def _enter(self, name: str | None, given: Sequence[Any]) -> None:
-        """Note what enters a module, or leaves the whole one."""
+    def _entered(self, given: Sequence[Any]) -> Point:
         tensor = next((value for value in given if isinstance(value, Tensor)), None)
-        if tensor is not None:
-            self._entered[name] = Point(tensor, tensor.grad_fn, len(self._mode.flattened))
+        return Point(tensor, getattr(tensor, "grad_fn", None), len(self.flattened))
 
-    def _leave(self, name: str, run: Run) -> Any:
-        """Note what leaves a module; of one with matrices, pass on a copy that starts a graph of gradients."""
-        values = [v and cast(Values, tuple(t if t is None else t.detach() for t in v)) for v in run.values]
-        with torch.no_grad():
-            pairs = zip(self.holders.get(name, ()), values, strict=True)
-            faithful = all(v is None or _is_faithful(run.part, matrix, v) for matrix, v in pairs)
+    def _leave(self, run: Run) -> Any:
+        """Note a call; of a module with matrices, pass on a copy of the output that starts a graph of gradients."""
+        faithful = {m: values for m, values in run.values.items() if values and _is_faithful(run.part, m, values)}
         tensors = [*run.given, run.output]
-        alone = len(run.given) == 1 and all(isinstance(t, Tensor) and t.ndim and len(t) == 2 for t in tensors)
-        self.calls[name].append(Call(next(self._order), values, faithful, alone))
+        alone = len(tensors) == 2 and all(isinstance(t, Tensor) and t.ndim and len(t) == 2 for t in tensors)
+        call = Call(next(self._order), self._entered(run.given), run.values, faithful, alone)
+        self.calls[run.name].append(call)
         first = run.output[0] if isinstance(run.output, tuple) and run.output else run.output
         is_value = isinstance(first, Tensor) and first.is_floating_point() and torch.is_grad_enabled()
-        if name not in self.holders or not is_value:
+        if run.name not in self.holders or not is_value:
             return None
-        leaf = _marked(first)
+        leaf = first.detach().clone().requires_grad_()
         first = leaf.clone()  # what follows may work in place, which a leaf does not allow
-        self._left[name] = Point(leaf, first.grad_fn, len(self._mode.flattened))
+        self._left[run.name] = Point(leaf, first.grad_fn, len(self.flattened))
         if type(run.output) is tuple:
             return (first, *run.output[1:])
         return first if isinstance(run.output, Tensor) else None
 
-    def order(self, name: str) -> int:
-        """Return the number of the first call of a module."""
-        return self.calls[name][0].order
-
-    def seen(self, matrix: Matrix, name: str, number: int) -> tuple[dict[str, Any], str]:
+    def seen(self, matrix: Matrix, name: str) -> tuple[dict[str, Any], str]:
         """Return the shapes of a matrix's values, and why these cannot be observed, or ""."""
-        calls = self.calls[name]
-        if not calls:
-            return {}, "never called on the example x (or its weight is used without calling it)"
-        shapes = {self._shapes(name, i, number, matrix) for i in range(len(calls))}
+        calls, others = self.calls[name], self._again.get(name, [])
+        others = others if len(others) == len(calls) else [{}] * len(calls)
+        pairs = zip(calls, others, strict=True)
+        shapes = {_shapes(matrix, call.values[matrix], other.get(matrix)) for call, other in pairs}
         known = next(iter(shapes)) if len(shapes) == 1 else None
         about = {} if known is None else dict(zip(("input_shape", "output_shape", "samples_dim"), known, strict=True))
-        value = calls[0].values[number]
-        if len(calls) > 1:
-            return about, f"called {len(calls)} times on the example x: its weight is shared between places"
-        if value is None:
-            return about, _unknown(matrix)
-        if any(tensor.is_complex() for tensor in value[:2]):
-            return about, "its values are complex numbers"
-        if value[1].is_inference() and not self._inference:
-            return about, "it runs in torch.inference_mode, where what follows is not seen; torch.no_grad shows it"
-        if known is None:
-            return about, f"its input has shape {tuple(value[0].shape)}, and no dimension of it is that of the samples"
-        if not calls[0].faithful:
-            if matrix.kind == "matrix":
-                return about, "its module does something other than x W^T + b with it"
-            return about, "its class overrides forward with something other than the plain layer"
-        return about, ""
+        values = calls[0].faithful.get(matrix) if len(calls) == 1 and known is not None else None
+        return about, "" if values and _is_followed(values) else _reason(matrix, calls, known is not None)
 
-    def _shapes(
-        self, name: str, call: int, number: int, matrix: Matrix
-    ) -> tuple[tuple[int, ...], tuple[int, ...], int] | None:
-        """Return the shapes of one sample before and after, and the dimension of the samples."""
-        value = self.calls[name][call].values[number]
-        if value is None:
-            return None
-        shapes = [tuple(tensor.shape) for tensor in value[:2]]
-        dims = [0 if shape and shape[0] == 2 else None for shape in shapes]
-        others = self._again.get(name, [])
-        other = others[call].values[number] if len(others) == len(self.calls[name]) else None
-        if other is not None:
-            dims = [_moved(shape, tuple(tensor.shape)) for shape, tensor in zip(shapes, other[:2], strict=True)]
-        dim = dims[0]
-        if dim is None or dim != dims[1]:
-            return None
-        before, after = (shape[:dim] + shape[dim + 1 :] for shape in shapes)
-        least = len(matrix.shape) - 1 if "conv" in matrix.kind else 0
-        return (before, after, dim) if len(before) >= least else None
-
-    def following(self, name: str, number: int, reader: str | None, end: float) -> bool:
+    def follows(self, matrix: Matrix, name: str, next_matrix: Matrix | None, reader: str | None) -> bool:
         """Return whether the next matrix reads what one returns, and not also by way of one that is not observed.
 
         Parameters
         ----------
-        name, number : str, int
-            The module and which of its matrices.
-        reader : str, optional
-            The module that reads; None for the output of the whole one.
-        end : float
-            The number of the reader's call.
+        matrix, next_matrix : Matrix, Matrix or None
+            The two; None for the output of the whole module.
+        name, reader : str, str or None
+            The modules that run them.
         """
-        call, sources = self.calls[name][0], self._sources(reader)
-        if cast(Values, call.values[number])[2] is not None or name not in sources:
-            return False
-        between = [other for other in sources if any(call.order < c.order < end for c in self.calls[other])]
+        call, end, sources = self.calls[name][0], self.calls[reader][0], self._sources(reader)
+        is_index = next_matrix is not None and not cast(Values, end.values[next_matrix])[0].is_floating_point()
+        if is_index or cast(Values, call.values[matrix])[2] is not None or name not in sources:
+            return False  # an index is no activation
+        between = [other for other in sources if any(call.order < c.order < end.order for c in self.calls[other])]
         return not any(name in self._sources(other) for other in between)
 
     def _sources(self, reader: str | None) -> set[str]:
         """Return the modules with matrices whose outputs enter a module, or leave the whole one, directly."""
         modules, found, seen = {point.node: name for name, point in self._left.items()}, set[str](), set[Any]()
-        ahead = [self._entered[reader].node] if reader in self._entered else []
+        ahead = [self.calls[reader][-1].entered.node]
         while ahead:
             node = ahead.pop()
             if node in modules:
@@ -367,17 +321,22 @@ class Trial:
             elif node is not None and node not in seen:
                 seen.add(node)
                 ahead += [other for other, _ in node.next_functions]
-        return found - {reader}
+        return found
 
-    @property
-    def has_flattened(self) -> bool:
-        """Whether samples of several dimensions became vectors."""
-        return bool(self._mode.flattened)
+    def unflattened(
+        self, matrix: Matrix, own: Sequence[int], samples_dim: int, name: str, reader: str | None
+    ) -> dict[str, Any]:
+        """Return the shape of a sample before it is flattened for its reader, and the dimension of the units there.
 
-    def unflattened(self, matrix: Matrix, about: Mapping[str, Any], name: str, reader: str | None) -> dict[str, Any]:
-        """Return the shape of a sample before it is flattened for its reader, and the dimension of the units there."""
-        own, entered, left = about["output_shape"], self._entered[reader], self._left[name]
-        between = self._mode.flattened[left.flattened : entered.flattened]
+        Parameters
+        ----------
+        matrix, own, samples_dim : Matrix, sequence of int, int
+            The matrix, the shape of a sample after it, and the dimension of the samples there.
+        name, reader : str, str or None
+            The modules that run it and the next one; None for the output of the whole module.
+        """
+        entered, left = self.calls[reader][-1].entered, self._left[name]
+        between = self.flattened[left.flattened : entered.flattened]
         read = tuple(entered.tensor.shape)
         shape: tuple[int, ...] = next((before[1:] for before, after in reversed(between) if after == read), ())
         given = shape or (read[1:] if reader is None else ())
@@ -389,7 +348,7 @@ class Trial:
         units = possible[0] if len(possible) == 1 and not vector else None
         if possible and units is None:  # by chance both have as many entries
             least = 0.5 if vector else 0.0
-            units = self._dim_of_units(name, reader, axis + (axis >= about["samples_dim"]), given, possible, least)
+            units = self._dim_of_units(name, reader, axis + (axis >= samples_dim), given, possible, least)
         if vector and units is None:
             return {}
         if shape and units is None:
@@ -406,7 +365,7 @@ class Trial:
         least: float,
     ) -> int | None:
         """Return which dimension of what is read has the units: the one whose entries depend on one unit each most."""
-        read, left = self._entered[reader].tensor, self._left[name].tensor
+        read, left = self.calls[reader][-1].entered.tensor, self._left[name].tensor
         places = read.reshape(len(read), *given)
         shares = dict.fromkeys((0, len(given) - 1), 0.0)
         for k, i in ((d, i) for d in (0, len(given) - 1) for i in range(given[d])):  # some entries may be dead
@@ -426,7 +385,8 @@ class Trial:
 
     def once(self) -> frozenset[str]:
         """Return the names of the modules that run once, on one tensor with the samples first."""
-        return frozenset(name for name, calls in self.calls.items() if len(calls) == 1 and calls[0].alone)
+        single = [name for name, calls in self.calls.items() if len(calls) == 1 and calls[0].alone]
+        return frozenset(name for name in single if name is not None)
 
 
 class _Attached(TorchFunctionMode):
@@ -446,11 +406,16 @@ class _Attached(TorchFunctionMode):
         if func in _OUTSIDE:
             args = (args[0].detach(), *args[1:])
         result = func(*args, **kwargs)
-        if func in _FLATTENING and args and isinstance(args[0], Tensor) and isinstance(result, Tensor):
-            before, after = tuple(args[0].shape), tuple(result.shape)
+        if func in _FLATTENING and args:
+            self._note(args[0], result)
+        return result
+
+    def _note(self, given: Any, result: Any) -> None:
+        """Note shapes where samples of several dimensions become vectors."""
+        if isinstance(given, Tensor) and isinstance(result, Tensor):
+            before, after = tuple(given.shape), tuple(result.shape)
             if len(before) > 2 and after == (before[0], math.prod(before[1:])):
                 self.flattened.append((before, after))
-        return result
 
 
 _CUTTING = {Tensor.detach, torch.detach, Tensor.detach_, cast(Any, Tensor.data).__get__}
@@ -458,13 +423,33 @@ _OUTSIDE = {Tensor.numpy, Tensor.__array__, Tensor.tolist}
 _FLATTENING = {torch.flatten, torch.reshape, Tensor.flatten, Tensor.reshape, Tensor.view}
 
 
-def _marked(x: Any) -> Any:
-    """Return copies of floating-point tensors that require gradients, and other values as they are."""
-    if isinstance(x, Inputs):
-        return Inputs(tuple(map(_marked, x.positional)), {key: _marked(v) for key, v in x.named.items()}, x.dim)
-    if not isinstance(x, Tensor) or not x.is_floating_point():
-        return x
-    return x.detach().clone().requires_grad_()
+def _marked(x: Samples) -> Samples:
+    """Return copies, of which floating-point tensors require gradients."""
+    x = x.detach().clone()
+    for tensor in [x] if isinstance(x, Tensor) else x.tensors:
+        tensor.requires_grad_(tensor.is_floating_point())
+    return x
+
+
+def _shapes(
+    matrix: Matrix, values: Values | None, others: Values | None
+) -> tuple[tuple[int, ...], tuple[int, ...], int] | None:
+    """Return the shapes of one sample before and after, and the dimension of the samples; None where it is not known.
+
+    ``others`` are the values on 3 samples in place of 2, None where these were not run.
+    """
+    if values is None:
+        return None
+    shapes = [tuple(tensor.shape) for tensor in values[:2]]
+    dims = [0 if shape[:1] == (2,) else None for shape in shapes]
+    if others is not None:
+        dims = [_moved(shape, tuple(tensor.shape)) for shape, tensor in zip(shapes, others[:2], strict=True)]
+    dim = dims[0]
+    if dim is None or dim != dims[1]:
+        return None
+    before, after = (shape[:dim] + shape[dim + 1 :] for shape in shapes)
+    least = len(matrix.shape) - 1 if "conv" in matrix.kind else 0
+    return (before, after, dim) if len(before) >= least else None
 
 
 def _moved(first: tuple[int, ...], second: tuple[int, ...]) -> int | None:
@@ -473,6 +458,32 @@ def _moved(first: tuple[int, ...], second: tuple[int, ...]) -> int | None:
         return None
     changed = [i for i, sizes in enumerate(zip(first, second, strict=True)) if sizes[0] != sizes[1]]
     return changed[0] if len(changed) == 1 and (first[changed[0]], second[changed[0]]) == (2, 3) else None
+
+
+def _is_followed(values: Values) -> bool:
+    """Return whether values are real, and outside of torch.inference_mode unless all is inside."""
+    is_real = not any(tensor.is_complex() for tensor in values[:2])
+    return is_real and (torch.is_inference_mode_enabled() or not values[1].is_inference())
+
+
+def _reason(matrix: Matrix, calls: Sequence[Call], has_samples: bool) -> str:
+    """Return why the values of a matrix cannot be observed."""
+    if not calls:
+        return "never called on the example x (or its weight is used without calling it)"
+    if len(calls) > 1:
+        return f"called {len(calls)} times on the example x: its weight is shared between places"
+    values = calls[0].values[matrix]
+    if values is None:
+        return _unknown(matrix)
+    if any(tensor.is_complex() for tensor in values[:2]):
+        return "its values are complex numbers"
+    if not _is_followed(values):
+        return "it runs in torch.inference_mode, where what follows is not seen; torch.no_grad shows it"
+    if not has_samples:
+        return f"its input has shape {tuple(values[0].shape)}, and no dimension of it is that of the samples"
+    if matrix.kind == "matrix":
+        return "its module does something other than x W^T + b with it"
+    return "its class overrides forward with something other than the plain layer"
 
 
 def _unknown(matrix: Matrix) -> str:
