@@ -16,7 +16,7 @@ from bnrank.networks.inputs import Example, Samples
 from bnrank.networks.reading.inside import Values
 from bnrank.networks.reading.layers import Layer, Reading, read_function
 from bnrank.networks.reading.matrices import Matrix
-from bnrank.networks.reading.recording import Run, recording
+from bnrank.networks.reading.recording import Observed, Run, recording
 
 __all__ = ["Captured", "capture"]
 
@@ -128,11 +128,13 @@ def check_read(function: Functional, reading: Reading, layers: bool = True) -> N
     own = all(inside.get(layer.matrix.stored.owner) is layer.module for layer in reading.layers)
     validation.expect(own, "reading", "one of another module", f"what read(net, x) returns for {kind}")
     if layers and not reading.layers:
-        skipped = f". Skipped: {'; '.join(map(str, reading.skipped))}" if reading.skipped else ""
-        which = " that runs once, with a value for each sample," if reading.weights else ""
-        raise ValueError(
-            f"net: found no linear or convolutional layer{which} in {kind}, expected at least one{skipped}"
-        )
+        raise ValueError(_without_layers(reading, kind))
+
+
+def _without_layers(reading: Reading, kind: str) -> str:
+    skipped = f". Skipped: {'; '.join(map(str, reading.skipped))}" if reading.skipped else ""
+    which = " that runs once, with a value for each sample," if reading.weights else ""
+    return f"net: found no linear or convolutional layer{which} in {kind}, expected at least one{skipped}"
 
 
 class Taker:
@@ -239,18 +241,24 @@ class _Block:
     numbers: dict[Matrix, int] = field(default_factory=dict)
 
     def run(self, function: Functional, samples: Samples) -> None:
-        """Run the module on the block."""
-        self.numbers = {layer.matrix: i for i, layer in enumerate(self.reading.layers)}
+        """Run the module on the block, and pass on its output, as such and as the activations of the last layer."""
+        layers = self.reading.layers
+        self.numbers = {layer.matrix: i for i, layer in enumerate(layers)}
         with torch.no_grad(), recording(function.module, self.reading.holders, self.note):
             out = function(samples[self.rows])
         if self.error is not None:
             raise self.error
-        self.end(out)
+        if self.missed or len(self.passed) < len(layers):
+            raise self._unobserved()
+        for taker in self.takers:
+            taker.output(out)
+        if layers and not self.passed[len(layers) - 1]:
+            self._give(len(layers) - 1, out)
 
-    def note(self, run: Run) -> None:
+    def note(self, run: Run, observed: Observed) -> None:
         """Pass on the values of one run of a module; after an error, none."""
         try:
-            for matrix, values in run.values.items():
+            for matrix, values in observed.items():
                 if matrix in self.numbers and self.error is None:
                     self._take(self.numbers[matrix], values)
         except Exception as error:
@@ -294,17 +302,12 @@ class _Block:
     def _where(self) -> str:
         return f"samples {self.rows.start} to {self.rows.stop - 1} of x"
 
-    def end(self, out: Tensor) -> None:
-        """Pass on the output of the module, as such and as the activations of the last layer."""
-        layers = self.reading.layers
-        late = [layer.name for i, layer in enumerate(layers) if i not in self.passed]
-        self.missed |= {name: f"did not run on {self._where}" for name in late}
-        for name, reason in self.missed.items():
-            raise UnobservedError(f"net: layer {name!r} {reason}", self.missed)
-        for taker in self.takers:
-            taker.output(out)
-        if layers and not self.passed[len(layers) - 1]:
-            self._give(len(layers) - 1, out)
+    def _unobserved(self) -> UnobservedError:
+        """Return the error for the layers without values."""
+        late = [layer.name for i, layer in enumerate(self.reading.layers) if i not in self.passed]
+        reasons = self.missed | {name: f"did not run on {self._where}" for name in late}
+        name, reason = next(iter(reasons.items()))
+        return UnobservedError(f"net: layer {name!r} {reason}", reasons)
 
 
 def named(layers: Sequence[Layer], number: int, which: str) -> str:

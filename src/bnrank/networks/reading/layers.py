@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, zip_longest
 from typing import cast
 
 import torch
@@ -228,38 +229,33 @@ def read_function(function: Functional, x: Samples, unobserved: Mapping[str, str
     """Return the reading of a module that has its precision already, with samples, see :func:`read`."""
     net, given = function.net, unobserved or {}
     held, holders = _held(net)
-    trial = Trial(function, holders, x)
-    rows: list[tuple[str, Layer]] = []
-    for name, matrix in ((name, matrix) for name, matrices in holders.items() for matrix in matrices):
-        about, reason = trial.seen(matrix, name)
-        several = len(trial.calls[matrix.stored.owner]) > 1
-        reason = given.get(matrix.name) or _reason(matrix, net, several) or reason
-        rows.append((name, Layer(0, matrix, reason=reason, **about)))
-    observed = [row for row in rows if not row[1].reason]
-    observed.sort(key=lambda row: trial.calls[row[0]][0].order)  # stable: of one call in the order of its matrices
-    pairs = zip(observed, [*observed[1:], (None, None)], strict=False)
-    layers = [_connected(layer, name, after, reader, trial) for (name, layer), (reader, after) in pairs]
-    return _reading(net, held, holders, layers, [layer for _, layer in rows if layer.reason], trial.once())
+    trial, layers = Trial(function, holders, x), []
+    for matrix in chain.from_iterable(holders.values()):
+        about, reason = trial.seen(matrix)
+        reason = given.get(matrix.name) or _reason(matrix, net, len(trial.calls[matrix.stored.owner]) > 1) or reason
+        layers.append(Layer(0, matrix, reason=reason, **about))
+    observed = [layer for layer in layers if not layer.reason]
+    # stable: of one call in the order of its matrices
+    observed.sort(key=lambda layer: trial.calls_of(layer.matrix)[0].order)
+    connected = [_connected(layer, after, trial) for layer, after in zip_longest(observed, observed[1:])]
+    return _reading(net, held, holders, connected + [layer for layer in layers if layer.reason], trial.once())
 
 
-def _connected(layer: Layer, name: str, after: Layer | None, reader: str | None, trial: Trial) -> Layer:
+def _connected(layer: Layer, after: Layer | None, trial: Trial) -> Layer:
     """Return a layer with whether and how the next one, or the output, reads what it returns."""
-    shape = layer.output_shape or ()
-    if not trial.follows(layer.matrix, name, None if after is None else after.matrix, reader):
-        return replace(layer, apart=True)
-    if len(shape) < 2 and not trial.flattened:
-        return layer
-    return replace(layer, **trial.unflattened(layer.matrix, shape, layer.samples_dim, name, reader))
+    matrix, reader, shape = layer.matrix, None if after is None else after.matrix, layer.output_shape or ()
+    follows, has_places = trial.follows(matrix, reader), len(shape) > 1 or trial.flattened
+    more = trial.unflattened(matrix, reader, shape, layer.samples_dim) if follows and has_places else {}
+    return replace(layer, apart=not follows, **more)
 
 
 def _without_example(net: nn.Module, unobserved: Mapping[str, str]) -> Reading:
     held, holders = _held(net)
     layers = []
-    for matrix in (matrix for matrices in holders.values() for matrix in matrices):
+    for matrix in chain.from_iterable(holders.values()):
         reason = unobserved.get(matrix.name) or _reason(matrix, net, True) or _reason_without_example(matrix)
         layers.append(Layer(0, matrix, reason=reason))
-    observed, rest = ([layer for layer in layers if bool(layer.reason) is has_reason] for has_reason in (False, True))
-    return _reading(net, held, holders, observed, rest, frozenset())
+    return _reading(net, held, holders, sorted(layers, key=lambda layer: layer.reason != ""), frozenset())
 
 
 def _held(net: nn.Module) -> tuple[Listing, Holders]:
@@ -269,37 +265,29 @@ def _held(net: nn.Module) -> tuple[Listing, Holders]:
     return held, holders_of(held.matrices, net)
 
 
-def _reading(
-    net: nn.Module,
-    held: Listing,
-    holders: Holders,
-    layers: Sequence[Layer],
-    rest: Sequence[Layer],
-    once: frozenset[str],
-) -> Reading:
-    """Return the reading with layers in their order, and the other ones."""
-    observed, others = ({layer.matrix for layer in some} for some in (layers, rest))
-    scripted = [matrix for matrix in held.matrices if matrix not in observed and matrix not in others]
-    rest = [*rest, *(Layer(0, matrix, reason=reasons.SCRIPTED) for matrix in scripted)]
-    numbered = tuple(replace(layer, index=i) for i, layer in enumerate([*layers, *rest], 1))
-    done, unobserved = numbered[: len(layers)], numbered[len(layers) :]
+def _reading(net: nn.Module, held: Listing, holders: Holders, layers: list[Layer], once: frozenset[str]) -> Reading:
+    """Return the reading with layers in their order, the unobserved ones last."""
+    known, observed = ({layer.matrix for layer in layers if some or not layer.reason} for some in (True, False))
+    scripted = [Layer(0, matrix, reason=reasons.SCRIPTED) for matrix in held.matrices if matrix not in known]
+    numbered = tuple(replace(layer, index=i) for i, layer in enumerate(layers + scripted, 1))
+    done, unobserved = numbered[: len(observed)], numbered[len(observed) :]
     running = {name: matrices for name, matrices in holders.items() if not observed.isdisjoint(matrices)}
     return Reading(done, unobserved, tuple(_skipped(net, held, unobserved)), once, held, running)
 
 
 def _reason(matrix: Matrix, net: nn.Module, several: bool) -> str:
     """Return why a matrix is shared between places or has parameters that a layer of torch has not; or ""."""
-    part = matrix.stored.module
+    part = matrix.module
     if part is None:
         return ""
-    plain = base_of(part) is not None and not any(derived(part, key) is not None for key in ("weight", "bias"))
     shared = _reason_of_names(matrix, net, several) if matrix.tied else ""
-    return shared or (plain and reasons.of_parameters(part)) or ""
+    is_plain = base_of(part) is not None and not any(derived(part, key) is not None for key in ("weight", "bias"))
+    return shared or (is_plain and reasons.of_parameters(part)) or ""
 
 
 def _reason_of_names(matrix: Matrix, net: nn.Module, several: bool) -> str:
     modules, names = dict(net.named_modules(remove_duplicate=False)), [name.rpartition(".")[0] for name in matrix.tied]
-    others = [name for name in names if modules.get(name) is not matrix.stored.module]
+    others = [name for name in names if modules.get(name) is not matrix.module]
     if others:
         return f"its {matrix.stored.key} is shared with {', '.join(map(repr, others))}"
     places = ", ".join(map(repr, [matrix.stored.owner, *names]))
@@ -325,19 +313,21 @@ def _skipped(net: nn.Module, held: Listing, unobserved: Sequence[Layer]) -> Iter
         is_own = stored.module is not None and stored.key in stored.module._parameters
         if is_own and id(stored) not in used and not stored.into:
             rest[stored.owner].append(stored)
-    alone: dict[nn.Module, list[Layer]] = defaultdict(list)
+    layers: dict[nn.Module, list[Layer]] = defaultdict(list)
     for layer in unobserved:
-        alone[layer.module].append(layer)
+        layers[layer.module].append(layer)
     with_matrices = {matrix.module for matrix in held.matrices}
-    why = {other.name: other.reason for other in held.others}
     for name, part in net.named_modules():
-        layers, others = alone[part], rest[name]
-        yield from (Skipped.part(layer.name, part, layer.reason) for layer in layers)
-        if others and part not in with_matrices:
-            yield Skipped.part(name, part, reasons.of_type(part) or why[others[0].name])
-        elif others and not layers:
-            keys = ", ".join(stored.key for stored in others)
-            yield Skipped.part(name, part, f"parameters besides its weights: {keys}")
+        yield from (Skipped.part(layer.name, part, layer.reason) for layer in layers[part])
+        if rest[name] and (part not in with_matrices or not layers[part]):
+            yield Skipped.part(name, part, _reason_of_rest(part, rest[name], held))
+
+
+def _reason_of_rest(part: nn.Module, rest: Sequence[Stored], held: Listing) -> str:
+    """Return why parameters of a module that are no matrices are not read."""
+    if any(matrix.module is part for matrix in held.matrices):
+        return f"parameters besides its weights: {', '.join(stored.key for stored in rest)}"
+    return reasons.of_type(part) or next(other.reason for other in held.others if other.name == rest[0].name)
 
 
 def read_or(reading: Reading | None, net: nn.Module, x: Example | None) -> Reading:

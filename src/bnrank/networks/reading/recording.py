@@ -35,6 +35,7 @@ KINDS: dict[Any, str] = {
 }
 
 Holders = Mapping[str, Sequence[Matrix]]  # the matrices that are recorded at a module, by its name
+Observed = Mapping[Matrix, Values | None]  # what enters and leaves each matrix, None where unknown
 _INSIDE = nn.MultiheadAttention | nn.RNNBase | nn.RNNCellBase  # what acts inside them calls no module
 
 
@@ -58,9 +59,8 @@ def holders_of(matrices: Sequence[Matrix], net: nn.Module) -> dict[str, list[Mat
     holders: dict[str, list[Matrix]] = defaultdict(list)
     for matrix in matrices:
         owner = matrix.stored.owner
-        parent, _, last = owner.rpartition(".")
-        inner = last == "out_proj" and isinstance(modules.get(parent), nn.MultiheadAttention)
-        holders[parent if inner else owner].append(matrix)
+        parent = owner.removesuffix("out_proj").removesuffix(".")
+        holders[parent if isinstance(modules.get(parent), nn.MultiheadAttention) else owner].append(matrix)
         for name in (tied.rpartition(".")[0] for tied in matrix.tied):
             if modules.get(name) is not matrix.module:
                 holders.setdefault(name, [])
@@ -69,25 +69,30 @@ def holders_of(matrices: Sequence[Matrix], net: nn.Module) -> dict[str, list[Mat
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a module: what it was given and returned, and the values of its matrices, None where unknown."""
+    """One run of a module, by its name: with what it was called, and what it returned."""
 
     name: str
     part: nn.Module
-    given: Sequence[Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
     output: Any
-    values: Mapping[Matrix, Values | None]
+
+    @property
+    def given(self) -> tuple[Any, ...]:
+        """All arguments."""
+        return (*self.args, *self.kwargs.values())
 
 
 @contextmanager
-def recording(net: nn.Module, holders: Holders, leave: Callable[[Run], Any]) -> Iterator[None]:
-    """Call ``leave(run)`` whenever a part of a replica has run.
+def recording(net: nn.Module, holders: Holders, leave: Callable[[Run, Observed], Any]) -> Iterator[None]:
+    """Call ``leave(run, values of the matrices)`` whenever a part of a replica has run.
 
     What it returns, if not None, stands for the output of the part.
     """
 
     def after(name: str, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        values = observed(part, name, holders[name], args, kwargs, output)
-        return leave(Run(name, part, [*args, *kwargs.values()], output, values))
+        run = Run(name, part, args, kwargs, output)
+        return leave(run, observed(run, holders[name]) if holders[name] else {})
 
     with ExitStack() as stack:
         for name in holders:
@@ -96,38 +101,33 @@ def recording(net: nn.Module, holders: Holders, leave: Callable[[Run], Any]) -> 
         yield
 
 
-def observed(
-    part: nn.Module, name: str, matrices: Sequence[Matrix], args: Any, kwargs: Any, output: Any
-) -> dict[Matrix, Values | None]:
-    """Return the values of every matrix of a module in one call, None where they cannot be told."""
-    if matrices and isinstance(part, _INSIDE):
-        return _observed_inside(part, name, matrices, args, kwargs, output)
-    given = args or tuple(kwargs.values())
-    tensors = len(given) == 1 and all(isinstance(value, Tensor) and value.ndim for value in (*given, output))
-    if not matrices or not tensors:
+def observed(run: Run, matrices: Sequence[Matrix]) -> Observed:
+    """Return the values of every matrix of a module in one run, None where they cannot be told."""
+    if isinstance(run.part, _INSIDE):
+        return _observed_inside(run, matrices)
+    given = run.args or run.given
+    tensors = len(given) == 1 and all(isinstance(value, Tensor) and value.ndim for value in (*given, run.output))
+    if not tensors:
         return dict.fromkeys(matrices)
-    if len(matrices) > 1:
-        return _observed_fused(part, matrices, given[0], output)
-    return {matrices[0]: (given[0], output, output if isinstance(part, nn.Embedding | nn.EmbeddingBag) else None)}
+    if len(matrices) > 1 or isinstance(run.part, nn.Embedding | nn.EmbeddingBag):
+        return _observed_parts(run, matrices)
+    return {matrices[0]: (given[0], run.output, None)}
 
 
-def _observed_fused(
-    part: nn.Module, matrices: Sequence[Matrix], before: Tensor, output: Tensor
-) -> dict[Matrix, Values | None]:
-    """Return the values of a layer that is fused; others with several matrices are not faithful."""
-    thirds = output.chunk(len(matrices), -1)
-    if len(thirds) != len(matrices) or isinstance(part, nn.Embedding | nn.EmbeddingBag):
+def _observed_parts(run: Run, matrices: Sequence[Matrix]) -> Observed:
+    """Return the values of an embedding, or of a layer that is fused; others with several matrices are not faithful."""
+    parts = run.output.chunk(len(matrices), -1) if len(matrices) > 1 else [run.output]
+    if len(parts) != len(matrices) or (len(parts) > 1 and isinstance(run.part, nn.Embedding | nn.EmbeddingBag)):
         return dict.fromkeys(matrices)
-    return {matrix: (before, third, third) for matrix, third in zip(matrices, thirds, strict=True)}
+    return {matrix: (run.given[0], part, part) for matrix, part in zip(matrices, parts, strict=True)}
 
 
-def _observed_inside(
-    part: nn.Module, name: str, matrices: Sequence[Matrix], args: Any, kwargs: Any, output: Any
-) -> dict[Matrix, Values | None]:
-    call = _bound(part, args, kwargs)
-    observe: Any = inside.attention if isinstance(part, nn.MultiheadAttention) else inside.recurrent
-    values = {} if call is None else observe(part, call, output)
-    return {matrix: values.get(matrix.name.removeprefix(f"{name}." if name else "")) for matrix in matrices}
+def _observed_inside(run: Run, matrices: Sequence[Matrix]) -> Observed:
+    call = _bound(run.part, run.args, run.kwargs)
+    observe: Any = inside.attention if isinstance(run.part, nn.MultiheadAttention) else inside.recurrent
+    values = {} if call is None else observe(run.part, call, run.output)
+    prefix = f"{run.name}." if run.name else ""
+    return {matrix: values.get(matrix.name.removeprefix(prefix)) for matrix in matrices}
 
 
 def _bound(part: nn.Module, args: Any, kwargs: Any) -> dict[str, Any] | None:
@@ -184,19 +184,21 @@ class Point:
     flattened: int
 
 
-@dataclass(frozen=True)
+@dataclass
 class Call:
     """One call of a module, or, as what enters it, the output of the whole one.
 
     It has the number of the call among all, the first tensor that entered, the values of the module's matrices, those
-    that say what the module computes, and whether it was called on one tensor and returned one, with the samples first.
+    that say what the module computes, whether it was called on one tensor and returned one, with the samples first, and
+    the values on other samples, where they are known.
     """
 
     order: int
     entered: Point
-    values: Mapping[Matrix, Values | None] = field(default_factory=dict)
+    values: Observed = field(default_factory=dict)
     faithful: Mapping[Matrix, Values] = field(default_factory=dict)
     alone: bool = False
+    others: Observed = field(default_factory=dict)
 
 
 class Trial:
@@ -222,16 +224,17 @@ class Trial:
 
     def __init__(self, function: Functional, holders: Holders, x: Samples) -> None:
         self.holders, samples = holders, [x[torch.arange(n, device=x.device) % len(x)] for n in (2, 3)]
+        self._names: dict[Matrix | None, str] = {m: name for name, matrices in holders.items() for m in matrices}
+        for tensor in [samples[0]] if isinstance(samples[0], Tensor) else samples[0].tensors:  # copies of those of x
+            tensor.requires_grad_(tensor.is_floating_point())
         try:
             with torch.enable_grad(), _Attached() as mode:
-                self._run(function, _marked(samples[0]), mode)
-        except Exception:
-            self._run_without_gradients(function, samples[0])
-            if not self.calls[None]:
-                raise
+                self._run(function, samples[0], mode)
+        except Exception as error:
+            self._run_without_gradients(function, samples[0], error)
         befores = [v[0] for calls in self.calls.values() for call in calls for v in call.values.values() if v]
-        unclear = any(before.ndim != 2 or not before.is_floating_point() or len(before) != 2 for before in befores)
-        self._again = self._values_on(function, samples[1]) if unclear else {}
+        if any(before.ndim != 2 or not before.is_floating_point() or len(before) != 2 for before in befores):
+            self._run_again(function, samples[1])
 
     def _run(self, function: Functional, x: Samples, mode: _Attached) -> None:
         self.calls: dict[str | None, list[Call]] = defaultdict(list)
@@ -242,35 +245,39 @@ class Trial:
             out = function(x)
         self.calls[None].append(Call(next(self._order), self._entered([out])))
 
-    def _run_without_gradients(self, function: Functional, x: Samples) -> None:
+    def _run_without_gradients(self, function: Functional, x: Samples, error: Exception) -> None:
         """Run where the module fails with gradients; nothing is known then of what follows from what."""
-        with suppress(Exception), torch.no_grad():
-            self._run(function, x, _Attached())
+        try:
+            with torch.no_grad():
+                self._run(function, x, _Attached())
+        except Exception:
+            raise error from error.__cause__
         self._left.clear()
 
-    def _values_on(self, function: Functional, x: Samples) -> dict[str, list[Mapping[Matrix, Values | None]]]:
-        """Return the values of every call on other samples; none where the module fails on them."""
-        values: dict[str, list[Mapping[Matrix, Values | None]]] = defaultdict(list)
+    def _run_again(self, function: Functional, x: Samples) -> None:
+        """Note the values of the same calls on other samples; none where the module fails on them."""
+        again: dict[str, list[Observed]] = defaultdict(list)
 
-        def leave(run: Run) -> None:
-            values[run.name].append(run.values)
+        def leave(run: Run, values: Observed) -> None:
+            again[run.name].append(values)
 
         with suppress(ValueError), torch.no_grad(), recording(function.module, self.holders, leave):
             function(x)
-            return values
-        return {}
+            for name, others in again.items():
+                if len(others) == len(self.calls[name]):
+                    for call, values in zip(self.calls[name], others, strict=True):
+                        call.others = values
 
     def _entered(self, given: Sequence[Any]) -> Point:
         tensor = next((value for value in given if isinstance(value, Tensor)), None)
         return Point(tensor, getattr(tensor, "grad_fn", None), len(self.flattened))
 
-    def _leave(self, run: Run) -> Any:
+    def _leave(self, run: Run, values: Observed) -> Any:
         """Note a call; of a module with matrices, pass on a copy of the output that starts a graph of gradients."""
-        faithful = {m: values for m, values in run.values.items() if values and _is_faithful(run.part, m, values)}
+        faithful = {matrix: v for matrix, v in values.items() if v and _is_faithful(run.part, matrix, v)}
         tensors = [*run.given, run.output]
         alone = len(tensors) == 2 and all(isinstance(t, Tensor) and t.ndim and len(t) == 2 for t in tensors)
-        call = Call(next(self._order), self._entered(run.given), run.values, faithful, alone)
-        self.calls[run.name].append(call)
+        self.calls[run.name].append(Call(next(self._order), self._entered(run.given), values, faithful, alone))
         first = run.output[0] if isinstance(run.output, tuple) and run.output else run.output
         is_value = isinstance(first, Tensor) and first.is_floating_point() and torch.is_grad_enabled()
         if run.name not in self.holders or not is_value:
@@ -282,32 +289,25 @@ class Trial:
             return (first, *run.output[1:])
         return first if isinstance(run.output, Tensor) else None
 
-    def seen(self, matrix: Matrix, name: str) -> tuple[dict[str, Any], str]:
+    def calls_of(self, matrix: Matrix | None) -> list[Call]:
+        """Return the calls of the module that runs a matrix; None for the output."""
+        return self.calls[self._names.get(matrix)]
+
+    def seen(self, matrix: Matrix) -> tuple[dict[str, Any], str]:
         """Return the shapes of a matrix's values, and why these cannot be observed, or ""."""
-        calls, others = self.calls[name], self._again.get(name, [])
-        others = others if len(others) == len(calls) else [{}] * len(calls)
-        pairs = zip(calls, others, strict=True)
-        shapes = {_shapes(matrix, call.values[matrix], other.get(matrix)) for call, other in pairs}
-        known = next(iter(shapes)) if len(shapes) == 1 else None
-        about = {} if known is None else dict(zip(("input_shape", "output_shape", "samples_dim"), known, strict=True))
-        values = calls[0].faithful.get(matrix) if len(calls) == 1 and known is not None else None
-        return about, "" if values and _is_followed(values) else _reason(matrix, calls, known is not None)
+        calls = self.calls_of(matrix)
+        shapes = [_shapes(matrix, call.values[matrix], call.others.get(matrix)) for call in calls]
+        about = shapes[0] if shapes and shapes.count(shapes[0]) == len(shapes) else {}
+        values = calls[0].faithful.get(matrix) if about and len(calls) == 1 else None
+        return about, "" if values and _is_followed(values) else _reason(matrix, calls, bool(about))
 
-    def follows(self, matrix: Matrix, name: str, next_matrix: Matrix | None, reader: str | None) -> bool:
-        """Return whether the next matrix reads what one returns, and not also by way of one that is not observed.
-
-        Parameters
-        ----------
-        matrix, next_matrix : Matrix, Matrix or None
-            The two; None for the output of the whole module.
-        name, reader : str, str or None
-            The modules that run them.
-        """
-        call, end, sources = self.calls[name][0], self.calls[reader][0], self._sources(reader)
-        is_index = next_matrix is not None and not cast(Values, end.values[next_matrix])[0].is_floating_point()
-        if is_index or cast(Values, call.values[matrix])[2] is not None or name not in sources:
-            return False  # an index is no activation
-        between = [other for other in sources if any(call.order < c.order < end.order for c in self.calls[other])]
+    def follows(self, matrix: Matrix, reader: Matrix | None) -> bool:
+        """Return whether the next matrix, or the output, reads what one returns, and not also by way of another one."""
+        name, sources = self._names[matrix], self._sources(self._names.get(reader))
+        call, end = self.calls_of(matrix)[0], self.calls_of(reader)[0].order
+        if call.faithful[matrix][2] is not None or name not in sources:
+            return False
+        between = [other for other in sources if any(call.order < c.order < end for c in self.calls[other])]
         return not any(name in self._sources(other) for other in between)
 
     def _sources(self, reader: str | None) -> set[str]:
@@ -324,18 +324,18 @@ class Trial:
         return found
 
     def unflattened(
-        self, matrix: Matrix, own: Sequence[int], samples_dim: int, name: str, reader: str | None
+        self, matrix: Matrix, reader: Matrix | None, own: Sequence[int], samples_dim: int
     ) -> dict[str, Any]:
         """Return the shape of a sample before it is flattened for its reader, and the dimension of the units there.
 
         Parameters
         ----------
-        matrix, own, samples_dim : Matrix, sequence of int, int
-            The matrix, the shape of a sample after it, and the dimension of the samples there.
-        name, reader : str, str or None
-            The modules that run it and the next one; None for the output of the whole module.
+        matrix, reader : Matrix, Matrix or None
+            A matrix and the next one; None for the output of the module.
+        own, samples_dim : sequence of int, int
+            The shape of a sample after the matrix, and the dimension of the samples there.
         """
-        entered, left = self.calls[reader][-1].entered, self._left[name]
+        entered, left = self.calls_of(reader)[-1].entered, self._left[self._names[matrix]]
         between = self.flattened[left.flattened : entered.flattened]
         read = tuple(entered.tensor.shape)
         shape: tuple[int, ...] = next((before[1:] for before, after in reversed(between) if after == read), ())
@@ -348,64 +348,34 @@ class Trial:
         units = possible[0] if len(possible) == 1 and not vector else None
         if possible and units is None:  # by chance both have as many entries
             least = 0.5 if vector else 0.0
-            units = self._dim_of_units(name, reader, axis + (axis >= samples_dim), given, possible, least)
+            dim = axis + (axis >= samples_dim)
+            units = _dim_of_units(entered.tensor, left.tensor, dim, given, possible, least)
         if vector and units is None:
             return {}
         if shape and units is None:
             units = 0 if "conv" in matrix.kind else len(shape) - 1
         return {"unflattened": shape, "units_dim": units}
 
-    def _dim_of_units(
-        self,
-        name: str,
-        reader: str | None,
-        dim: int,
-        given: tuple[int, ...],
-        possible: Sequence[int],
-        least: float,
-    ) -> int | None:
-        """Return which dimension of what is read has the units: the one whose entries depend on one unit each most."""
-        read, left = self.calls[reader][-1].entered.tensor, self._left[name].tensor
-        places = read.reshape(len(read), *given)
-        shares = dict.fromkeys((0, len(given) - 1), 0.0)
-        for k, i in ((d, i) for d in (0, len(given) - 1) for i in range(given[d])):  # some entries may be dead
-            gradient = None
-            with suppress(RuntimeError):
-                entry = places.select(k + 1, i).double()
-                weights = (
-                    torch.cos(torch.arange(entry.numel(), dtype=entry.dtype)).reshape(entry.shape).to(entry.device)
-                )
-                (gradient,) = torch.autograd.grad((weights * entry).sum(), left, retain_graph=True, allow_unused=True)
-            if gradient is None:
-                return None
-            sizes = gradient.abs().movedim(dim, 0).flatten(1).sum(1)
-            shares[k] = max(shares[k], float(sizes.max() / sizes.sum()) if bool(sizes.any()) else 0.0)
-        best = max(shares, key=lambda k: shares[k])
-        return best if best in possible and shares[best] > least else None
-
     def once(self) -> frozenset[str]:
         """Return the names of the modules that run once, on one tensor with the samples first."""
-        single = [name for name, calls in self.calls.items() if len(calls) == 1 and calls[0].alone]
-        return frozenset(name for name in single if name is not None)
+        return frozenset(str(name) for name, calls in self.calls.items() if len(calls) == 1 and calls[0].alone)
 
 
+@dataclass(eq=False)
 class _Attached(TorchFunctionMode):
     """Keeps the graph of gradients where a module cuts it, and notes shapes around flattening, in this thread."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.flattened: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+    flattened: list[tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=list)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run a function of torch."""
-        kwargs = kwargs or {}
         if func in _CUTTING:
             return args[0].view_as(args[0])
         if func is torch._C._set_grad_enabled:
             return None
         if func in _OUTSIDE:
             args = (args[0].detach(), *args[1:])
-        result = func(*args, **kwargs)
+        result = func(*args, **(kwargs or {}))
         if func in _FLATTENING and args:
             self._note(args[0], result)
         return result
@@ -423,33 +393,41 @@ _OUTSIDE = {Tensor.numpy, Tensor.__array__, Tensor.tolist}
 _FLATTENING = {torch.flatten, torch.reshape, Tensor.flatten, Tensor.reshape, Tensor.view}
 
 
-def _marked(x: Samples) -> Samples:
-    """Return copies, of which floating-point tensors require gradients."""
-    x = x.detach().clone()
-    for tensor in [x] if isinstance(x, Tensor) else x.tensors:
-        tensor.requires_grad_(tensor.is_floating_point())
-    return x
-
-
-def _shapes(
-    matrix: Matrix, values: Values | None, others: Values | None
-) -> tuple[tuple[int, ...], tuple[int, ...], int] | None:
-    """Return the shapes of one sample before and after, and the dimension of the samples; None where it is not known.
+def _shapes(matrix: Matrix, values: Values | None, others: Values | None) -> dict[str, Any]:
+    """Return the shapes of one sample before and after, and the dimension of the samples; nothing where unknown.
 
     ``others`` are the values on 3 samples in place of 2, None where these were not run.
     """
-    if values is None:
-        return None
-    shapes = [tuple(tensor.shape) for tensor in values[:2]]
+    shapes = [] if values is None else [tuple(tensor.shape) for tensor in values[:2]]
     dims = [0 if shape[:1] == (2,) else None for shape in shapes]
     if others is not None:
         dims = [_moved(shape, tuple(tensor.shape)) for shape, tensor in zip(shapes, others[:2], strict=True)]
-    dim = dims[0]
-    if dim is None or dim != dims[1]:
-        return None
+    dim = dims[0] if dims and dims[0] == dims[1] else None
+    if dim is None:
+        return {}
     before, after = (shape[:dim] + shape[dim + 1 :] for shape in shapes)
     least = len(matrix.shape) - 1 if "conv" in matrix.kind else 0
-    return (before, after, dim) if len(before) >= least else None
+    return {"input_shape": before, "output_shape": after, "samples_dim": dim} if len(before) >= least else {}
+
+
+def _dim_of_units(
+    read: Tensor, left: Tensor, dim: int, given: tuple[int, ...], possible: Sequence[int], least: float
+) -> int | None:
+    """Return which dimension of what is read has the units: the one whose entries depend on one unit each most."""
+    places = read.reshape(len(read), *given)
+    shares = dict.fromkeys((0, len(given) - 1), 0.0)
+    for k, i in ((d, i) for d in (0, len(given) - 1) for i in range(given[d])):  # some entries may be dead
+        gradient = None
+        with suppress(RuntimeError):
+            entry = places.select(k + 1, i).double()
+            weights = torch.cos(torch.arange(entry.numel(), dtype=entry.dtype)).reshape(entry.shape).to(entry.device)
+            (gradient,) = torch.autograd.grad((weights * entry).sum(), left, retain_graph=True, allow_unused=True)
+        if gradient is None:
+            return None
+        sizes = gradient.abs().movedim(dim, 0).flatten(1).sum(1)
+        shares[k] = max(shares[k], float(sizes.max() / sizes.sum()) if bool(sizes.any()) else 0.0)
+    best = max(shares, key=lambda k: shares[k])
+    return best if best in possible and shares[best] > least else None
 
 
 def _moved(first: tuple[int, ...], second: tuple[int, ...]) -> int | None:
