@@ -55,7 +55,7 @@ def variations(function: Functional, x: Samples, reading: Reading, start: int, c
         stream(function, few, reading, [spreads], **passes)
     except UnobservedError:  # only some samples reach a layer
         spreads = _Spreads(0)
-        stream(function, few, replace(reading, layers=()), [spreads], **passes)
+        stream(function, few, replace(reading, layers=(), holders={}), [spreads], **passes)
     entering = spreads.entering[start - 1 :]
     if not entering:
         entering = [_Spread()]

@@ -172,10 +172,9 @@ def stream(
     more than 2^18 numbers for it. After a block for which ``over()`` is true, no other is run. A module without layers
     is refused if ``layers``; else its output alone is passed on.
     """
-    chunk_size = validation.integer(chunk_size, "chunk_size")
     check_read(function, reading, layers)
     sizes = [math.prod(shape or ()) for layer in reading.layers for shape in (layer.input_shape, layer.output_shape)]
-    chunk_size = min(chunk_size, max(1, MAX_BLOCK // max(1, *sizes)))
+    chunk_size = min(validation.integer(chunk_size, "chunk_size"), max(1, MAX_BLOCK // max([1, *sizes])))
     for start in range(0, len(x), chunk_size):
         rows = slice(start, min(start + chunk_size, len(x)))
         _Block(reading, takers, rows).run(function, x)
@@ -238,7 +237,7 @@ class _Block:
     early: dict[int, Tensor] = field(default_factory=dict)  # activations of layers that run later than in the reading
     missed: dict[str, str] = field(default_factory=dict)  # why a layer has no value, by its name
     error: Exception | None = None  # of a taker, not of the module
-    numbers: dict[Matrix, int] = field(default_factory=dict)
+    numbers: dict[Matrix, int] = field(default_factory=dict)  # of the layers, by their matrices
 
     def run(self, function: Functional, samples: Samples) -> None:
         """Run the module on the block, and pass on its output, as such and as the activations of the last layer."""
@@ -252,7 +251,7 @@ class _Block:
             raise self._unobserved()
         for taker in self.takers:
             taker.output(out)
-        if layers and not self.passed[len(layers) - 1]:
+        if layers:
             self._give(len(layers) - 1, out)
 
     def note(self, run: Run, observed: Observed) -> None:
@@ -273,7 +272,7 @@ class _Block:
             self.missed[layer.name] = self._reason(values, is_first)
         if self.missed or values is None:
             return
-        before, after, own = (cast(Tensor, None if v is None else v.movedim(dim, 0)) for v in values)
+        before, after, own = cast(Values, tuple(v if v is None else v.movedim(dim, 0) for v in values))
         for taker in self.takers:
             taker.inputs(i, before)
             taker.preactivations(i, after)
@@ -281,15 +280,16 @@ class _Block:
         if known is not None:
             self._give(i, known)
         if i and not self.reading.layers[i - 1].apart:
-            if i - 1 not in self.passed:
-                self.early[i - 1] = before.clone()
-            elif not self.passed[i - 1]:
-                self._give(i - 1, before)
+            self._give(i - 1, before)
 
     def _give(self, i: int, values: Tensor) -> None:
-        self.passed[i] = True
-        for taker in self.takers:
-            taker.activations(i, values)
+        """Pass on the activations of a layer, unless they were already; keep them where it runs later."""
+        if i not in self.passed:
+            self.early[i] = values.clone()
+        elif not self.passed[i]:
+            self.passed[i] = True
+            for taker in self.takers:
+                taker.activations(i, values)
 
     def _reason(self, values: Values | None, is_first: bool) -> str:
         """Return why a layer that ran has no value for each sample of the block."""

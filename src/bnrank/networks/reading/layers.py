@@ -267,7 +267,7 @@ def _held(net: nn.Module) -> tuple[Listing, Holders]:
 
 def _reading(net: nn.Module, held: Listing, holders: Holders, layers: list[Layer], once: frozenset[str]) -> Reading:
     """Return the reading with layers in their order, the unobserved ones last."""
-    known, observed = ({layer.matrix for layer in layers if some or not layer.reason} for some in (True, False))
+    known, observed = {layer.matrix for layer in layers}, {layer.matrix for layer in layers if not layer.reason}
     scripted = [Layer(0, matrix, reason=reasons.SCRIPTED) for matrix in held.matrices if matrix not in known]
     numbered = tuple(replace(layer, index=i) for i, layer in enumerate(layers + scripted, 1))
     done, unobserved = numbered[: len(observed)], numbered[len(observed) :]

@@ -189,8 +189,8 @@ class Call:
     """One call of a module, or, as what enters it, the output of the whole one.
 
     It has the number of the call among all, the first tensor that entered, the values of the module's matrices, those
-    that say what the module computes, whether it was called on one tensor and returned one, with the samples first, and
-    the values on other samples, where they are known.
+    of the matrices that say what the module computes with real numbers, whether it was called on one tensor and
+    returned one, with the samples first, and the values on other samples, where they are known.
     """
 
     order: int
@@ -223,18 +223,19 @@ class Trial:
     """
 
     def __init__(self, function: Functional, holders: Holders, x: Samples) -> None:
-        self.holders, samples = holders, [x[torch.arange(n, device=x.device) % len(x)] for n in (2, 3)]
+        self.holders, x = holders, x.detach()
+        few, more = (x[torch.arange(n, device=x.device) % len(x)] for n in (2, 3))
         self._names: dict[Matrix | None, str] = {m: name for name, matrices in holders.items() for m in matrices}
-        for tensor in [samples[0]] if isinstance(samples[0], Tensor) else samples[0].tensors:  # copies of those of x
+        for tensor in [few] if isinstance(few, Tensor) else few.tensors:
             tensor.requires_grad_(tensor.is_floating_point())
         try:
             with torch.enable_grad(), _Attached() as mode:
-                self._run(function, samples[0], mode)
+                self._run(function, few, mode)
         except Exception as error:
-            self._run_without_gradients(function, samples[0], error)
+            self._run_without_gradients(function, few.detach(), error)
         befores = [v[0] for calls in self.calls.values() for call in calls for v in call.values.values() if v]
         if any(before.ndim != 2 or not before.is_floating_point() or len(before) != 2 for before in befores):
-            self._run_again(function, samples[1])
+            self._run_again(function, more)
 
     def _run(self, function: Functional, x: Samples, mode: _Attached) -> None:
         self.calls: dict[str | None, list[Call]] = defaultdict(list)
@@ -274,7 +275,10 @@ class Trial:
 
     def _leave(self, run: Run, values: Observed) -> Any:
         """Note a call; of a module with matrices, pass on a copy of the output that starts a graph of gradients."""
-        faithful = {matrix: v for matrix, v in values.items() if v and _is_faithful(run.part, matrix, v)}
+        # views: what follows may change the shapes of tensors in place
+        values = {m: v and cast(Values, tuple(t if t is None else t.detach() for t in v)) for m, v in values.items()}
+        real = {m: v for m, v in values.items() if v and not v[1].is_complex()}
+        faithful = {m: v for m, v in real.items() if _is_faithful(run.part, m, v)}
         tensors = [*run.given, run.output]
         alone = len(tensors) == 2 and all(isinstance(t, Tensor) and t.ndim and len(t) == 2 for t in tensors)
         self.calls[run.name].append(Call(next(self._order), self._entered(run.given), values, faithful, alone))
@@ -299,7 +303,8 @@ class Trial:
         shapes = [_shapes(matrix, call.values[matrix], call.others.get(matrix)) for call in calls]
         about = shapes[0] if shapes and shapes.count(shapes[0]) == len(shapes) else {}
         values = calls[0].faithful.get(matrix) if about and len(calls) == 1 else None
-        return about, "" if values and _is_followed(values) else _reason(matrix, calls, bool(about))
+        is_followed = values and (torch.is_inference_mode_enabled() or not values[1].is_inference())
+        return about, "" if is_followed else _reason(matrix, calls, bool(about))
 
     def follows(self, matrix: Matrix, reader: Matrix | None) -> bool:
         """Return whether the next matrix, or the output, reads what one returns, and not also by way of another one."""
@@ -438,12 +443,6 @@ def _moved(first: tuple[int, ...], second: tuple[int, ...]) -> int | None:
     return changed[0] if len(changed) == 1 and (first[changed[0]], second[changed[0]]) == (2, 3) else None
 
 
-def _is_followed(values: Values) -> bool:
-    """Return whether values are real, and outside of torch.inference_mode unless all is inside."""
-    is_real = not any(tensor.is_complex() for tensor in values[:2])
-    return is_real and (torch.is_inference_mode_enabled() or not values[1].is_inference())
-
-
 def _reason(matrix: Matrix, calls: Sequence[Call], has_samples: bool) -> str:
     """Return why the values of a matrix cannot be observed."""
     if not calls:
@@ -455,7 +454,7 @@ def _reason(matrix: Matrix, calls: Sequence[Call], has_samples: bool) -> str:
         return _unknown(matrix)
     if any(tensor.is_complex() for tensor in values[:2]):
         return "its values are complex numbers"
-    if not _is_followed(values):
+    if values[1].is_inference() and not torch.is_inference_mode_enabled():
         return "it runs in torch.inference_mode, where what follows is not seen; torch.no_grad shows it"
     if not has_samples:
         return f"its input has shape {tuple(values[0].shape)}, and no dimension of it is that of the samples"
