@@ -197,6 +197,48 @@ def test_attention_and_embedding_are_read_with_their_neighbors():
     assert torch.allclose(part.output, float64(net)(x))
 
 
+class Projected(nn.Embedding):
+    """An embedding with a second matrix."""
+
+    def __init__(self):
+        super().__init__(11, 4)
+        self.projection = nn.Parameter(torch.randn(4, 3, generator=generator()))
+
+    def forward(self, x):
+        return super().forward(x) @ self.projection
+
+
+def test_an_embedding_with_a_second_matrix_is_not_observed():
+    net, x = nn.Sequential(Projected(), nn.Linear(3, 2)), torch.arange(30).reshape(6, 5) % 11
+    reading = read(net, x)
+    assert [layer.name for layer in reading.layers] == ["1"]
+    assert [layer.name for layer in reading.unobserved] == ["0", "0.projection"]
+
+
+class Reshaped(nn.Module):
+    """The shapes of what enters and leaves a layer change in place, after it ran."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x):
+        h = self.a(x).relu()
+        y = self.b(h)
+        h.unsqueeze_(1)
+        y.unsqueeze_(1)
+        return y[:, 0] + h.sum()
+
+
+def test_shapes_are_those_at_which_a_layer_ran():
+    x = torch.randn(6, 4, generator=generator())
+    layers = read(Reshaped(), x).layers
+    assert [(layer.name, layer.input_shape, layer.output_shape) for layer in layers] == [
+        ("a", (4,), (4,)),
+        ("b", (4,), (2,)),
+    ]
+
+
 class Halved(nn.Linear):
     def forward(self, x):
         return super().forward(x) / 2

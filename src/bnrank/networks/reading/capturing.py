@@ -192,13 +192,12 @@ def leaving_out(
     Layers that only some samples reach, such as experts, may show only when all of them are run. The measure starts
     anew then.
     """
-    reasons: dict[str, str] = {}
     while True:
         try:
             return measure(reading), reading
         except UnobservedError as error:
-            reasons |= error.reasons
-            reading = read_function(function, x, reasons)
+            known = {layer.name: layer.reason for layer in reading.unobserved}
+            reading = read_function(function, x, known | error.reasons)
 
 
 class _Kept(Taker):

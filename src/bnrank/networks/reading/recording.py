@@ -277,8 +277,7 @@ class Trial:
         """Note a call; of a module with matrices, pass on a copy of the output that starts a graph of gradients."""
         # views: what follows may change the shapes of tensors in place
         values = {m: v and cast(Values, tuple(t if t is None else t.detach() for t in v)) for m, v in values.items()}
-        real = {m: v for m, v in values.items() if v and not v[1].is_complex()}
-        faithful = {m: v for m, v in real.items() if _is_faithful(run.part, m, v)}
+        faithful = {m: v for m, v in values.items() if v and not v[1].is_complex() and _is_faithful(run.part, m, v)}
         tensors = [*run.given, run.output]
         alone = len(tensors) == 2 and all(isinstance(t, Tensor) and t.ndim and len(t) == 2 for t in tensors)
         self.calls[run.name].append(Call(next(self._order), self._entered(run.given), values, faithful, alone))
