@@ -125,7 +125,7 @@ def _captured(function: Functional, x: Samples, reading: Reading, chunk_size: in
 def check_read(function: Functional, reading: Reading, layers: bool = True) -> None:
     """Raise ValueError if a reading is that of another module, or if ``layers`` and it has none."""
     inside, kind = dict(function.net.named_modules(remove_duplicate=False)), type(function.net).__name__
-    own = all(inside.get(layer.matrix.stored.owner) is layer.module for layer in reading.layers)
+    own = all(inside.get(layer.matrix.stored.owner) is layer.matrix.module for layer in reading.layers)
     validation.expect(own, "reading", "one of another module", f"what read(net, x) returns for {kind}")
     if layers and not reading.layers:
         raise ValueError(_without_layers(reading, kind))

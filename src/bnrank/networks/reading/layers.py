@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain, zip_longest
 from typing import cast
 
@@ -143,7 +143,7 @@ class Reading(Printed):
     skipped: tuple[Skipped, ...]
     once: frozenset[str]
     listing: Listing
-    holders: Holders
+    holders: Holders = field(compare=False, repr=False)
 
     @property
     def weights(self) -> tuple[Layer, ...]:
@@ -313,9 +313,9 @@ def _skipped(net: nn.Module, held: Listing, unobserved: Sequence[Layer]) -> Iter
         is_own = stored.module is not None and stored.key in stored.module._parameters
         if is_own and id(stored) not in used and not stored.into:
             rest[stored.owner].append(stored)
-    layers: dict[nn.Module, list[Layer]] = defaultdict(list)
+    layers: dict[nn.Module | None, list[Layer]] = defaultdict(list)
     for layer in unobserved:
-        layers[layer.module].append(layer)
+        layers[layer.matrix.module].append(layer)
     with_matrices = {matrix.module for matrix in held.matrices}
     for name, part in net.named_modules():
         yield from (Skipped.part(layer.name, part, layer.reason) for layer in layers[part])
