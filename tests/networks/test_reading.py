@@ -454,6 +454,45 @@ def test_a_layer_with_several_names_that_runs_twice_or_is_read_without_an_exampl
         assert reading.unobserved[0].reason == reason
 
 
+@pytest.mark.parametrize("make", [lambda: nn.MultiheadAttention(6, 1, batch_first=True), lambda: nn.LSTM(6, 6)])
+def test_all_matrices_of_a_module_with_two_names_are_shared(make):
+    net = nn.Module()
+    net.a = net.b = make()
+    reading = read(net)
+    assert reading.layers == ()
+    text = "shared: the same module is used in more than one place, 'a"
+    assert all(layer.reason.startswith(text) for layer in reading.unobserved)
+    assert len(reading.unobserved) >= 4
+
+
+def test_two_names_of_a_weight_in_one_module_are_one_place():
+    layer = nn.Linear(6, 6)
+    layer.alias = layer.weight
+    (unobserved,) = read(nn.Sequential(layer)).unobserved
+    assert unobserved.reason == "has parameters besides weight and bias: alias"
+
+
+class Positions(nn.Module):
+    """A module with a matrix of its own that runs layers, as a vision transformer is."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.positions, self.a, self.o = nn.Parameter(torch.ones(4, 6)), nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x):
+        return torch.relu(self.o(torch.relu(self.a(x + self.positions))))
+
+
+def test_layers_inside_a_module_with_a_matrix_of_its_own_are_followed():
+    net, x = Positions(), torch.randn(60, 4, 6, generator=generator())
+    for whole in (net, nn.Sequential(net)):
+        assert [layer.apart for layer in read(whole, x).layers] == [False, False]
+    found = bnrank.spectra.activation_singular_values(net, x)["o"]
+    expected = torch.linalg.svdvals(net(x).detach().double().flatten(1)) / 60**0.5
+    assert torch.allclose(found, expected, atol=1e-6)
+
+
 def test_a_watch_records_a_layer_with_several_names_once():
     net, x, found = Named(True), torch.randn(50, 6, generator=generator()), []
     for watched in (net, net.net):

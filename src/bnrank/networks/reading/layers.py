@@ -228,11 +228,12 @@ def read(
 def read_function(function: Functional, x: Samples, unobserved: Mapping[str, str] | None = None) -> Reading:
     """Return the reading of a module that has its precision already, with samples, see :func:`read`."""
     net, given = function.net, unobserved or {}
-    held, holders = _held(net)
+    held, holders, places = _held(net)
     trial, layers = Trial(function, holders, x), []
     for matrix in chain.from_iterable(holders.values()):
         about, reason = trial.seen(matrix)
-        reason = given.get(matrix.name) or _reason(matrix, net, len(trial.calls[matrix.stored.owner]) > 1) or reason
+        several = len(trial.calls[matrix.stored.owner]) > 1
+        reason = given.get(matrix.name) or _reason(matrix, places[matrix.module], several) or reason
         layers.append(Layer(0, matrix, reason=reason, **about))
     observed = [layer for layer in layers if not layer.reason]
     # stable: of one call in the order of its matrices
@@ -250,19 +251,21 @@ def _connected(layer: Layer, after: Layer | None, trial: Trial) -> Layer:
 
 
 def _without_example(net: nn.Module, unobserved: Mapping[str, str]) -> Reading:
-    held, holders = _held(net)
+    held, holders, places = _held(net)
     layers = []
     for matrix in chain.from_iterable(holders.values()):
-        reason = unobserved.get(matrix.name) or _reason(matrix, net, True) or _reason_without_example(matrix)
-        layers.append(Layer(0, matrix, reason=reason))
+        reason = unobserved.get(matrix.name) or _reason(matrix, places[matrix.module], several=True)
+        layers.append(Layer(0, matrix, reason=reason or _reason_without_example(matrix)))
     return _reading(net, held, holders, sorted(layers, key=lambda layer: layer.reason != ""), frozenset())
 
 
-def _held(net: nn.Module) -> tuple[Listing, Holders]:
-    """Return the matrices of a module, also by the submodules that run them."""
+def _held(net: nn.Module) -> tuple[Listing, Holders, Mapping[nn.Module | None, Sequence[str]]]:
+    """Return the matrices of a module, those of each submodule that runs some, and the names of submodules."""
     reasons.refuse(net)
-    held = listed(of_module(net), type(net).__name__)
-    return held, holders_of(held.matrices, net)
+    held, places = listed(of_module(net), type(net).__name__), defaultdict(list)
+    for name, part in net.named_modules(remove_duplicate=False):
+        places[part].append(name)
+    return held, holders_of(held.matrices, net), places
 
 
 def _reading(net: nn.Module, held: Listing, holders: Holders, layers: list[Layer], once: frozenset[str]) -> Reading:
@@ -275,23 +278,20 @@ def _reading(net: nn.Module, held: Listing, holders: Holders, layers: list[Layer
     return Reading(done, unobserved, tuple(_skipped(net, held, unobserved)), once, held, running)
 
 
-def _reason(matrix: Matrix, net: nn.Module, several: bool) -> str:
-    """Return why a matrix is shared between places or has parameters that a layer of torch has not; or ""."""
-    part = matrix.module
-    if part is None:
-        return ""
-    shared = _reason_of_names(matrix, net, several) if matrix.tied else ""
-    is_plain = base_of(part) is not None and not any(derived(part, key) is not None for key in ("weight", "bias"))
-    return shared or (is_plain and reasons.of_parameters(part)) or ""
+def _reason(matrix: Matrix, places: Sequence[str], several: bool) -> str:
+    """Return why a matrix is shared between places or has parameters that a layer of torch has not; or "".
 
-
-def _reason_of_names(matrix: Matrix, net: nn.Module, several: bool) -> str:
-    modules, names = dict(net.named_modules(remove_duplicate=False)), [name.rpartition(".")[0] for name in matrix.tied]
-    others = [name for name in names if modules.get(name) is not matrix.module]
+    ``places`` are the names of its module, and ``several`` says whether it runs in more than one.
+    """
+    others = [name for name in (tied.rpartition(".")[0] for tied in matrix.tied) if name not in places]
     if others:
         return f"its {matrix.stored.key} is shared with {', '.join(map(repr, others))}"
-    places = ", ".join(map(repr, [matrix.stored.owner, *names]))
-    return f"shared: the same module is used in more than one place, {places}" if several else ""
+    if len(places) > 1 and several:
+        return f"shared: the same module is used in more than one place, {', '.join(map(repr, places))}"
+    part = matrix.module
+    if part is None or base_of(part) is None or any(derived(part, key) is not None for key in ("weight", "bias")):
+        return ""
+    return reasons.of_parameters(part) or ""
 
 
 def _reason_without_example(matrix: Matrix) -> str:

@@ -274,7 +274,7 @@ class Trial:
         return Point(tensor, getattr(tensor, "grad_fn", None), len(self.flattened))
 
     def _leave(self, run: Run, values: Observed) -> Any:
-        """Note a call; of a module with matrices, pass on a copy of the output that starts a graph of gradients."""
+        """Note a call; of a module with matrices, pass on a copy of the output, by which it is known in the graph."""
         # views: what follows may change the shapes of tensors in place
         values = {m: v and cast(Values, tuple(t if t is None else t.detach() for t in v)) for m, v in values.items()}
         faithful = {m: v for m, v in values.items() if v and not v[1].is_complex() and _is_faithful(run.part, m, v)}
@@ -307,24 +307,27 @@ class Trial:
 
     def follows(self, matrix: Matrix, reader: Matrix | None) -> bool:
         """Return whether the next matrix, or the output, reads what one returns, and not also by way of another one."""
-        name, sources = self._names[matrix], self._sources(self._names.get(reader))
+        name = self._names[matrix]
+        sources = self._sources(self._names.get(reader), name)
         call, end = self.calls_of(matrix)[0], self.calls_of(reader)[0].order
         if call.faithful[matrix][2] is not None or name not in sources:
             return False
         between = [other for other in sources if any(call.order < c.order < end for c in self.calls[other])]
-        return not any(name in self._sources(other) for other in between)
+        return not any(name in self._sources(other, name) for other in between)
 
-    def _sources(self, reader: str | None) -> set[str]:
-        """Return the modules with matrices whose outputs enter a module, or leave the whole one, directly."""
+    def _sources(self, reader: str | None, first: str) -> set[str]:
+        """Return the modules with matrices that what enters a module, or leaves the whole one, follows from.
+
+        Those that ran before ``first`` are left out.
+        """
         modules, found, seen = {point.node: name for name, point in self._left.items()}, set[str](), set[Any]()
-        ahead = [self.calls[reader][-1].entered.node]
+        ahead = [self.calls[reader][-1].entered.node] if first in self._left else []
         while ahead:
             node = ahead.pop()
-            if node in modules:
-                found.add(modules[node])
-            elif node is not None and node not in seen:
+            if node is not None and node not in seen and _number(node) >= _number(self._left[first].node):
                 seen.add(node)
                 ahead += [other for other, _ in node.next_functions]
+                found |= {modules[node]} if node in modules else set()
         return found
 
     def unflattened(
@@ -395,6 +398,11 @@ class _Attached(TorchFunctionMode):
 _CUTTING = {Tensor.detach, torch.detach, Tensor.detach_, cast(Any, Tensor.data).__get__}
 _OUTSIDE = {Tensor.numpy, Tensor.__array__, Tensor.tolist}
 _FLATTENING = {torch.flatten, torch.reshape, Tensor.flatten, Tensor.reshape, Tensor.view}
+
+
+def _number(node: Any) -> float:
+    """Return when a node of the graph of gradients was made."""
+    return float(node._sequence_nr()) if hasattr(node, "_sequence_nr") else math.inf
 
 
 def _shapes(matrix: Matrix, values: Values | None, others: Values | None) -> dict[str, Any]:
