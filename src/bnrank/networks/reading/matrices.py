@@ -489,8 +489,9 @@ def _kernel(stored: Stored) -> list[Matrix]:
 
 
 def _bilinear(stored: Stored) -> list[Matrix]:
-    name, note, (out, first, second) = stored.name.removesuffix(".weight"), _joined(stored.note, PRODUCTS), stored.shape
-    return [Matrix(name, "bilinear", stored, (out, first * second), lambda tensor: tensor.flatten(1), note=note)]
+    name, note, size = stored.name.removesuffix(".weight"), _joined(stored.note, PRODUCTS), stored.shape[0]
+    shape = size, math.prod(stored.shape[1:])
+    return [Matrix(name, "bilinear", stored, shape, lambda tensor: tensor.flatten(1), note=note)]
 
 
 def _name_of_bias(name: str) -> str:
