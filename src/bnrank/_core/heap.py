@@ -12,5 +12,12 @@ def give_back() -> None:
     After many tensors of different sizes, glibc keeps what was freed between those in use, and the resident memory of a
     process grows to a multiple of what it uses. Elsewhere nothing happens.
     """
-    with suppress(AttributeError, OSError, TypeError):  # no glibc
-        ctypes.CDLL(None).malloc_trim(0)
+    _trim()(0)
+
+
+@functools.cache
+def _trim() -> Callable[[int], object]:
+    try:
+        return ctypes.CDLL(None).malloc_trim
+    except (AttributeError, OSError, TypeError):  # no glibc
+        return lambda _: None

@@ -1,8 +1,14 @@
 """Progress bars: one at a time."""
 
+from __future__ import annotations
+
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 _shown = threading.Lock()  # held while a bar is shown
 
@@ -17,12 +23,17 @@ def bar(progress: bool, text: str, total: float, *, counted: bool = True) -> Ite
     if not progress or not _shown.acquire(blocking=False):
         yield lambda done, text: None
         return
+    try:
+        with _terminal(counted) as terminal:
+            number = terminal.add_task(text, total=total)
+            yield lambda done, text: terminal.update(number, completed=done, description=text)
+    finally:
+        _shown.release()
+
+
+def _terminal(counted: bool) -> Progress:
+    """Return the bar of a terminal."""
     from bnrank._core import terminal as shows
 
     columns = [shows.MofNCompleteColumn(), shows.TimeRemainingColumn()] if counted else [shows.TimeElapsedColumn()]
-    try:
-        with shows.Progress(shows.TextColumn("{task.description}"), shows.BarColumn(), *columns) as shown:
-            number = shown.add_task(text, total=total)
-            yield lambda done, text: shown.update(number, completed=done, description=text)
-    finally:
-        _shown.release()
+    return shows.Progress(shows.TextColumn("{task.description}"), shows.BarColumn(), *columns)
