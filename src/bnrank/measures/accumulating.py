@@ -13,42 +13,25 @@ __all__ = ["Accumulator"]
 METHODS = ("qr", "gram")
 
 
-class Accumulator:
-    """Singular values of a tall matrix that is given in blocks and never stored as a whole.
-
-    Parameters
-    ----------
-    method : "qr" or "gram"
-        "qr" keeps the R factor of all rows so far (R <- R factor of [R; piece]): as accurate as the SVD of the whole
-        matrix. "gram" adds up piece^T piece: faster for wide layers, but it squares the condition number, so that
-        values below about 1e-8 of the largest are noise.
+class Pieces:
+    """What :class:`Accumulator` is, without checks of what is given.
 
     Examples
     --------
-    >>> import torch
-    >>> z = torch.randn(100, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    >>> pieces = Accumulator()
-    >>> for piece in z.split(30):
-    ...     pieces.add(piece)
-    >>> torch.allclose(pieces.singular_values(), torch.linalg.svdvals(z))
-    True
+    >>> pieces = Pieces()
+    >>> pieces.add(torch.diag(torch.tensor([3.0, 4.0])))
+    >>> pieces.singular_values()
+    tensor([4., 3.], dtype=torch.float64)
     """
 
     def __init__(self, method: str = "qr") -> None:
-        self.method = validation.choice(method, "method", METHODS)
-        self.rows = 0
+        self.method, self.rows = method, 0
         self._held: list[Tensor] = []  # the R factor of the first rows and all later ones, or the Gram matrix
 
     def add(self, piece: Tensor) -> None:
-        """Add rows, (n, features), or to each of several matrices, (..., n, features); complex ones for "qr" only."""
-        piece = validation.dense(validation.kind(piece, "piece", Tensor), "piece").detach()
-        features = self._held[0].shape[-1] if self._held else None
-        fits = (piece.ndim == 2 if self.method == "gram" else piece.ndim >= 2) and features in (None, piece.shape[-1])
-        validation.expect(fits, "piece", f"shape {tuple(piece.shape)}", f"(n, {features or 'features'})")
+        """Add rows."""
         rows = piece.clone() if piece.is_complex() else piece.to(torch.float64, copy=True)
         if self.method == "gram":
-            if rows.is_complex():
-                raise TypeError("piece: got complex numbers, expected real ones for the method 'gram'")
             gram = rows.T @ rows
             self._held = [self._held[0].add_(gram) if self._held else gram]
         else:
@@ -70,6 +53,41 @@ class Accumulator:
             return values[: self.rows]
         is_usual = 1e-150 < max(sizes, default=1.0) < 1e150
         return _values(self._held) if is_usual else _scaled(_values, self._held)
+
+
+class Accumulator(Pieces):
+    """Singular values of a tall matrix that is given in blocks and never stored as a whole.
+
+    Parameters
+    ----------
+    method : "qr" or "gram"
+        "qr" keeps the R factor of all rows so far (R <- R factor of [R; piece]): as accurate as the SVD of the whole
+        matrix. "gram" adds up piece^T piece: faster for wide layers, but it squares the condition number, so that
+        values below about 1e-8 of the largest are noise.
+
+    Examples
+    --------
+    >>> import torch
+    >>> z = torch.randn(100, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    >>> pieces = Accumulator()
+    >>> for piece in z.split(30):
+    ...     pieces.add(piece)
+    >>> torch.allclose(pieces.singular_values(), torch.linalg.svdvals(z))
+    True
+    """
+
+    def __init__(self, method: str = "qr") -> None:
+        super().__init__(validation.choice(method, "method", METHODS))
+
+    def add(self, piece: Tensor) -> None:
+        """Add rows, (n, features), or to each of several matrices, (..., n, features); complex ones for "qr" only."""
+        piece = validation.dense(validation.kind(piece, "piece", Tensor), "piece").detach()
+        features = self._held[0].shape[-1] if self._held else None
+        fits = (piece.ndim == 2 if self.method == "gram" else piece.ndim >= 2) and features in (None, piece.shape[-1])
+        validation.expect(fits, "piece", f"shape {tuple(piece.shape)}", f"(n, {features or 'features'})")
+        if self.method == "gram" and piece.is_complex():
+            raise TypeError("piece: got complex numbers, expected real ones for the method 'gram'")
+        super().add(piece)
 
 
 def _triangle(parts: Sequence[Tensor]) -> Tensor:

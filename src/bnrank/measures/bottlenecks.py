@@ -425,27 +425,27 @@ def bottleneck(
     check_finite(net)
     samples = example(net, x, inputs=True)
     limits = limits_of(atol, near_one, min_layers)
-    given = None if rank is None else validation.integer(rank, "rank", 0)
+    rank = validation.optional(validation.integer, rank, "rank", 0)
     function = Functional(net, dtype, whole=samples)
     reading = read_function(function, samples)
     check_read(function, reading, layers=not reading.weights)
     d_in, d_out = samples[0].numel(), function(samples[:2])[0].numel()
 
-    def measured(reading: Reading) -> tuple[dict[str, spectra.Spectra], dict[str, float]]:
+    def measured(reading: Reading) -> tuple[spectra.ActivationSpectra, dict[str, float]]:
         ratio, acting = Ratio(reading), spectra.ActivationSpectra(function, samples, reading)
-        return acting.measure([ratio], chunk_size).values, ratio.ratios()
+        return acting.measure([ratio], chunk_size), ratio.ratios()
 
     (acting, ratios), reading = leaving_out(function, samples, reading, measured)
     weights = spectra.weight_singular_values(net, reading=reading)
     place = of_network(function, samples, reading, weights, limits, chunk_size)
     inside = range(place.start or 1, (place.end or 0) + 1)
     unobserved = {layer.name for layer in reading.unobserved}
-    reasons = dict.fromkeys(s for part in (weights, *acting.values()) for s in part.skipped if s.name not in unobserved)
+    skipped = [s for part in (weights.skipped, *acting.skipped.values()) for s in part if s.name not in unobserved]
     layers = []
     for layer in reading.weights:
         name, values = layer.name, weights.get(layer.name)
-        distance, rest = _distance(values, place.rank if given is None else given)
-        notes = [weights.notes.get(name), *(s.reason for s in reasons if s.name == name)]
+        distance, rest = _distance(values, place.rank if rank is None else rank)
+        notes = [weights.notes.get(name), *(s.reason for s in skipped if s.name == name)]
         structure = LayerStructure(
             index=layer.index,
             name=name,
@@ -457,12 +457,12 @@ def bottleneck(
             rest=rest,
             bias_norm=0.0 if layer.bias is None else float(layer.bias.detach().double().norm()),
             nonlinearity=ratios.get(name, math.nan),
-            preactivation_values=acting["preactivations"].get(name),
-            activation_values=acting["activations"].get(name),
+            preactivation_values=acting.values["preactivations"].get(name),
+            activation_values=acting.values["activations"].get(name),
             note="; ".join(filter(None, notes)),
         )
         layers.append(structure)
-    return Structure(_kind(place, inside, d_in, d_out), tuple(layers), place, d_in, d_out, tuple(reasons))
+    return Structure(_kind(place, inside, d_in, d_out), tuple(layers), place, d_in, d_out, tuple(skipped))
 
 
 def _distance(values: Tensor | None, rank: int | None) -> tuple[float, float]:

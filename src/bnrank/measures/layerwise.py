@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bnrank.measures.accumulating import Accumulator
+from bnrank.measures.accumulating import Pieces
 from bnrank.measures.usage import FEW, LEAST, SHARES, dimensions
 from bnrank.networks.reading import Layer, Reading, Taker
 
@@ -55,7 +55,7 @@ class _Rows:
         self.units, self.samples, self.count, self.precision = units, samples, 0, 0.0
         self.low = torch.full((units,), math.inf, dtype=torch.float64)
         self.high, self.mean = -self.low, torch.zeros(units, dtype=torch.float64)
-        self.centered = Accumulator("qr" if samples < units else "gram")
+        self.centered = Pieces("qr" if samples < units else "gram")
         self.is_too_large = units * min(units, samples) > MAX_ENTRIES
 
     def add(self, values: Tensor) -> None:

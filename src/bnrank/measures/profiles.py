@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -30,7 +30,7 @@ from bnrank.measures.weights import Measured, padded
 from bnrank.networks.files import runnable
 from bnrank.networks.functional import Functional, check_finite, example, is_plain_mlp, unwrap
 from bnrank.networks.inputs import Example, Samples
-from bnrank.networks.reading import Reading, check_read, leaving_out, read_function
+from bnrank.networks.reading import Layer, Reading, check_read, leaving_out, read_function
 from bnrank.networks.reading.matrices import TIED
 from bnrank.networks.reasons import Skipped, only_weight
 
@@ -197,77 +197,37 @@ def profile(
     >>> ds.weight_rank.values
     array([3., 7., 2.])
     """
+    limits = weights.limits_of(atol, weight_rtol, max_values)
     if x is None:
-        limits: dict[str, Any] = {"max_values": max_values, "max_minutes": max_minutes, "progress": progress}
-        return _of_weights(net, what, y, activation, {"atol": atol, "rtol": weight_rtol, **limits})
-    parts = _parts(what)
-    net, names = runnable(net, activation)
-    deadline, x = Deadline(max_minutes), example(net, x, inputs=True)
-    about: dict[str, Any] = {
-        "title": f"profile of {type(net).__name__}",
-        "samples": len(x),
-        "what": sorted(parts),
-        "atol": validation.number(atol, "atol", 0.0),
-        "weight_rtol": validation.rtol(weight_rtol, "weight_rtol"),
-        "max_values": validation.integer(max_values, "max_values"),
-        "chunk_size": validation.integer(chunk_size, "chunk_size"),
-        "dtype": str(dtype).removeprefix("torch."),
-        "rtol": RTOL,
-        "bnrank_version": __version__,
-    }
+        _check_weights(what, y, activation)
+        return _described(weights.weights(net, limits, max_minutes, progress))
+    (net, names), deadline = runnable(net, activation), Deadline(max_minutes)
+    x, chunk_size = example(net, x, inputs=True), validation.integer(chunk_size, "chunk_size")
     chosen = evenly_spaced(len(x), validation.integer(max_jacobian_samples, "max_jacobian_samples"))
-    function = Functional(net, dtype, whole=x)
-    reading = read_function(function, x)
-    check_read(function, reading, layers=not reading.weights)
-    with torch.no_grad():
-        shape = tuple(function(x[:2]).shape[1:])
-    is_random = "activations" in parts and function.is_random(x[:2])
-    cost = {} if y is None else {"cost": _cost(function, x, _target(y, len(x), shape), chunk_size)}
-    check_finite(net)
-    del function  # no copy of the weights is kept while they are measured
+    near = bottlenecks.limits_of(limits["atol"])
+    measures = _Measures(net, x, _parts(what), what is None, dtype, chunk_size, deadline)
+    measures.read(y)
     with bar(progress, "weights", 3, counted=False) as tell:
-        max_work = math.inf if "operators" in parts else weights.MAX_WORK
-        known = reading.weights if "weights" in parts else ()
-        measured = weights.measured(known, deadline, lambda done, name: tell(done, f"weights: {name}"), max_work)
-        of_layer = {part.matrix.name: part for part in measured}
+        measures.weigh(tell)
         tell(1, "activations")
-        function = Functional(net, dtype, whole=x)
-        activations = partial(_activations, function, x, what=what, deadline=deadline, chunk_size=chunk_size)
-        found, reading = leaving_out(function, x, reading, activations)
-        bottleneck = _bottleneck(function, x, reading, of_layer, about["atol"], chunk_size)
-        del function, activations  # what follows has copies of its own
+        bottleneck = measures.run(near)
         tell(2, "Jacobians and the NTK")
-        limited, d_out = what is None and not is_plain_mlp(unwrap(net)), math.prod(shape)
-        reason = too_expensive(reading, len(chosen), d_out) if limited else ""
-        at_samples = of_samples(net, x, chosen, d_out, () if reason else parts, dtype, deadline)
-    about |= {"floor": found.floor, "bottleneck_reason": bottleneck.reason}
-    edges = {f"bottleneck_{name}": getattr(bottleneck, name) for name in ("rank", "start", "end", "gap")}
-    about |= {name: edge for name, edge in edges.items() if edge is not None and math.isfinite(edge)}
-    values = {**found.columns, **at_samples.values}
-    dataset = _tabulated(reading, of_layer, values, chosen, about).assign(cost)
-    late = [(part.matrix, f"weight_singular_values: {part.reason}") for part in measured if part.reason]
-    skipped = [*reading.unread, *found.skipped]
-    skipped += [Skipped(matrix.name, type(matrix.module).__name__, why) for matrix, why in late]
-    reasons = filter(None, (*found.reasons, *at_samples.reasons, reason))
-    skipped += [Skipped("", type(net).__name__, why) for why in reasons]
-    dataset = remarks.attach(dataset, "skipped", [vars(part) for part in dict.fromkeys(skipped)])
-    notes = [*_notes(reading, of_layer), *found.notes, *at_samples.notes, *([RANDOM] if is_random else [])]
-    dataset = remarks.attach(dataset, "note", notes)
+        measures.differentiate(chosen)
+    dataset = measures.tabulated(chosen, limits, bottleneck)
     dataset = _renamed(dataset, names) if names else dataset
-    if any(layer.is_convolution and is_circular(layer) for layer in reading.layers):
-        dataset = with_frequencies(dataset, reading, bottleneck)
+    if any(layer.is_convolution and is_circular(layer) for layer in measures.reading.layers):
+        dataset = with_frequencies(dataset, measures.reading, bottleneck)
     return _described(dataset)
 
 
-def _of_weights(net: Any, what: object, y: object, activation: object, settings: Mapping[str, Any]) -> xr.Dataset:
-    """Return the profile of weights without samples, which the other measures need."""
+def _check_weights(what: object, y: object, activation: object) -> None:
+    """Raise ValueError if measures of more than weights are requested without samples."""
     validation.expect(y is None, "y", "targets without x", "them together with samples x")
     validation.expect(activation is None, "activation", f"{activation!r} without x", "it together with samples x")
     parts, wanted = _parts(what), repr(what) if isinstance(what, str) else what
     on_images = "'weights' without x: 'operators' measures convolutions on images, whose size x gives"
     validation.expect("operators" not in parts, "what", wanted, on_images)
     validation.expect("weights" in parts, "what", wanted, "'weights' without x: the others are measured on samples")
-    return _described(weights.weights(net, **settings))
 
 
 def _parts(what: object) -> frozenset[str]:
@@ -281,105 +241,152 @@ def _parts(what: object) -> frozenset[str]:
 
 
 @dataclass
-class _Activations:
-    """The measures of activations by variable and layer, why some are missing, and notes."""
+class _Measures:
+    """The measures of a network on samples, one after another: values by variable, what is missing, and notes.
 
-    columns: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    A replica of the network is held by one step at a time, and by none while the weights are measured.
+    """
+
+    net: nn.Module
+    x: Samples
+    parts: frozenset[str]
+    is_default: bool  # what is expensive is left out
+    dtype: torch.dtype
+    chunk_size: int
+    deadline: Deadline
+    values: dict[str, Any] = field(default_factory=dict)
     skipped: list[Skipped] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
     notes: list[dict[str, str]] = field(default_factory=list)
     floor: float = 0.0
 
+    def read(self, y: Data | None) -> None:
+        """Read the layers, and measure the cost where there are targets."""
+        function = Functional(self.net, self.dtype, whole=self.x)
+        self.reading = read_function(function, self.x)
+        check_read(function, self.reading, layers=not self.reading.weights)
+        with torch.no_grad():
+            self.shape = tuple(function(self.x[:2]).shape[1:])
+        self.is_random = "activations" in self.parts and function.is_random(self.x[:2])
+        target = None if y is None else _target(y, len(self.x), self.shape)
+        self.cost = {} if target is None else {"cost": _cost(function, self.x, target, self.chunk_size)}
+        check_finite(self.net)
 
-def _activations(
-    function: Functional, x: Samples, reading: Reading, what: object, deadline: Deadline, chunk_size: int
-) -> _Activations:
-    """Measure spectra, nonlinearity and use of the layers in the same passes over the data."""
-    found = _Activations()
-    if "activations" not in _parts(what) or not reading.layers:
-        return found
-    which: Sequence[str] = spectra.WHICH
-    widths = [math.prod(layer.output_shape) for layer in reading.layers if layer.output_shape]
-    work = sum(len(x) * width * min(len(x), width) for width in widths)
-    if what is None and work > MAX_ACTIVATION_WORK:
-        limit = f"{work:.1e} operations, by default the limit is {MAX_ACTIVATION_WORK:.0e}"
-        found.reasons.append(f'spectra of whole activations: {limit}; what=("activations", ...) computes them')
-        which = ()
-    ratio, uses = Ratio(reading), Uses(reading, len(x))
-    limits: dict[str, Any] = {"chunk_size": chunk_size, "deadline": deadline}
-    passes = spectra.ActivationSpectra(function, x, reading, which).measure([ratio, uses], **limits)
-    for kind, spectrum in passes.values.items():
-        found.columns[f"{kind[:-1]}_singular_values"] = spectrum
-        found.skipped += [part for part in spectrum.skipped if part not in reading.skipped]
-        found.floor = max(found.floor, spectrum.floor)
-    used: dict[str, LayerUse] = {}
-    if passes.samples == len(x):
-        used, found.columns["nonlinearity"] = uses.use(over=deadline.over), ratio.ratios()
-        numbers = {name: (use.units, *use.dimensions, use.dead) for name, use in used.items()}
+    def weigh(self, tell: Callable[[float, str], object]) -> None:
+        """Measure the weights."""
+        known = self.reading.weights if "weights" in self.parts else ()
+        max_work = math.inf if "operators" in self.parts else weights.MAX_WORK
+        measured = weights.measured(known, self.deadline, lambda done, name: tell(done, f"weights: {name}"), max_work)
+        self.weights = {layer.name: Measured.none(layer.matrix) for layer in self.reading.weights}
+        self.weights |= {part.matrix.name: part for part in measured}
+
+    def run(self, limits: bottlenecks.Limits) -> bottlenecks.Bottleneck:
+        """Measure activations; return the bottleneck, undetermined where weights were not measured."""
+        function = Functional(self.net, self.dtype, whole=self.x)
+        if "activations" in self.parts and self.reading.layers:
+            measure = partial(self._activations, function)
+            _, self.reading = leaving_out(function, self.x, self.reading, measure)
+        values = {name: part.values for name, part in self.weights.items() if len(part.values)}
+        missing = [layer.name for layer in self.reading.layers or self.reading.weights if layer.name not in values]
+        known = {} if missing else values
+        found = bottlenecks.of_network(function, self.x, self.reading, known, limits, self.chunk_size)
+        reason = f"weights that were not measured: {', '.join(missing)}" if values else UNMEASURED
+        return replace(found, reason=reason) if missing else found
+
+    def _activations(self, function: Functional, reading: Reading) -> None:
+        """Measure spectra, nonlinearity and use of the layers in the same passes over the data."""
+        samples = len(self.x)
+        widths = [math.prod(layer.output_shape) for layer in reading.layers if layer.output_shape]
+        work = sum(samples * width * min(samples, width) for width in widths)
+        is_expensive = self.is_default and work > MAX_ACTIVATION_WORK
+        passes = spectra.ActivationSpectra(function, self.x, reading, () if is_expensive else spectra.WHICH)
+        ratio, uses, used = Ratio(reading), Uses(reading, samples), dict[str, LayerUse]()
+        passes.measure([ratio, uses], self.chunk_size, self.deadline)
+        if is_expensive:
+            limit = f"{work:.1e} operations, by default the limit is {MAX_ACTIVATION_WORK:.0e}"
+            self.reasons.append(f'spectra of whole activations: {limit}; what=("activations", ...) computes them')
+        for kind, values in passes.values.items():
+            self.values[f"{kind[:-1]}_singular_values"], self.floor = values, passes.floor
+            self.skipped += passes.skipped[kind]
+        if passes.samples == samples:
+            self.values["nonlinearity"], used = ratio.ratios(), uses.use(self.deadline.over)
         for i, key in enumerate(NUMBERS[1:]):
-            found.columns[key] = {name: row[i] for name, row in numbers.items()}
-    found.reasons += _cut_off(passes, used, reading, len(x), deadline) if deadline.is_set else []
-    found.notes = [{"name": name, "note": use.note} for name, use in used.items() if use.note]
-    found.notes += few_samples(len(x), used) if len(x) < FEW else []
-    return found
+            self.values[key] = {name: (use.units, *use.dimensions, use.dead)[i] for name, use in used.items()}
+        self.reasons += _cut_off(passes, used, self.deadline) if self.deadline.is_set else []
+        self.notes += [{"name": name, "note": use.note} for name, use in used.items() if use.note]
+        self.notes += few_samples(samples, used) if samples < FEW else []
+
+    def differentiate(self, chosen: Tensor) -> None:
+        """Measure Jacobians and the NTK at chosen samples."""
+        is_limited, d_out = self.is_default and not is_plain_mlp(unwrap(self.net)), math.prod(self.shape)
+        reason = too_expensive(self.reading, len(chosen), d_out) if is_limited else ""
+        parts = frozenset[str]() if reason else self.parts
+        found = of_samples(self.net, self.x, chosen, d_out, parts, self.dtype, self.deadline)
+        self.values |= found.values
+        self.reasons += [*found.reasons, *([reason] if reason else [])]
+        self.notes += found.notes
+
+    def tabulated(self, chosen: Tensor, limits: Mapping[str, Any], bottleneck: bottlenecks.Bottleneck) -> xr.Dataset:
+        """Return all measures as a dataset over layer, index and sample."""
+        layers, values, count = self.reading.weights, self.values, len(chosen)
+        rows = {key: [values.get(key, {}).get(layer.name, NOTHING) for layer in layers] for key in ACTIVATION_VALUES}
+        jacobians = [*values.get("jacobian_singular_values", ()), *[NOTHING] * count][:count]
+        parts = [self.weights[layer.name] for layer in layers]
+        dataset = weights.tabulated(parts, **limits, others=rows, width=len(jacobians[0])).drop_vars("layer_shape")
+        for key in NUMBERS:
+            dataset[key] = "layer", [float(values.get(key, {}).get(layer.name, math.nan)) for layer in layers]
+        dataset["jacobian_singular_values"] = ("sample", "index"), padded(jacobians, dataset.sizes["index"])
+        for key in ("log_pseudo_determinant", "ntk_trace"):
+            dataset[key] = "sample", padded([values.get(key, NOTHING)], count)[0]
+        dataset = dataset.assign_coords(sample=chosen.numpy()).assign_attrs(self._about(count, bottleneck))
+        dataset = dataset.assign(self.cost)
+        skipped = [*self.reading.unread, *self.skipped]
+        for matrix, why in [(part.matrix, part.reason) for part in self.weights.values() if part.reason]:
+            skipped.append(Skipped(matrix.name, type(matrix.module).__name__, f"weight_singular_values: {why}"))
+        skipped += [Skipped.part("", self.net, why) for why in self.reasons]
+        dataset = remarks.attach(dataset, "skipped", [vars(part) for part in dict.fromkeys(skipped)])
+        notes = [*_notes(layers, parts), *self.notes, *([RANDOM] if self.is_random else [])]
+        return remarks.attach(dataset, "note", notes)
+
+    def _about(self, count: int, bottleneck: bottlenecks.Bottleneck) -> dict[str, Any]:
+        """Return the attributes, besides those of the weights."""
+        edges = {f"bottleneck_{name}": getattr(bottleneck, name) for name in ("rank", "start", "end", "gap")}
+        return {
+            "title": f"profile of {type(self.net).__name__}",
+            "samples": len(self.x),
+            "what": sorted(self.parts),
+            "chunk_size": self.chunk_size,
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "rtol": RTOL,
+            "bnrank_version": __version__,
+            "floor": self.floor,
+            "bottleneck_reason": bottleneck.reason,
+            **{name: edge for name, edge in edges.items() if edge is not None and math.isfinite(edge)},
+            "jacobian_samples": count,
+        }
 
 
-def _cut_off(
-    passes: spectra.ActivationSpectra, used: Mapping[str, LayerUse], reading: Reading, samples: int, deadline: Deadline
-) -> list[str]:
+def _cut_off(passes: spectra.ActivationSpectra, used: Mapping[str, LayerUse], deadline: Deadline) -> list[str]:
     """Return which measures of activations are missing for lack of time."""
-    reasons, late = [], defaultdict(list)
-    for (kind, i), reason in passes.late.items():
-        late[f"{kind[:-1]} spectra, {reason}"].append(reading.layers[i].name)
-    if passes.samples < samples:
+    reasons, late, layers = [], defaultdict(list), passes.reading.layers
+    for (i, kind), reason in passes.late.items():
+        late[f"{kind[:-1]} spectra, {reason}"].append(layers[i].name)
+    if passes.samples < len(passes.x):
         text = "nonlinearity, units, dimensions and dead units of the activations"
-        reasons.append(f"{text}: {deadline.cut(passes.samples, samples)}")
+        reasons.append(f"{text}: {deadline.cut(passes.samples, len(passes.x))}")
     else:
-        late[f"dimensions and dead units, {deadline.missed}"] = [x.name for x in reading.layers if x.name not in used]
+        late[f"dimensions and dead units, {deadline.missed}"] = [x.name for x in layers if x.name not in used]
     return reasons + [f"{text}: layers {', '.join(names)}" for text, names in late.items() if names]
 
 
-def _bottleneck(
-    function: Functional, x: Samples, reading: Reading, measured: Mapping[str, Measured], atol: float, chunk_size: int
-) -> bottlenecks.Bottleneck:
-    """Return the bottleneck among the layers, undetermined where weights were not measured."""
-    values = {name: part.values for name, part in measured.items() if not part.reason}
-    missing = [layer.name for layer in reading.layers or reading.weights if layer.name not in values]
-    limits = bottlenecks.limits_of(atol)
-    bottleneck = bottlenecks.of_network(function, x, reading, {} if missing else values, limits, chunk_size)
-    if not missing:
-        return bottleneck
-    reason = f"weights that were not measured: {', '.join(missing)}" if values else UNMEASURED
-    return replace(bottleneck, reason=reason)
-
-
-def _notes(reading: Reading, measured: Mapping[str, Measured]) -> list[dict[str, str]]:
+def _notes(layers: Sequence[Layer], parts: Sequence[Measured]) -> list[dict[str, str]]:
     """Return what else to know of the weights of layers: how they are computed and measured, and why only they are."""
     notes = []
-    for layer in reading.weights:
-        part = measured.get(layer.name)
-        texts = [layer.matrix.note, part.note, layer.reason and only_weight(layer.reason)] if part else []
-        if part and not part.reason and any(texts):
+    for layer, part in zip(layers, parts, strict=True):
+        texts = [layer.matrix.note, part.note, layer.reason and only_weight(layer.reason)]
+        if len(part.values) and any(texts):
             notes.append({"name": layer.name, "note": "; ".join(filter(None, texts))})
     return notes
-
-
-def _tabulated(
-    reading: Reading, measured: Mapping[str, Measured], found: Mapping[str, Any], chosen: Tensor, about: dict[str, Any]
-) -> xr.Dataset:
-    """Return all measures as a dataset over layer, index and sample, from what was found by variable."""
-    names, count = [layer.name for layer in reading.weights], len(chosen)
-    parts = [measured.get(layer.name) or Measured.none(layer.matrix) for layer in reading.weights]
-    rows = {key: [found.get(key, {}).get(name, NOTHING) for name in names] for key in ACTIVATION_VALUES}
-    jacobians = [*found.get("jacobian_singular_values", ()), *[NOTHING] * count][:count]
-    limits = {"atol": about["atol"], "rtol": about["weight_rtol"], "max_values": about["max_values"]}
-    dataset = weights.tabulated(parts, **limits, others=rows, width=len(jacobians[0])).drop_vars("layer_shape")
-    for key in NUMBERS:
-        dataset[key] = "layer", [float(found.get(key, {}).get(name, math.nan)) for name in names]
-    dataset["jacobian_singular_values"] = ("sample", "index"), padded(jacobians, dataset.sizes["index"])
-    for key in ("log_pseudo_determinant", "ntk_trace"):
-        dataset[key] = "sample", padded([found.get(key, NOTHING)], count)[0]
-    return dataset.assign_coords(sample=chosen.numpy()).assign_attrs({**about, "jacobian_samples": count})
 
 
 def _renamed(dataset: xr.Dataset, names: Mapping[str, str]) -> xr.Dataset:

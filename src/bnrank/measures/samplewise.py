@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
-from bnrank._core import heap, linalg
+from bnrank._core import heap
 from bnrank._core.deadline import Deadline
 from bnrank.measures import kinks
 from bnrank.measures.derivatives import derivatives
@@ -50,13 +50,7 @@ class AtSamples:
 
 
 def of_samples(
-    net: nn.Module,
-    x: Samples,
-    chosen: Tensor,
-    d_out: int,
-    parts: Collection[str],
-    dtype: torch.dtype,
-    deadline: Deadline,
+    net: nn.Module, x: Samples, chosen: Tensor, d_out: int, parts: Set[str], dtype: torch.dtype, deadline: Deadline
 ) -> AtSamples:
     """Return Jacobians and the NTK at samples, in the time that there is.
 
@@ -68,7 +62,7 @@ def of_samples(
         Which samples are measured.
     d_out : int
         Outputs per sample.
-    parts : collection of str
+    parts : set of str
         Those of "jacobian" and "ntk" that are measured.
     dtype : torch.dtype
         Precision of the passes.
@@ -88,7 +82,7 @@ def of_samples(
         found.reasons += [f"{name}: {reason}"] if reason else []
     values = found.values.get("jacobian_singular_values")
     if values is not None:
-        found.values["log_pseudo_determinant"] = linalg.log_pseudo_determinant(values, rtol=RTOL)
+        found.values["log_pseudo_determinant"] = torch.where(values > RTOL * values[:, :1], values, 1.0).log().sum(1)
         near = function.near_kinks(x[: len(values)], KINK_RTOL).cpu()
         note = kinks.describe(near, KINK_RTOL, chosen.numpy()) if bool(near.any()) else ""
         found.notes = [{"name": "jacobian_singular_values", "note": note}] if note else []

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from bnrank._core import heap, validation
 from bnrank._core.deadline import Deadline
 from bnrank._core.linalg import effective_rank, entropy_rank, rank, stable_rank, stable_rank_from
-from bnrank.measures.accumulating import METHODS, Accumulator
+from bnrank.measures.accumulating import METHODS, Accumulator, Pieces
 from bnrank.measures.convolution import Size, conv_singular_values, per_dimension
 from bnrank.measures.operators import operator_values
 from bnrank.networks.functional import Functional, example
@@ -25,7 +25,7 @@ WHICH = ("activations", "preactivations")
 MAX_ENTRIES = 2**27  # entries of one R factor or Gram matrix: 1 GiB
 MAX_TOGETHER = 2**24  # entries of all those in memory at a time, if there are several: 128 MiB
 NO_DEADLINE = Deadline()
-Key = tuple[str, int]  # "activations" or "preactivations", and the number of a layer from 0
+Key = tuple[int, str]  # the number of a layer from 0, and "activations" or "preactivations"
 
 
 class Spectra(dict[str, Tensor]):
@@ -226,7 +226,8 @@ def activation_singular_values(
     def measured(reading: Reading) -> ActivationSpectra:
         return ActivationSpectra(function, given, reading, (which,), method).measure(chunk_size=chunk_size)
 
-    return leaving_out(function, given, reading, measured)[0].values[which]
+    found, reading = leaving_out(function, given, reading, measured)
+    return Spectra(found.values[which], (*reading.skipped, *found.skipped[which]), found.floor)
 
 
 class ActivationSpectra(Taker):
@@ -246,10 +247,13 @@ class ActivationSpectra(Taker):
 
     Attributes
     ----------
-    values : dict
-        Spectra by "activations" and "preactivations".
+    values, skipped : dict
+        For "activations" and "preactivations", singular values by the name of the layer, and the layers that are too
+        large by themselves.
     late : dict
-        Why there is none of a layer for lack of time, by these names and the number of the layer.
+        Why there are no values of a layer for lack of time, by the number of the layer and these names.
+    floor : float
+        As of :class:`Spectra`.
     samples : int
         Number of samples for which the further measures of :meth:`measure` were run.
     """
@@ -257,13 +261,13 @@ class ActivationSpectra(Taker):
     def __init__(
         self, function: Functional, x: Samples, reading: Reading, which: Sequence[str] = WHICH, method: str = "qr"
     ) -> None:
-        floor = max(1e-8 if method == "gram" else 1e-15, torch.finfo(function.dtype).eps)
         self.function, self.x, self.reading, self.method, self.samples = function, x, reading, method, len(x)
-        self.values = {kind: Spectra({}, reading.skipped, floor) for kind in which}
+        self.floor = max(1e-8 if method == "gram" else 1e-15, torch.finfo(function.dtype).eps)
+        self.values: dict[str, dict[str, Tensor]] = {kind: {} for kind in which}
+        self.skipped: dict[str, list[Skipped]] = {kind: [] for kind in which}
         self.late: dict[Key, str] = {}
-        keys = [(kind, i) for i in range(len(reading.layers)) for kind in which]
-        self._spectra: dict[Key, Tensor | None] = dict.fromkeys(keys)  # None: not yet measured
-        self._pieces: dict[Key, Accumulator] = {}  # of those that this pass measures
+        self._waiting = {(i, kind) for i in range(len(reading.layers)) for kind in which}
+        self._pieces: dict[Key, Pieces] = {}  # of those that this pass measures
         self._room = 0
 
     def measure(self, also: Sequence[Taker] = (), chunk_size: int = 4096, deadline: Deadline = NO_DEADLINE) -> Self:
@@ -271,54 +275,52 @@ class ActivationSpectra(Taker):
 
         With a deadline that pass is theirs alone. Without layers there is no pass.
         """
-        samples, layers = len(self.x), self.reading.layers
+        samples, layers, found = len(self.x), self.reading.layers, dict[Key, Tensor]()
         passes: dict[str, Any] = {"chunk_size": chunk_size, "over": deadline.over}
-        also, done, waiting = also if layers else (), samples, [*self._spectra]
-        while (waiting or also) and done == samples:
+        also, done = also if layers else (), samples
+        while (self._waiting or also) and done == samples:
             takers: list[Taker] = [*also] if also and deadline.is_set else [self, *also]
             self._room = MAX_TOGETHER
             done = 0 if deadline.over() else stream(self.function, self.x, self.reading, takers, **passes)
             self.samples, also = (done if also else self.samples), ()
-            for kind, i in sorted(self._pieces, key=lambda key: (key[1], key[0] == "activations")):
+            for i, kind in sorted(self._pieces, key=lambda key: (key[0], key[1] == "activations")):
                 if done < samples or deadline.over():
                     break
                 try:  # errors name the first layer
-                    self._spectra[kind, i] = self._pieces.pop((kind, i)).singular_values() / math.sqrt(samples)
+                    found[i, kind] = self._pieces.pop((i, kind)).singular_values() / math.sqrt(samples)
                 except ValueError as error:
                     raise ValueError(str(error).replace("piece", f"net: {named(layers, i, kind)}", 1)) from error
                 heap.give_back()
-            waiting = [key for key, spectrum in self._spectra.items() if spectrum is None]
-        for (kind, i), spectrum in self._spectra.items():
-            if spectrum is None:
-                begun = self._pieces.pop((kind, i), None) is not None
-                self.late[kind, i] = deadline.cut(done if begun else 0, samples)
-            else:
-                self.values[kind][layers[i].name] = spectrum
+            self._waiting -= found.keys()
+        for i, kind in sorted(found):
+            self.values[kind][layers[i].name] = found[i, kind]
+        begun = {key: self._pieces.pop(key, None) is not None for key in sorted(self._waiting)}
+        self.late = {key: deadline.cut(done if begun[key] else 0, samples) for key in begun}
         return self
 
     def activations(self, layer: int, values: Tensor) -> None:
         """Add a block of activations."""
-        self._add(("activations", layer), values.flatten(1))
+        self._add((layer, "activations"), values.flatten(1))
 
     def preactivations(self, layer: int, values: Tensor) -> None:
         """Add a block of preactivations."""
-        self._add(("preactivations", layer), values.flatten(1))
+        self._add((layer, "preactivations"), values.flatten(1))
 
     def _add(self, key: Key, rows: Tensor) -> None:
-        if key not in self._pieces and self._spectra.get(key, rows) is None:  # it may wait for another pass
+        if key in self._waiting and key not in self._pieces:  # it may wait for another pass
             width = rows.shape[1]
             held = width * (width if self.method == "gram" else min(width, len(self.x)))
             if held > MAX_ENTRIES:
                 self._skip(key, f"{width} features for {len(self.x)} samples need {held} numbers")
             elif held <= self._room or not self._pieces:
-                self._pieces[key] = Accumulator(self.method)
+                self._pieces[key] = Pieces(self.method)
                 self._room -= held
         if key in self._pieces:
             self._pieces[key].add(rows)
 
     def _skip(self, key: Key, need: str) -> None:
         """Note that a layer is too large by itself."""
-        del self._spectra[key]
-        kind, layer = key[0], self.reading.layers[key[1]]
+        self._waiting.remove(key)
+        layer, kind = self.reading.layers[key[0]], key[1]
         reason = f"{kind}: {need}, the limit is {MAX_ENTRIES}"
-        self.values[kind].skipped += (Skipped.part(layer.name, layer.module, reason),)
+        self.skipped[kind].append(Skipped.part(layer.name, layer.module, reason))

@@ -16,7 +16,7 @@ from bnrank._core.deadline import Deadline
 from bnrank._core.progress import bar
 from bnrank._version import __version__
 from bnrank.measures import usage
-from bnrank.measures.accumulating import Accumulator
+from bnrank.measures.accumulating import Pieces
 from bnrank.measures.operators import operator_values
 from bnrank.networks.reading import Layer
 from bnrank.networks.reading.matrices import Matrix, Source, listing
@@ -110,7 +110,7 @@ def singular_values(matrix: Tensor, gram: bool = False) -> Tensor:
     """Return all singular values of one matrix, or of several together, descending; tall ones in blocks of rows."""
     matrix = matrix[0] if matrix.ndim == 3 and len(matrix) == 1 else matrix
     tall = matrix if matrix.shape[-2] >= matrix.shape[-1] else matrix.mT
-    pieces = Accumulator("gram" if gram else "qr")
+    pieces = Pieces("gram" if gram else "qr")
     for rows in tall.split(max(ROWS, 2 * tall.shape[-1]), -2):
         pieces.add(rows.to(_exact(rows)) if rows.is_complex() else rows)
     return pieces.singular_values().flatten().sort(descending=True).values
@@ -183,22 +183,19 @@ def operator_work(layer: Layer) -> float:
     return float(math.prod(layer.input_shape[2 - len(shape) :]) * math.prod(shape[:2]) * min(shape[:2]))
 
 
-def weights(
-    source: Source,
-    *,
-    atol: float = 0.1,
-    rtol: float = 0.01,
-    max_values: int = 4096,
-    max_minutes: float | None = None,
-    progress: bool = False,
-) -> xr.Dataset:
+def limits_of(atol: float, rtol: float, max_values: int) -> dict[str, Any]:
+    """Return the limits of :func:`tabulated`, checked."""
+    limits: dict[str, Any] = {"atol": validation.number(atol, "atol", 0.0)}
+    limits["rtol"] = validation.rtol(rtol, "weight_rtol")
+    return limits | {"max_values": validation.integer(max_values, "max_values")}
+
+
+def weights(source: Source, limits: Mapping[str, Any], max_minutes: float | None, progress: bool) -> xr.Dataset:
     """Return the spectra of all matrices and kernels among tensors, one tensor in memory at a time.
 
     It is :func:`bnrank.profile` without samples, where the arguments and the result are described.
     """
-    atol, rtol = validation.number(atol, "atol", 0.0), validation.rtol(rtol, "weight_rtol")
-    max_values, progress = validation.integer(max_values, "max_values"), validation.flag(progress, "progress")
-    deadline = Deadline(max_minutes)
+    deadline, progress = Deadline(max_minutes), validation.flag(progress, "progress")
     with listing(source, "net") as held, bar(progress, "weights", 1, counted=False) as tell:
         layers = [Layer(i, matrix) for i, matrix in enumerate(held.matrices, 1)]
         found = measured(layers, deadline, lambda done, name: tell(done, f"weights: {name}"))
@@ -224,7 +221,7 @@ def weights(
         "bottleneck_reason": "tensors alone do not say in which order they act; give the module and samples",
         "bnrank_version": __version__,
     }
-    dataset = remarks.attach(tabulated(parts, atol, rtol, max_values).assign_attrs(about), "skipped", skipped)
+    dataset = remarks.attach(tabulated(parts, **limits).assign_attrs(about), "skipped", skipped)
     notes = dict.fromkeys((p.matrix.stored.name, text) for p in parts for text in (p.matrix.note, p.note) if text)
     kernels = sum(part.kind.endswith("patches") for part in parts)
     notes |= {(f"convolutions ({kernels})", PATCHES): None} if kernels else {}
@@ -271,8 +268,12 @@ def numbers_of(part: Measured, atol: float, rtol: float) -> dict[str, float]:
     sizes = {"parameter_norm": part.parameter_norm, "subnormals": part.subnormals}
     if not len(values):
         return dict.fromkeys(RANKS, math.nan) | sizes
-    stable = linalg.stable_rank(values) if norm is None else linalg.stable_rank_from(norm, values)
-    ranks = (values > atol).sum(), linalg.rank(values, rtol), len(values), stable, linalg.entropy_rank(values)
+    top = values[0]
+    validation.expect(torch.isfinite(top), "net", f"a norm of {part.matrix.name} beyond the range", "smaller weights")
+    relative = values / top  # NaN where all are 0
+    stable = relative.square().sum() if norm is None else linalg.stable_rank_from(norm, values)
+    entropy = torch.special.entr(relative / relative.sum()).sum().exp().nan_to_num()
+    ranks = (values > atol).sum(), (values > rtol * top).sum(), len(values), stable, entropy
     return dict(zip(RANKS, map(float, ranks), strict=True)) | sizes
 
 
