@@ -1,9 +1,14 @@
 """Memory that is free inside the process, given back to the operating system."""
 
 import ctypes
-from contextlib import suppress
+from typing import Any
 
 __all__ = ["give_back"]
+
+try:
+    _trim: Any = ctypes.CDLL(None).malloc_trim
+except (AttributeError, OSError, TypeError):  # no glibc
+    _trim = None
 
 
 def give_back() -> None:
@@ -12,12 +17,5 @@ def give_back() -> None:
     After many tensors of different sizes, glibc keeps what was freed between those in use, and the resident memory of a
     process grows to a multiple of what it uses. Elsewhere nothing happens.
     """
-    _trim()(0)
-
-
-@functools.cache
-def _trim() -> Callable[[int], object]:
-    try:
-        return ctypes.CDLL(None).malloc_trim
-    except (AttributeError, OSError, TypeError):  # no glibc
-        return lambda _: None
+    if _trim is not None:
+        _trim(0)

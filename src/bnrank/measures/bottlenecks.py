@@ -116,11 +116,11 @@ class Limits(NamedTuple):
     """The tolerances of a search, see :func:`detect`."""
 
     atol: float
-    near_one: tuple[float, float]
-    min_layers: int
+    near_one: tuple[float, float] = (0.5, 2.0)
+    min_layers: int = 2
 
 
-def limits_of(atol: float = 0.1, near_one: tuple[float, float] = (0.5, 2.0), min_layers: int = 2) -> Limits:
+def limits_of(atol: float, near_one: tuple[float, float], min_layers: int) -> Limits:
     """Return the tolerances of a search, see :func:`detect`; raise TypeError or ValueError if one is out of range."""
     atol = validation.number(atol, "atol", 0.0)
     if not isinstance(near_one, tuple | list) or len(near_one) != 2:
@@ -199,26 +199,23 @@ def _longest(rows: Sequence[np.ndarray], limits: Limits, depth: int, apart: Sequ
     """
     counts = tuple(int((row > limits.atol).sum()) for row in rows)
     low, high = limits.near_one
-    runs: list[list[int]] = []
+    lengths = [0] * len(rows)  # of the run that ends with a layer
     for i, (row, k) in enumerate(zip(rows, counts, strict=True)):
-        if not len(row) or not ((row[:k] >= low) & (row[:k] <= high)).all():
-            continue
-        beside = i > 0 and apart[i - 1] and len(rows[i - 1]) == len(row) == k
-        if runs and runs[-1][-1] == i - 1 and counts[i - 1] == k and not beside:
-            runs[-1].append(i)
-        else:
-            runs.append([i])
-    run = min(runs, key=lambda run: (-len(run), counts[run[0]]), default=[])
-    shortest = min(limits.min_layers, depth)
-    if len(run) < shortest:
-        plural = "" if len(run) == 1 else "s"
-        reason = f"the longest run of layers with the same clear gap has {len(run)} layer{plural}, expected {shortest}"
-        return Bottleneck(None, None, None, None, (), counts, *limits, reason if run else "no layer has a clear gap")
-    rank, middle = counts[run[0]], rows[run[(len(run) - 1) // 2]]
+        if len(row) and ((row[:k] >= low) & (row[:k] <= high)).all():
+            beside = apart[i - 1] and len(rows[i - 1]) == len(row) == k
+            lengths[i] = 1 + (lengths[i - 1] if i > 0 and counts[i - 1] == k and not beside else 0)
+    end = min(range(len(rows)), key=lambda i: (-lengths[i], counts[i]))
+    length, shortest = lengths[end], min(limits.min_layers, depth)
+    if length < shortest:
+        plural = "" if length == 1 else "s"
+        reason = f"the longest run of layers with the same clear gap has {length} layer{plural}, expected {shortest}"
+        return Bottleneck(None, None, None, None, (), counts, *limits, reason if length else "no layer has a clear gap")
+    rank, start = counts[end], end - length + 1
+    middle = rows[(start + end) // 2]
     above = middle[rank - 1] if rank else 1.0
     below = middle[rank] if rank < len(middle) else 0.0
     gap = float(above / below) if below > 0 else float("inf")
-    return Bottleneck(rank, run[0] + 1, run[-1] + 1, gap, tuple(map(float, middle)), counts, *limits)
+    return Bottleneck(rank, start + 1, end + 1, gap, tuple(map(float, middle)), counts, *limits)
 
 
 def ranks(

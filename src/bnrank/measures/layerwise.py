@@ -15,6 +15,7 @@ from bnrank.measures.accumulating import Pieces
 from bnrank.measures.usage import FEW, LEAST, SHARES, dimensions
 from bnrank.networks.reading import Layer, Reading, Taker
 
+NUMBERS = ("units", "dimension_95", "dimension_99", "dead_units")
 POSITIONS = 64  # of one sample, in an image or a sequence
 ROUNDING = 100  # units in the last place within which activations of equal rows can differ
 TOO_FEW = f"not estimated where fewer than {LEAST} rows (samples, or positions) vary in as many dimensions as they can"
@@ -43,6 +44,11 @@ class LayerUse:
     dimensions: tuple[float, ...]
     dead: float
     note: str = ""
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """All numbers, by variable."""
+        return dict(zip(NUMBERS, map(float, (self.units, *self.dimensions, self.dead)), strict=True))
 
 
 class _Rows:
@@ -81,8 +87,7 @@ class _Rows:
         with suppress(ValueError):  # activations that are not finite
             values = self.centered.singular_values().square().cpu()
         if not bool(torch.isfinite(values).all()):
-            note = "dimension: activations, or their squares, are not finite"
-            return LayerUse(self.units, UNKNOWN, dead, note)
+            return LayerUse(self.units, UNKNOWN, dead, "dimension: activations, or their squares, are not finite")
         values = torch.where(values > 1e-14 * values.max() * len(values), values, 0.0)  # rounding of equal rows
         varying = self.varying()
         values = values[: min(self.count - 1, varying)]
@@ -102,11 +107,9 @@ class _Rows:
 
         Rounding is in proportion to the units themselves, or to most units of the layer: not to a few large ones.
         """
-        sizes = torch.maximum(self.low.abs(), self.high.abs())
-        moved = self.high - self.low
-        if not bool((moved > ROUNDING * self.precision * sizes.clamp(min=float(sizes.median()))).any()):
-            return 0
-        return int((moved > 0).sum())
+        sizes, moved = torch.maximum(self.low.abs(), self.high.abs()), self.high - self.low
+        rounding = ROUNDING * self.precision * sizes.clamp(min=float(sizes.median()))
+        return int((moved > 0).sum()) if bool((moved > rounding).any()) else 0
 
 
 def few_samples(samples: int, used: Mapping[Any, LayerUse]) -> list[dict[str, str]]:

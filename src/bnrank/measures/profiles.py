@@ -14,22 +14,24 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bnrank._core import remarks, validation
+from bnrank._core import heap, remarks, validation
 from bnrank._core.deadline import Deadline
 from bnrank._core.progress import bar
 from bnrank._core.sampling import evenly_spaced
 from bnrank._core.validation import Data
 from bnrank._version import __version__
-from bnrank.measures import bottlenecks, spectra, weights
+from bnrank.measures import bottlenecks, kinks, spectra, weights
+from bnrank.measures.derivatives import derivatives
 from bnrank.measures.frequencies.profiled import is_circular, with_frequencies
-from bnrank.measures.layerwise import LayerUse, Uses, few_samples
+from bnrank.measures.kinks import KINK_RTOL
+from bnrank.measures.layerwise import NUMBERS, LayerUse, Uses, few_samples
 from bnrank.measures.nonlinearities import Ratio
-from bnrank.measures.samplewise import RTOL, of_samples, too_expensive
+from bnrank.measures.samplewise import RTOL, SEVERAL, VARIABLES, in_blocks, too_expensive, undefined
 from bnrank.measures.usage import FEW
 from bnrank.measures.weights import Measured, padded
 from bnrank.networks.files import runnable
 from bnrank.networks.functional import Functional, check_finite, example, is_plain_mlp, unwrap
-from bnrank.networks.inputs import Example, Samples
+from bnrank.networks.inputs import Example, Inputs, Samples
 from bnrank.networks.reading import Layer, Reading, check_read, leaving_out, read_function
 from bnrank.networks.reading.matrices import TIED
 from bnrank.networks.reasons import Skipped, only_weight
@@ -42,9 +44,15 @@ __all__ = ["describe", "profile"]
 WHAT = ("weights", "activations", "jacobian", "ntk", "operators")
 DEFAULT = WHAT[:4]
 MAX_ACTIVATION_WORK = 5 * 10**10  # samples x features x min(samples, features) of all layers, by default
-NUMBERS = ("nonlinearity", "units", "dimension_95", "dimension_99", "dead_units")  # of activations, by layer
-ACTIVATION_VALUES = ("activation_singular_values", "preactivation_singular_values")
+EXPENSIVE = (
+    f"spectra of whole activations: {{:.1e}} operations, by default the limit is {MAX_ACTIVATION_WORK:.0e}; "
+    'what=("activations", ...) computes them'
+)
 NOTHING = torch.zeros(0)
+UNKNOWN: dict[str, Any] = {
+    **dict.fromkeys(("activation_singular_values", "preactivation_singular_values"), NOTHING),
+    **dict.fromkeys(("nonlinearity", *NUMBERS), math.nan),
+}  # of activations of a layer
 UNMEASURED = "the weights were not measured"
 RANDOM = {
     "name": "output",
@@ -204,19 +212,21 @@ def profile(
     (net, names), deadline = runnable(net, activation), Deadline(max_minutes)
     x, chunk_size = example(net, x, inputs=True), validation.integer(chunk_size, "chunk_size")
     chosen = evenly_spaced(len(x), validation.integer(max_jacobian_samples, "max_jacobian_samples"))
-    near = bottlenecks.limits_of(limits["atol"])
-    measures = _Measures(net, x, _parts(what), what is None, dtype, chunk_size, deadline)
+    near = bottlenecks.Limits(limits["atol"])
+    validation.expect(near.atol < near.near_one[0], "atol", f"{near.atol:g}", f"a number below {near.near_one[0]}")
+    parts = frozenset(DEFAULT) if what is None else _parts(what)
+    measures = _Measures(net, x, chosen, parts, what is None, dtype, chunk_size, deadline)
     measures.read(y)
     with bar(progress, "weights", 3, counted=False) as tell:
         measures.weigh(tell)
         tell(1, "activations")
-        bottleneck = measures.run(near)
+        measures.run(near)
         tell(2, "Jacobians and the NTK")
-        measures.differentiate(chosen)
-    dataset = measures.tabulated(chosen, limits, bottleneck)
+        measures.differentiate()
+    dataset = measures.tabulated(limits)
     dataset = _renamed(dataset, names) if names else dataset
     if any(layer.is_convolution and is_circular(layer) for layer in measures.reading.layers):
-        dataset = with_frequencies(dataset, measures.reading, bottleneck)
+        dataset = with_frequencies(dataset, measures.reading, measures.bottleneck)
     return _described(dataset)
 
 
@@ -224,16 +234,14 @@ def _check_weights(what: object, y: object, activation: object) -> None:
     """Raise ValueError if measures of more than weights are requested without samples."""
     validation.expect(y is None, "y", "targets without x", "them together with samples x")
     validation.expect(activation is None, "activation", f"{activation!r} without x", "it together with samples x")
-    parts, wanted = _parts(what), repr(what) if isinstance(what, str) else what
+    parts, wanted = _parts(DEFAULT if what is None else what), repr(what) if isinstance(what, str) else what
     on_images = "'weights' without x: 'operators' measures convolutions on images, whose size x gives"
     validation.expect("operators" not in parts, "what", wanted, on_images)
     validation.expect("weights" in parts, "what", wanted, "'weights' without x: the others are measured on samples")
 
 
 def _parts(what: object) -> frozenset[str]:
-    """Return what is measured, from the argument ``what``; operators are weights, too."""
-    if what is None:
-        return frozenset(DEFAULT)
+    """Return what is measured, where the argument ``what`` is given; operators are weights, too."""
     parts = [what] if isinstance(what, str) else validation.sequence(what, "what", f"some of {', '.join(WHAT)}")
     validation.expect(parts, "what", "nothing", f"some of {', '.join(WHAT)}")
     chosen = {validation.choice(part, "what", WHAT) for part in parts}
@@ -249,12 +257,13 @@ class _Measures:
 
     net: nn.Module
     x: Samples
-    parts: frozenset[str]
+    chosen: Tensor  # samples for Jacobians and the NTK
+    what: frozenset[str]
     is_default: bool  # what is expensive is left out
     dtype: torch.dtype
     chunk_size: int
     deadline: Deadline
-    values: dict[str, Any] = field(default_factory=dict)
+    values: dict[str, Any] = field(default_factory=dict)  # at the chosen samples
     skipped: list[Skipped] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
     notes: list[dict[str, str]] = field(default_factory=list)
@@ -267,31 +276,29 @@ class _Measures:
         check_read(function, self.reading, layers=not self.reading.weights)
         with torch.no_grad():
             self.shape = tuple(function(self.x[:2]).shape[1:])
-        self.is_random = "activations" in self.parts and function.is_random(self.x[:2])
-        target = None if y is None else _target(y, len(self.x), self.shape)
-        self.cost = {} if target is None else {"cost": _cost(function, self.x, target, self.chunk_size)}
+        self.is_random = "activations" in self.what and function.is_random(self.x[:2])
+        self.cost = {} if y is None else {"cost": _cost(function, self.x, y, self.shape, self.chunk_size)}
         check_finite(self.net)
 
     def weigh(self, tell: Callable[[float, str], object]) -> None:
         """Measure the weights."""
-        known = self.reading.weights if "weights" in self.parts else ()
-        max_work = math.inf if "operators" in self.parts else weights.MAX_WORK
-        measured = weights.measured(known, self.deadline, lambda done, name: tell(done, f"weights: {name}"), max_work)
-        self.weights = {layer.name: Measured.none(layer.matrix) for layer in self.reading.weights}
-        self.weights |= {part.matrix.name: part for part in measured}
+        known = self.reading.weights if "weights" in self.what else ()
+        max_work = math.inf if "operators" in self.what else weights.MAX_WORK
+        measured = weights.measured(known, self.deadline, tell, max_work)
+        self.weights = {part.matrix.name: part for part in measured}
+        self.rows = {layer.name: dict(UNKNOWN) for layer in self.reading.weights}
 
-    def run(self, limits: bottlenecks.Limits) -> bottlenecks.Bottleneck:
-        """Measure activations; return the bottleneck, undetermined where weights were not measured."""
+    def run(self, limits: bottlenecks.Limits) -> None:
+        """Measure activations, and find the bottleneck, undetermined where weights were not measured."""
         function = Functional(self.net, self.dtype, whole=self.x)
-        if "activations" in self.parts and self.reading.layers:
-            measure = partial(self._activations, function)
-            _, self.reading = leaving_out(function, self.x, self.reading, measure)
+        if "activations" in self.what and self.reading.layers:
+            _, self.reading = leaving_out(function, self.x, self.reading, partial(self._activations, function))
         values = {name: part.values for name, part in self.weights.items() if len(part.values)}
         missing = [layer.name for layer in self.reading.layers or self.reading.weights if layer.name not in values]
         known = {} if missing else values
         found = bottlenecks.of_network(function, self.x, self.reading, known, limits, self.chunk_size)
         reason = f"weights that were not measured: {', '.join(missing)}" if values else UNMEASURED
-        return replace(found, reason=reason) if missing else found
+        self.bottleneck = replace(found, reason=reason) if missing else found
 
     def _activations(self, function: Functional, reading: Reading) -> None:
         """Measure spectra, nonlinearity and use of the layers in the same passes over the data."""
@@ -302,68 +309,69 @@ class _Measures:
         passes = spectra.ActivationSpectra(function, self.x, reading, () if is_expensive else spectra.WHICH)
         ratio, uses, used = Ratio(reading), Uses(reading, samples), dict[str, LayerUse]()
         passes.measure([ratio, uses], self.chunk_size, self.deadline)
-        if is_expensive:
-            limit = f"{work:.1e} operations, by default the limit is {MAX_ACTIVATION_WORK:.0e}"
-            self.reasons.append(f'spectra of whole activations: {limit}; what=("activations", ...) computes them')
+        self.reasons += [EXPENSIVE.format(work)] if is_expensive else []
         for kind, values in passes.values.items():
-            self.values[f"{kind[:-1]}_singular_values"], self.floor = values, passes.floor
-            self.skipped += passes.skipped[kind]
+            self.floor, self.skipped = passes.floor, self.skipped + passes.skipped[kind]
+            for name, spectrum in values.items():
+                self.rows[name][f"{kind[:-1]}_singular_values"] = spectrum
         if passes.samples == samples:
-            self.values["nonlinearity"], used = ratio.ratios(), uses.use(self.deadline.over)
-        for i, key in enumerate(NUMBERS[1:]):
-            self.values[key] = {name: (use.units, *use.dimensions, use.dead)[i] for name, use in used.items()}
+            used = uses.use(self.deadline.over)
+            for name, value in ratio.ratios().items():
+                self.rows[name] |= {"nonlinearity": value, **(used[name].numbers if name in used else {})}
         self.reasons += _cut_off(passes, used, self.deadline) if self.deadline.is_set else []
         self.notes += [{"name": name, "note": use.note} for name, use in used.items() if use.note]
         self.notes += few_samples(samples, used) if samples < FEW else []
 
-    def differentiate(self, chosen: Tensor) -> None:
-        """Measure Jacobians and the NTK at chosen samples."""
-        is_limited, d_out = self.is_default and not is_plain_mlp(unwrap(self.net)), math.prod(self.shape)
-        reason = too_expensive(self.reading, len(chosen), d_out) if is_limited else ""
-        parts = frozenset[str]() if reason else self.parts
-        found = of_samples(self.net, self.x, chosen, d_out, parts, self.dtype, self.deadline)
-        self.values |= found.values
-        self.reasons += [*found.reasons, *([reason] if reason else [])]
-        self.notes += found.notes
+    def differentiate(self) -> None:
+        """Measure Jacobians and the NTK at chosen samples, in the time that there is."""
+        heap.give_back()
+        x, d_out = self.x[self.chosen.to(self.x.device)], math.prod(self.shape)
+        names = {part: name for part, name in VARIABLES.items() if part in self.what}
+        is_limited = self.is_default and not is_plain_mlp(unwrap(self.net))
+        expensive = too_expensive(self.reading, len(x), d_out) if is_limited else ""
+        if isinstance(x, Inputs) or not names or expensive:
+            self.reasons += [expensive] if expensive else [f"{name}: {SEVERAL}" for name in names.values()]
+            return
+        function = derivatives(unwrap(self.net), x, self.dtype)
+        for part, name in names.items():
+            measure, reason = (function.traces, "") if part == "ntk" else (function.spectra, undefined(x, d_out))
+            blocks, reason = in_blocks(x, measure, self.deadline, reason)
+            self.values |= {name: torch.cat(blocks).cpu()} if blocks else {}
+            self.reasons += [f"{name}: {reason}"] if reason else []
+        values = self.values.get("jacobian_singular_values")
+        if values is not None:
+            self.values["log_pseudo_determinant"] = torch.where(values > RTOL * values[:, :1], values, 1.0).log().sum(1)
+            near = function.near_kinks(x[: len(values)], KINK_RTOL).cpu()
+            notes = [kinks.describe(near, KINK_RTOL, self.chosen.numpy())] if bool(near.any()) else []
+            self.notes += [{"name": "jacobian_singular_values", "note": note} for note in notes]
 
-    def tabulated(self, chosen: Tensor, limits: Mapping[str, Any], bottleneck: bottlenecks.Bottleneck) -> xr.Dataset:
+    def tabulated(self, limits: Mapping[str, Any]) -> xr.Dataset:
         """Return all measures as a dataset over layer, index and sample."""
-        layers, values, count = self.reading.weights, self.values, len(chosen)
-        rows = {key: [values.get(key, {}).get(layer.name, NOTHING) for layer in layers] for key in ACTIVATION_VALUES}
+        layers, values, count = self.reading.weights, self.values, len(self.chosen)
         jacobians = [*values.get("jacobian_singular_values", ()), *[NOTHING] * count][:count]
-        parts = [self.weights[layer.name] for layer in layers]
-        dataset = weights.tabulated(parts, **limits, others=rows, width=len(jacobians[0])).drop_vars("layer_shape")
-        for key in NUMBERS:
-            dataset[key] = "layer", [float(values.get(key, {}).get(layer.name, math.nan)) for layer in layers]
+        parts = [self.weights.get(layer.name) or Measured.none(layer.matrix) for layer in layers]
+        rows = [self.rows[layer.name] for layer in layers]
+        dataset = weights.tabulated(parts, **limits, more=rows, width=len(jacobians[0])).drop_vars("layer_shape")
         dataset["jacobian_singular_values"] = ("sample", "index"), padded(jacobians, dataset.sizes["index"])
         for key in ("log_pseudo_determinant", "ntk_trace"):
             dataset[key] = "sample", padded([values.get(key, NOTHING)], count)[0]
-        dataset = dataset.assign_coords(sample=chosen.numpy()).assign_attrs(self._about(count, bottleneck))
-        dataset = dataset.assign(self.cost)
+        dataset = dataset.assign(self.cost).assign_coords(sample=self.chosen.numpy())
         skipped = [*self.reading.unread, *self.skipped]
         for matrix, why in [(part.matrix, part.reason) for part in self.weights.values() if part.reason]:
             skipped.append(Skipped(matrix.name, type(matrix.module).__name__, f"weight_singular_values: {why}"))
         skipped += [Skipped.part("", self.net, why) for why in self.reasons]
         dataset = remarks.attach(dataset, "skipped", [vars(part) for part in dict.fromkeys(skipped)])
         notes = [*_notes(layers, parts), *self.notes, *([RANDOM] if self.is_random else [])]
-        return remarks.attach(dataset, "note", notes)
+        return remarks.attach(dataset, "note", notes).assign_attrs(self._about())
 
-    def _about(self, count: int, bottleneck: bottlenecks.Bottleneck) -> dict[str, Any]:
+    def _about(self) -> dict[str, Any]:
         """Return the attributes, besides those of the weights."""
-        edges = {f"bottleneck_{name}": getattr(bottleneck, name) for name in ("rank", "start", "end", "gap")}
-        return {
-            "title": f"profile of {type(self.net).__name__}",
-            "samples": len(self.x),
-            "what": sorted(self.parts),
-            "chunk_size": self.chunk_size,
-            "dtype": str(self.dtype).removeprefix("torch."),
-            "rtol": RTOL,
-            "bnrank_version": __version__,
-            "floor": self.floor,
-            "bottleneck_reason": bottleneck.reason,
-            **{name: edge for name, edge in edges.items() if edge is not None and math.isfinite(edge)},
-            "jacobian_samples": count,
-        }
+        about = {"title": f"profile of {type(self.net).__name__}", "samples": len(self.x), "what": sorted(self.what)}
+        about |= {"chunk_size": self.chunk_size, "dtype": str(self.dtype).removeprefix("torch."), "rtol": RTOL}
+        about |= {"bnrank_version": __version__, "floor": self.floor, "bottleneck_reason": self.bottleneck.reason}
+        edges = {f"bottleneck_{name}": getattr(self.bottleneck, name) for name in ("rank", "start", "end", "gap")}
+        about |= {name: edge for name, edge in edges.items() if edge is not None and math.isfinite(edge)}
+        return about | {"jacobian_samples": len(self.chosen)}
 
 
 def _cut_off(passes: spectra.ActivationSpectra, used: Mapping[str, LayerUse], deadline: Deadline) -> list[str]:
@@ -482,8 +490,9 @@ def _target(y: Data, n: int, shape: tuple[int, ...]) -> Tensor:
     return y
 
 
-def _cost(function: Functional, x: Samples, y: Tensor, chunk_size: int) -> Any:
-    """Return the cost and its loss, as a variable of a dataset."""
+def _cost(function: Functional, x: Samples, y: Data, shape: tuple[int, ...], chunk_size: int) -> Any:
+    """Return the cost of outputs of a shape and its loss, as a variable of a dataset."""
+    y = _target(y, len(x), shape)
     regression = y.is_floating_point()
     loss, dtype = (nn.functional.mse_loss, torch.float64) if regression else (nn.functional.cross_entropy, torch.int64)
     total = 0.0

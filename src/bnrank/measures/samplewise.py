@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Set
-from dataclasses import dataclass, field
+from collections.abc import Callable
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from bnrank._core import heap
 from bnrank._core.deadline import Deadline
-from bnrank.measures import kinks
-from bnrank.measures.derivatives import derivatives
-from bnrank.measures.kinks import KINK_RTOL
-from bnrank.networks.functional import unwrap
-from bnrank.networks.inputs import Inputs, Samples
 from bnrank.networks.reading import Reading
 
 Measure = Callable[[Tensor], Tensor]  # of samples, with a row for each
@@ -30,66 +22,7 @@ PER_LAYER = 2e4  # the nodes of a layer in the graph of automatic differentiatio
 BLOCKS = 10  # of samples, after each of which the time is looked at
 
 
-@dataclass
-class AtSamples:
-    """What is measured at samples.
-
-    Attributes
-    ----------
-    values : dict of Tensor
-        By variable, of the first samples in the time that there was.
-    reasons : list of str
-        Why some variables are missing, or cut off.
-    notes : list of dict
-        Remarks.
-    """
-
-    values: dict[str, Tensor] = field(default_factory=dict)
-    reasons: list[str] = field(default_factory=list)
-    notes: list[dict[str, str]] = field(default_factory=list)
-
-
-def of_samples(
-    net: nn.Module, x: Samples, chosen: Tensor, d_out: int, parts: Set[str], dtype: torch.dtype, deadline: Deadline
-) -> AtSamples:
-    """Return Jacobians and the NTK at samples, in the time that there is.
-
-    Parameters
-    ----------
-    net, x : nn.Module, Tensor or Inputs
-        The network and all samples.
-    chosen : Tensor
-        Which samples are measured.
-    d_out : int
-        Outputs per sample.
-    parts : set of str
-        Those of "jacobian" and "ntk" that are measured.
-    dtype : torch.dtype
-        Precision of the passes.
-    deadline : Deadline
-        The time that may be used.
-    """
-    heap.give_back()
-    found, x = AtSamples(), x[chosen.to(x.device)]
-    names = {part: name for part, name in VARIABLES.items() if part in parts}
-    if isinstance(x, Inputs) or not names:
-        return AtSamples(reasons=[f"{name}: {SEVERAL}" for name in names.values()])
-    function = derivatives(unwrap(net), x, dtype)
-    for part, name in names.items():
-        measure, reason = (function.traces, "") if part == "ntk" else (function.spectra, _undefined(x, d_out))
-        blocks, reason = _in_blocks(x, measure, deadline, reason)
-        found.values |= {name: torch.cat(blocks).cpu()} if blocks else {}
-        found.reasons += [f"{name}: {reason}"] if reason else []
-    values = found.values.get("jacobian_singular_values")
-    if values is not None:
-        found.values["log_pseudo_determinant"] = torch.where(values > RTOL * values[:, :1], values, 1.0).log().sum(1)
-        near = function.near_kinks(x[: len(values)], KINK_RTOL).cpu()
-        note = kinks.describe(near, KINK_RTOL, chosen.numpy()) if bool(near.any()) else ""
-        found.notes = [{"name": "jacobian_singular_values", "note": note}] if note else []
-    return found
-
-
-def _in_blocks(x: Tensor, measure: Measure, deadline: Deadline, reason: str) -> tuple[list[Tensor], str]:
+def in_blocks(x: Tensor, measure: Measure, deadline: Deadline, reason: str) -> tuple[list[Tensor], str]:
     """Return what is measured of the samples, or of the first ones until the time is over, and why of no others."""
     size = max(1, len(x) // BLOCKS) if deadline.is_set else len(x)
     blocks: list[Tensor] = []
@@ -103,7 +36,7 @@ def _in_blocks(x: Tensor, measure: Measure, deadline: Deadline, reason: str) -> 
     return blocks, reason
 
 
-def _undefined(x: Tensor, d_out: int) -> str:
+def undefined(x: Tensor, d_out: int) -> str:
     """Return why Jacobians in x are not defined, or too expensive, or ""."""
     if not x.is_floating_point():
         return "x has integers, so f cannot be differentiated in x"

@@ -265,10 +265,8 @@ class ActivationSpectra(Taker):
         self.floor = max(1e-8 if method == "gram" else 1e-15, torch.finfo(function.dtype).eps)
         self.values: dict[str, dict[str, Tensor]] = {kind: {} for kind in which}
         self.skipped: dict[str, list[Skipped]] = {kind: [] for kind in which}
-        self.late: dict[Key, str] = {}
         self._waiting = {(i, kind) for i in range(len(reading.layers)) for kind in which}
         self._pieces: dict[Key, Pieces] = {}  # of those that this pass measures
-        self._room = 0
 
     def measure(self, also: Sequence[Taker] = (), chunk_size: int = 4096, deadline: Deadline = NO_DEADLINE) -> Self:
         """Compute the spectra, and let further measures, ``also``, take the values of the first pass; return this.
@@ -294,8 +292,8 @@ class ActivationSpectra(Taker):
             self._waiting -= found.keys()
         for i, kind in sorted(found):
             self.values[kind][layers[i].name] = found[i, kind]
-        begun = {key: self._pieces.pop(key, None) is not None for key in sorted(self._waiting)}
-        self.late = {key: deadline.cut(done if begun[key] else 0, samples) for key in begun}
+        waiting = [(key, self._pieces.pop(key, None)) for key in sorted(self._waiting)]
+        self.late = {key: deadline.cut(done if begun else 0, samples) for key, begun in waiting}
         return self
 
     def activations(self, layer: int, values: Tensor) -> None:

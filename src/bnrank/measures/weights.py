@@ -25,12 +25,13 @@ from bnrank.networks.reading.stored import Stored, UnreadableError
 if TYPE_CHECKING:
     import xarray as xr
 
-Rows = Mapping[str, Sequence[Tensor]]  # values of each layer, by variable
+Row = dict[str, Any]  # of a layer in a table, by variable: a text, a number, or singular values
 
 GRAM = 2048  # columns beyond which spectra of numbers in at most 32 bits come from the Gram matrix
 GRAM_FLOOR = 1e-7
 ROWS = 4096  # rows of a tall matrix that are decomposed at a time, at least
-RANKS = ("weight_rank", "weight_relative_rank", "full_rank", "stable_rank", "entropy_rank")  # as `numbers_of` has them
+RANKS = ("weight_rank", "weight_relative_rank", "full_rank", "stable_rank", "entropy_rank")  # as `row_of` has them
+TEXTS = ("layer_name", "layer_kind", "layer_shape")
 MAX_WORK = 10**10  # frequencies x c_out x c_in x min(c_out, c_in) of all convolutions, without "operators"
 
 NOT_FINITE = "entries are NaN or infinite"
@@ -130,16 +131,16 @@ def measured(
     """Measure weights from the cheapest to the most expensive; return them in order, also those that are not measured.
 
     Convolutions are measured as operators on the images that the layers were read with, until their work exceeds
-    ``max_work``, else by their kernels. ``tell`` takes the share of the work that is done, and the name of the next.
+    ``max_work``, else by their kernels. ``tell`` takes the share of the work that is done, and a text that names the
+    next one.
     """
     costs = [_work(layer.matrix) + operator_work(layer) for layer in layers]
     parts: dict[int, Measured] = {}
     done, stored, tensor = 0.0, None, torch.zeros(0)
     for i in sorted(range(len(layers)), key=costs.__getitem__):
         layer, matrix = layers[i], layers[i].matrix
-        tell(done / sum(costs), matrix.name[-40:])
-        done += costs[i]
-        max_work -= operator_work(layer)
+        tell(done / sum(costs), f"weights: {matrix.name[-40:]}")
+        done, max_work = done + costs[i], max_work - operator_work(layer)
         try:
             if deadline.over():
                 raise UnreadableError(deadline.missed)
@@ -198,7 +199,7 @@ def weights(source: Source, limits: Mapping[str, Any], max_minutes: float | None
     deadline, progress = Deadline(max_minutes), validation.flag(progress, "progress")
     with listing(source, "net") as held, bar(progress, "weights", 1, counted=False) as tell:
         layers = [Layer(i, matrix) for i, matrix in enumerate(held.matrices, 1)]
-        found = measured(layers, deadline, lambda done, name: tell(done, f"weights: {name}"))
+        found = measured(layers, deadline, tell)
     parts = [part for part in found if not part.reason]
     reasons = {part.matrix.stored.name: part.reason for part in found if part.reason}
     late = [stored for stored in held.records if stored.name in reasons]
@@ -232,49 +233,46 @@ def weights(source: Source, limits: Mapping[str, Any], max_minutes: float | None
 
 
 def tabulated(
-    parts: Sequence[Measured], atol: float, rtol: float, max_values: int, others: Rows | None = None, width: int = 0
+    parts: Sequence[Measured], atol: float, rtol: float, max_values: int, more: Sequence[Row] = (), width: int = 0
 ) -> xr.Dataset:
-    """Return measured matrices as a dataset over (layer, index), with other rows of values, and ``width`` at least."""
+    """Return measured matrices as a dataset over (layer, index), with more columns, and ``width`` values at least."""
     import xarray as xr
 
-    rows = {"weight_singular_values": [part.values for part in parts], **(others or {})}
-    longest = max(len(row) for column in rows.values() for row in column)
+    rows = [row_of(part, atol, rtol) | other for part, other in zip(parts, more or [{}] * len(parts), strict=True)]
+    spectra = [key for key, value in rows[0].items() if isinstance(value, Tensor)]
+    longest = max(len(row[key]) for row in rows for key in spectra)
     length = min(max(longest, width, 1), max_values)
-    texts = {
-        "layer_name": [part.matrix.name for part in parts],
-        "layer_kind": [part.kind for part in parts],
-        "layer_shape": [" x ".join(map(str, part.matrix.size)) for part in parts],
-    }
-    coords: dict[str, Any] = {"layer": np.arange(1, len(parts) + 1), "index": np.arange(1, length + 1)}
-    coords |= {key: ("layer", np.array(column, dtype=str)) for key, column in texts.items()}
-    numbers = [numbers_of(part, atol, rtol) for part in parts]
-    variables: dict[str, Any] = {key: ("layer", np.array([row[key] for row in numbers])) for key in numbers[0]}
-    variables |= {key: (("layer", "index"), padded(column, length)) for key, column in rows.items()}
     attrs = {"atol": atol, "weight_rtol": rtol, "max_values": max_values, "index_cut": int(longest > length)}
-    return xr.Dataset(variables, coords, attrs)
+    data = xr.Dataset(coords={"layer": np.arange(1, len(parts) + 1), "index": np.arange(1, length + 1)}, attrs=attrs)
+    for key in rows[0]:
+        column = [row[key] for row in rows]
+        data[key] = (("layer", "index"), padded(column, length)) if key in spectra else ("layer", np.array(column))
+    return data.set_coords(TEXTS)
 
 
-def numbers_of(part: Measured, atol: float, rtol: float) -> dict[str, float]:
-    """Return the numbers of a weight, by variable; those of its singular values are NaN where it has none.
+def row_of(part: Measured, atol: float, rtol: float) -> Row:
+    """Return the row of a weight in a table: what it is, numbers, and singular values; NaN where it has none.
 
     Examples
     --------
     >>> with listing({"a.weight": torch.eye(3)}) as held:
     ...     part = of_matrix(held.matrices[0], torch.diag(torch.tensor([2.0, 1.0, 0.0]))[None])
-    >>> numbers_of(part, 0.1, 0.01)["stable_rank"]
+    >>> row_of(part, 0.1, 0.01)["stable_rank"]
     1.25
     """
     values, norm = part.values, part.squared_norm
-    sizes = {"parameter_norm": part.parameter_norm, "subnormals": part.subnormals}
+    texts = (part.matrix.name, part.kind, " x ".join(map(str, part.matrix.size)))
+    row: Row = {**dict(zip(TEXTS, texts, strict=True)), **dict.fromkeys(RANKS, math.nan)}
+    row |= {"parameter_norm": part.parameter_norm, "subnormals": part.subnormals, "weight_singular_values": values}
     if not len(values):
-        return dict.fromkeys(RANKS, math.nan) | sizes
+        return row
     top = values[0]
     validation.expect(torch.isfinite(top), "net", f"a norm of {part.matrix.name} beyond the range", "smaller weights")
     relative = values / top  # NaN where all are 0
     stable = relative.square().sum() if norm is None else linalg.stable_rank_from(norm, values)
     entropy = torch.special.entr(relative / relative.sum()).sum().exp().nan_to_num()
     ranks = (values > atol).sum(), (values > rtol * top).sum(), len(values), stable, entropy
-    return dict(zip(RANKS, map(float, ranks), strict=True)) | sizes
+    return row | dict(zip(RANKS, map(float, ranks), strict=True))
 
 
 def padded(rows: Sequence[Tensor], length: int) -> np.ndarray:
