@@ -1,6 +1,7 @@
 """Freed memory is given back to the operating system."""
 
 import ctypes
+import importlib
 import subprocess
 import sys
 
@@ -49,4 +50,10 @@ def test_without_glibc_nothing_happens(monkeypatch, error):
         raise error("no such library")
 
     monkeypatch.setattr(ctypes, "CDLL", none)
-    heap.give_back()
+    try:
+        importlib.reload(heap)
+        assert heap._trim is None
+        heap.give_back()
+    finally:
+        monkeypatch.undo()
+        importlib.reload(heap)

@@ -438,27 +438,18 @@ def bottleneck(
     inside = range(place.start or 1, (place.end or 0) + 1)
     unobserved = {layer.name for layer in reading.unobserved}
     skipped = [s for part in (weights.skipped, *acting.skipped.values()) for s in part if s.name not in unobserved]
+    before, after = acting.values["preactivations"], acting.values["activations"]
     layers = []
     for layer in reading.weights:
         name, values = layer.name, weights.get(layer.name)
-        distance, rest = _distance(values, place.rank if rank is None else rank)
+        identity = (layer.index, name, layer.kind, layer.index in inside)
+        count = None if values is None else int((values > limits.atol).sum())
+        of_weight = (values, count, *_distance(values, place.rank if rank is None else rank))
+        bias_norm = 0.0 if layer.bias is None else float(layer.bias.detach().double().norm())
+        of_data = (ratios.get(name, math.nan), before.get(name), after.get(name))
         notes = [weights.notes.get(name), *(s.reason for s in skipped if s.name == name)]
-        structure = LayerStructure(
-            index=layer.index,
-            name=name,
-            kind=layer.kind,
-            inside=layer.index in inside,
-            singular_values=values,
-            count=None if values is None else int((values > limits.atol).sum()),
-            distance=distance,
-            rest=rest,
-            bias_norm=0.0 if layer.bias is None else float(layer.bias.detach().double().norm()),
-            nonlinearity=ratios.get(name, math.nan),
-            preactivation_values=acting.values["preactivations"].get(name),
-            activation_values=acting.values["activations"].get(name),
-            note="; ".join(filter(None, notes)),
-        )
-        layers.append(structure)
+        note = "; ".join(filter(None, notes))
+        layers.append(LayerStructure(*identity, *of_weight, bias_norm, *of_data, note))
     return Structure(_kind(place, inside, d_in, d_out), tuple(layers), place, d_in, d_out, tuple(skipped))
 
 

@@ -1,4 +1,4 @@
-"""Jacobians and the NTK of a network, sample by sample, where they are affordable."""
+"""Jacobians and the NTK of a network at single samples: what they cost, and as many as there is time for."""
 
 from __future__ import annotations
 
@@ -68,8 +68,9 @@ def pass_work(reading: Reading) -> float:
 
     Examples
     --------
-    >>> from bnrank.networks import read
-    >>> pass_work(read(nn.Linear(100, 50), torch.ones(2, 100)))         # 2 * 100 * 50 + 8 * 50 + 20,000
+    >>> import torch, bnrank
+    >>> net = torch.nn.Linear(100, 50)
+    >>> pass_work(bnrank.networks.read(net, torch.ones(2, 100)))        # 2 * 100 * 50 + 8 * 50 + 20,000
     30400.0
     """
     work = 0.0
