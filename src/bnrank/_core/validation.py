@@ -401,8 +401,6 @@ def samples(value: object, name: str, *, features: int | None = None, minimum: i
         raise TypeError(f"{name}: got dtype {value.dtype}, expected floating point; {conversion(value.dtype)}")
     got = f"shape {tuple(value.shape)}"
     expected = "(N, ...)" if ndim is None else f"(N, {'features' if features is None else features})"
-    if not value.is_floating_point():
-        raise TypeError(f"{name}: got dtype {value.dtype}, expected floating point; {conversion(value.dtype)}")
     expect(value.ndim >= 2 if ndim is None else value.ndim == ndim, name, got, f"{expected}, one sample per row")
     expect(value.numel(), name, f"an empty array of {got}", expected)
     expect(features is None or value.shape[-1] == features, name, got, expected)

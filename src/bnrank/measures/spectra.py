@@ -85,7 +85,6 @@ def singular_values(matrix: Tensor, name: str = "matrix") -> Tensor:
     >>> bnrank.spectra.singular_values(torch.diag(torch.tensor([3.0, 4.0]))).tolist()
     [4.0, 3.0]
     """
-    validation.text(name, "name")
     matrix = validation.dense(validation.kind(matrix, name, Tensor), name).detach()
     expected = "numbers (..., n_out, n_in)"
     validation.expect(matrix.dtype != torch.bool, name, matrix, expected, TypeError)
@@ -141,7 +140,7 @@ def weight_singular_values(
     spectra = Spectra({}, reading.unread, floor=1e-15)
     for layer in reading.weights:
         name, note = layer.name, ""
-        if layer.is_convolution or layer.is_transposed:
+        if "conv" in layer.kind:
             note = _add_operator(spectra, layer, size)
         else:
             spectra[name] = singular_values(layer.weight, f"net: the weight of layer {name!r}")

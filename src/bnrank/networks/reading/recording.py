@@ -318,13 +318,13 @@ class Trial:
     def _sources(self, reader: str | None, first: str) -> set[str]:
         """Return the modules with matrices that what enters a module, or leaves the whole one, follows from.
 
-        Those that ran before ``first`` are left out.
+        Those that ran before ``first`` are left out: nodes of the graph of gradients are numbered as they are made.
         """
         modules, found, seen = {point.node: name for name, point in self._left.items()}, set[str](), set[Any]()
         ahead = [self.calls[reader][-1].entered.node] if first in self._left else []
         while ahead:
             node = ahead.pop()
-            if node is not None and node not in seen and _number(node) >= _number(self._left[first].node):
+            if node is not None and node not in seen and node._sequence_nr() >= self._left[first].node._sequence_nr():
                 seen.add(node)
                 ahead += [other for other, _ in node.next_functions]
                 found |= {modules[node]} if node in modules else set()
@@ -398,11 +398,6 @@ class _Attached(TorchFunctionMode):
 _CUTTING = {Tensor.detach, torch.detach, Tensor.detach_, cast(Any, Tensor.data).__get__}
 _OUTSIDE = {Tensor.numpy, Tensor.__array__, Tensor.tolist}
 _FLATTENING = {torch.flatten, torch.reshape, Tensor.flatten, Tensor.reshape, Tensor.view}
-
-
-def _number(node: Any) -> float:
-    """Return when a node of the graph of gradients was made."""
-    return float(node._sequence_nr()) if hasattr(node, "_sequence_nr") else math.inf
 
 
 def _shapes(matrix: Matrix, values: Values | None, others: Values | None) -> dict[str, Any]:
