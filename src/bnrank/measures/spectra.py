@@ -74,10 +74,8 @@ class Spectra(dict[str, Tensor]):
         )
 
 
-def singular_values(matrix: Tensor, name: str = "matrix") -> Tensor:
+def singular_values(matrix: Tensor) -> Tensor:
     """Return the singular values of (batches of) real or complex matrices in float64, descending.
-
-    NaN and infinity are refused by name.
 
     Examples
     --------
@@ -85,10 +83,13 @@ def singular_values(matrix: Tensor, name: str = "matrix") -> Tensor:
     >>> bnrank.spectra.singular_values(torch.diag(torch.tensor([3.0, 4.0]))).tolist()
     [4.0, 3.0]
     """
-    matrix = validation.dense(validation.kind(matrix, name, Tensor), name).detach()
-    expected = "numbers (..., n_out, n_in)"
-    validation.expect(matrix.dtype != torch.bool, name, matrix, expected, TypeError)
-    validation.expect(matrix.ndim >= 2, name, f"shape {tuple(matrix.shape)}", expected)
+    return _svdvals(matrix, "matrix")
+
+
+def _svdvals(matrix: Tensor, name: str) -> Tensor:
+    matrix, expected = validation.dense(validation.kind(matrix, name, Tensor), name).detach(), "(..., n_out, n_in)"
+    validation.expect(matrix.dtype != torch.bool, name, matrix, f"numbers {expected}", TypeError)
+    validation.expect(matrix.ndim >= 2, name, f"shape {tuple(matrix.shape)}", f"numbers {expected}")
     matrix = validation.finite(matrix, name).to(torch.complex128 if matrix.is_complex() else torch.float64)
     values: Tensor = torch.linalg.svdvals(matrix)
     return values
@@ -143,7 +144,7 @@ def weight_singular_values(
         if "conv" in layer.kind:
             note = _add_operator(spectra, layer, size)
         else:
-            spectra[name] = singular_values(layer.weight, f"net: the weight of layer {name!r}")
+            spectra[name] = _svdvals(layer.weight, f"net: the weight of layer {name!r}")
         if name in spectra and (note or layer.reason):
             spectra.notes[name] = "; ".join(filter(None, [note, layer.reason and only_weight(layer.reason)]))
     return spectra
