@@ -140,3 +140,11 @@ def test_traces_of_many_outputs_at_a_time_are_those_of_the_whole_jacobian(monkey
     found = bnrank.ntk.trace(lstm, sequences)
     monkeypatch.setattr(derivatives, "CHUNK_ENTRIES", 2**24)
     assert torch.allclose(found, bnrank.ntk.trace(lstm, sequences))
+
+
+def test_the_largest_eigenvalue_is_that_without_gradients():
+    torch.manual_seed(0)
+    net, x = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)), torch.randn(5, 3)
+    expected = ntk.top_eigenvalue(net, x)
+    with torch.no_grad():
+        assert ntk.top_eigenvalue(net, x) == pytest.approx(expected, rel=1e-12)

@@ -469,3 +469,35 @@ def test_an_activation_is_asked_for_where_tensors_do_not_say_it_and_nowhere_else
     with pytest.raises(ValueError, match="activation: got 'relu' without x"):
         profile(state, activation="relu")
     assert profile({"weight": torch.ones(3, 6)}, x).layer_name.values.tolist() == ["weight"]  # one layer has none
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), lambda: bnrank.MLP([3, 4, 2])]
+)
+def test_samples_with_a_graph_of_gradients_are_those_without(make):
+    torch.manual_seed(0)
+    net, x = make(), torch.randn(12, 3)
+    assert profile(net, x.clone().requires_grad_()).equals(profile(net, x))
+
+
+class Energy(nn.Module):
+    """A network that turns gradients on inside, as one of energies and forces does."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b = nn.Linear(3, 4), nn.Linear(4, 2)
+
+    def forward(self, x):
+        with torch.enable_grad():
+            return self.b(self.a(x.requires_grad_()).relu())
+
+
+def test_values_of_a_network_that_turns_gradients_on_have_none():
+    net, x = Energy(), torch.randn(12, 3)
+    plain = nn.Sequential(net.a, nn.ReLU(), net.b)
+    found, expected = profile(net, x), profile(plain, x)
+    for name in ("activation_singular_values", "dimension_95", "ntk_trace"):
+        assert np.allclose(found[name], expected[name], equal_nan=True)
+    values = bnrank.spectra.activation_singular_values(net, x).values()
+    assert not any(spectrum.requires_grad for spectrum in values)

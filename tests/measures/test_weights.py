@@ -672,3 +672,14 @@ def test_names_with_any_characters_are_read_as_reparametrized_and_nested_tensors
         nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
     lines = describe(profile({"w": torch.eye(3), "n": nested}))
     assert "not measured: nested; torch.nested.to_padded_tensor makes it measurable (n)" in lines
+
+
+@pytest.mark.parametrize("shape", [(12, 6), (6, 12), (6, 6)])
+def test_groups_of_large_kernels_have_the_values_of_each(shape, monkeypatch):
+    torch.manual_seed(0)
+    out, inputs = shape
+    layer = nn.Conv1d(2 * inputs, 2 * out, 1, groups=2)
+    monkeypatch.setattr(tensors, "GRAM", 2)
+    found = profile(layer).weight_singular_values.values[0]
+    expected = torch.linalg.svdvals(layer.weight.detach().double().reshape(2, out, inputs)).flatten()
+    assert np.allclose(found, expected.sort(descending=True).values)

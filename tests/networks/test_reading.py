@@ -503,3 +503,22 @@ def test_a_watch_records_a_layer_with_several_names_once():
     assert found[0].layer.values.tolist() == ["net.0", "net.2", "net.4", "output"]
     for name in ("stable_rank", "dimension_95"):
         assert np.array_equal(found[0][name].values, found[1][name].values, equal_nan=True)
+
+
+class Complex(nn.Module):
+    """A layer of complex numbers, of which a hook passes on the sizes."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.c, self.d = nn.Linear(4, 4), nn.Linear(4, 4, dtype=torch.complex64), nn.Linear(4, 2)
+        self.c.register_forward_hook(lambda module, given, output: output.abs())
+
+    def forward(self, x):
+        y = self.a(x)
+        return self.d(self.c(torch.complex(y, 0 * y)))
+
+
+def test_a_layer_that_complex_numbers_enter_is_unobserved():
+    reading = read(Complex(), torch.randn(5, 4))
+    assert "c" not in [layer.name for layer in reading.layers]
+    assert {layer.name: layer.reason for layer in reading.unobserved}["c"] == "its values are complex numbers"

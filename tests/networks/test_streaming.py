@@ -121,3 +121,24 @@ def test_the_error_of_unobserved_layers_can_be_rebuilt_and_sent():
     again = pickle.loads(pickle.dumps(error))
     assert (str(again), again.reasons) == (str(error), {"0": "did not run"})
     assert str(type(error)("a: did not run")) == "a: did not run"
+
+
+def test_the_error_of_a_taker_ends_the_pass():
+    class Wrong(capturing.Taker):
+        def preactivations(self, layer, values):
+            raise MemoryError("of the taker")
+
+    class Fails(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.runs = nn.Linear(3, 3), nn.Linear(3, 3), 0
+
+        def forward(self, x):
+            y = self.a(x)
+            if len(x) > 3:
+                raise RuntimeError("of the module, later")
+            return self.b(y)
+
+    net, x = Fails(), normal(5, 3)
+    with pytest.raises(MemoryError, match="of the taker"):
+        capturing.stream(Functional(net), x, read(net, x), [Wrong()])

@@ -32,7 +32,7 @@ class Pieces:
         """Add rows."""
         rows = piece.clone() if piece.is_complex() else piece.to(torch.float64, copy=True)
         if self.method == "gram":
-            gram = rows.T @ rows
+            gram = rows.mT @ rows
             self._held = [self._held[0].add_(gram) if self._held else gram]
         else:
             self._held.append(rows)
@@ -49,8 +49,8 @@ class Pieces:
         if not all(map(math.isfinite, sizes)):
             raise ValueError("piece: got NaN, infinite or too large entries, expected finite ones")
         if self.method == "gram":
-            values: Tensor = torch.linalg.eigvalsh(self._held[0]).clamp(min=0).sqrt().flip(0)
-            return values[: self.rows]
+            values: Tensor = torch.linalg.eigvalsh(self._held[0]).clamp(min=0).sqrt().flip(-1)
+            return values[..., : self.rows]
         is_usual = 1e-150 < max(sizes, default=1.0) < 1e150
         return _values(self._held) if is_usual else _scaled(_values, self._held)
 

@@ -81,7 +81,7 @@ class Derivatives:
         expected = "a function of one sample (batch normalization without running statistics?)"
         return ValueError(f"net: {kind} for one sample depends on the others in its batch, expected {expected}")
 
-    def jacobians(self, x: Tensor, compact: bool = False) -> Iterator[Tensor]:
+    def jacobians(self, x: Tensor) -> Iterator[Tensor]:
         """Iterate over df/dx, (n, d_out, d_in), for blocks of samples, by one backward pass per output."""
         for part in self._parts(x):
             leaf = part.to(self.function.device, self.function.dtype, copy=True).requires_grad_(True)

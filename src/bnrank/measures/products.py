@@ -45,7 +45,10 @@ class Products(Derivatives):
 
     def _outputs(self) -> Iterator[Tensor]:
         """Iterate over the flattened outputs at blocks of samples, with gradients."""
-        return (self.differentiable(part, self.parameters).flatten() for part in self.parts)
+        for part in self.parts:
+            with torch.enable_grad():
+                out = self.differentiable(part, self.parameters).flatten()
+            yield out
 
     def backward(self, u: Tensor) -> Tensor:
         """Return J^T u, (P,), for u of shape (N d_out,)."""

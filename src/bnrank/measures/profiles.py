@@ -206,15 +206,15 @@ def profile(
     array([3., 7., 2.])
     """
     limits = weights.limits_of(atol, weight_rtol, max_values)
+    parts = frozenset(DEFAULT) if what is None else _parts(what)
     if x is None:
-        _check_weights(what, y, activation)
+        _check_weights(parts, what, y, activation)
         return _described(weights.weights(net, limits, max_minutes, progress))
     (net, names), deadline = runnable(net, activation), Deadline(max_minutes)
-    x, chunk_size = example(net, x, inputs=True), validation.integer(chunk_size, "chunk_size")
+    x, chunk_size = example(net, x, inputs=True).detach(), validation.integer(chunk_size, "chunk_size")
     chosen = evenly_spaced(len(x), validation.integer(max_jacobian_samples, "max_jacobian_samples"))
     near = bottlenecks.Limits(limits["atol"])
     validation.expect(near.atol < near.near_one[0], "atol", f"{near.atol:g}", f"a number below {near.near_one[0]}")
-    parts = frozenset(DEFAULT) if what is None else _parts(what)
     measures = _Measures(net, x, chosen, parts, what is None, dtype, chunk_size, deadline)
     measures.read(y)
     with bar(progress, "weights", 3, counted=False) as tell:
@@ -230,11 +230,11 @@ def profile(
     return _described(dataset)
 
 
-def _check_weights(what: object, y: object, activation: object) -> None:
+def _check_weights(parts: frozenset[str], what: object, y: object, activation: object) -> None:
     """Raise ValueError if measures of more than weights are requested without samples."""
     validation.expect(y is None, "y", "targets without x", "them together with samples x")
     validation.expect(activation is None, "activation", f"{activation!r} without x", "it together with samples x")
-    parts, wanted = _parts(DEFAULT if what is None else what), repr(what) if isinstance(what, str) else what
+    wanted = repr(what) if isinstance(what, str) else what
     on_images = "'weights' without x: 'operators' measures convolutions on images, whose size x gives"
     validation.expect("operators" not in parts, "what", wanted, on_images)
     validation.expect("weights" in parts, "what", wanted, "'weights' without x: the others are measured on samples")

@@ -86,7 +86,7 @@ class Functional:
         return columns(self.main(x))
 
     def with_parameters(self, parameters: dict[str, Tensor], x: Samples) -> Tensor:
-        """Return f(x) with other parameters, in the same dtype and on the same device."""
+        """Return f(x) with parameters of the caller, by the names of ``parameters``, in its dtype and on its device."""
         return columns(self._main_of(self._run(parameters, x), x))
 
     def main(self, x: Samples) -> Tensor:
@@ -103,7 +103,7 @@ class Functional:
         """Return f(x) of two runs without gradients, which differ where the forward draws noise in eval mode, too."""
         with torch.no_grad():
             first, second = (self._main_of(self._returned(self.parameters, x, seed), x) for seed in (0, 1))
-        return columns(first), columns(second)
+        return columns(first).detach(), columns(second).detach()
 
     def is_random(self, x: Samples) -> bool:
         """Return whether f(x) differs from call to call by more than rounding."""

@@ -35,7 +35,6 @@ _SCRIPTED = (
     "Its weights alone: bnrank.profile(scripted.state_dict()); or build the module and load them: "
     "net.load_state_dict(scripted.state_dict())"
 )
-_WITHOUT_QUANTIZATION = "give the module as it was before, or one that is loaded without quantization"
 SCRIPTED = "scripted or traced, and bnrank cannot see its layers; give the module that it was made from"
 
 _OPERATIONS = {
@@ -134,7 +133,8 @@ def refuse(net: nn.Module) -> None:
     found = [name for name, part in parts if _is_quantized(part)]
     if found:
         shown = validation.listed(found, 3) or type(net).__name__
-        raise TypeError(f"net: got quantized layers ({shown}), expected floating-point ones; {_WITHOUT_QUANTIZATION}")
+        got = f"got quantized layers ({shown}), expected floating-point ones"
+        raise TypeError(f"net: {got}; give the module as it was before quantization, or load it without")
 
 
 def _is_quantized(part: nn.Module) -> bool:

@@ -220,15 +220,15 @@ def _attributes(net: nn.Module) -> list[dict[str, Any]]:
 
 
 def _held(structure: Any) -> Iterator[Any]:
-    """Iterate over a structure and what it holds in lists, tuples, sets and dictionaries, which are entered once."""
+    """Iterate over a structure and what it holds in lists, tuples, sets and dictionaries, numbers and texts aside."""
     waiting, seen = [structure], set[int]()
     while waiting:
         held = waiting.pop()
         yield held
         if isinstance(held, list | tuple | set | dict) and id(held) not in seen:
             seen.add(id(held))
-            entries = iter(held.values() if isinstance(held, dict) else held)  # asks no subclass for its length
-            waiting += reversed(list(entries))
+            entries = held.values() if isinstance(held, dict) else held
+            waiting += reversed([entry for entry in entries if type(entry) not in _ATOMIC])
 
 
 def _with_products(attention: nn.MultiheadAttention) -> None:

@@ -15,7 +15,6 @@ from bnrank.networks.functional import Functional, example
 from bnrank.networks.inputs import Example, Samples
 from bnrank.networks.reading.inside import Values
 from bnrank.networks.reading.layers import Layer, Reading, read_function
-from bnrank.networks.reading.matrices import Matrix
 from bnrank.networks.reading.recording import Observed, Run, recording
 
 __all__ = ["Captured", "capture"]
@@ -236,16 +235,16 @@ class _Block:
     early: dict[int, Tensor] = field(default_factory=dict)  # activations of layers that run later than in the reading
     missed: dict[str, str] = field(default_factory=dict)  # why a layer has no value, by its name
     error: Exception | None = None  # of a taker, not of the module
-    numbers: dict[Matrix, int] = field(default_factory=dict)  # of the layers, by their matrices
 
     def run(self, function: Functional, samples: Samples) -> None:
         """Run the module on the block, and pass on its output, as such and as the activations of the last layer."""
         layers = self.reading.layers
         self.numbers = {layer.matrix: i for i, layer in enumerate(layers)}
-        with torch.no_grad(), recording(function.module, self.reading.holders, self.note):
-            out = function(samples[self.rows])
-        if self.error is not None:
-            raise self.error
+        try:
+            with torch.no_grad(), recording(function.module, self.reading.holders, self.note):
+                out = function(samples[self.rows]).detach()
+        except ValueError as error:
+            raise error if self.error is None else self.error from None
         if self.missed or len(self.passed) < len(layers):
             raise self._unobserved()
         for taker in self.takers:
@@ -254,13 +253,14 @@ class _Block:
             self._give(len(layers) - 1, out)
 
     def note(self, run: Run, observed: Observed) -> None:
-        """Pass on the values of one run of a module; after an error, none."""
+        """Pass on the values of one run of a module."""
         try:
             for matrix, values in observed.items():
-                if matrix in self.numbers and self.error is None:
+                if matrix in self.numbers:
                     self._take(self.numbers[matrix], values)
         except Exception as error:
             self.error = error
+            raise
 
     def _take(self, i: int, values: Values | None) -> None:
         """Pass on what enters and leaves a layer, and the activations that are known now: also those of the last."""
@@ -271,7 +271,7 @@ class _Block:
             self.missed[layer.name] = self._reason(values, is_first)
         if self.missed or values is None:
             return
-        before, after, own = cast(Values, tuple(v if v is None else v.movedim(dim, 0) for v in values))
+        before, after, own = cast(Values, tuple(v if v is None else v.detach().movedim(dim, 0) for v in values))
         for taker in self.takers:
             taker.inputs(i, before)
             taker.preactivations(i, after)

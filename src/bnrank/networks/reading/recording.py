@@ -277,7 +277,8 @@ class Trial:
         """Note a call; of a module with matrices, pass on a copy of the output, by which it is known in the graph."""
         # views: what follows may change the shapes of tensors in place
         values = {m: v and cast(Values, tuple(t if t is None else t.detach() for t in v)) for m, v in values.items()}
-        faithful = {m: v for m, v in values.items() if v and not v[1].is_complex() and _is_faithful(run.part, m, v)}
+        real = {m: v for m, v in values.items() if v and not any(tensor.is_complex() for tensor in v[:2])}
+        faithful = {m: v for m, v in real.items() if _is_faithful(run.part, m, v)}
         tensors = [*run.given, run.output]
         alone = len(tensors) == 2 and all(isinstance(t, Tensor) and t.ndim and len(t) == 2 for t in tensors)
         self.calls[run.name].append(Call(next(self._order), self._entered(run.given), values, faithful, alone))
