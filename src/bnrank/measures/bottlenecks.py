@@ -193,7 +193,7 @@ def _confirmed(small: Bottleneck, without_small: Bottleneck, varied: contraction
 
 
 def _longest(rows: Sequence[np.ndarray], limits: Limits, depth: int, apart: Sequence[bool]) -> Bottleneck:
-    """Return the longest run of clear layers, whose values descend, in a network of at least as many layers.
+    """Return the longest run of clear layers, whose values descend, in a network of ``depth`` layers, these and others.
 
     Layers of full rank end a run if ``apart``: the next reads other values.
     """

@@ -117,7 +117,7 @@ def _assemble(entries: Entries, block: Array, parts: Array) -> list[Block]:
     result = []
     for b, held in enumerate(_by_block(block, entries.label, entries.rank)):
         classes = np.unique(entries.label[held])
-        table, columns = (numbers[touching[b]].reshape(len(classes), -1) for numbers in (slots, channels))
+        table, columns = (part[touching[b]].reshape(len(classes), -1) for part in (slots, channels))
         result.append(
             Block(
                 classes=classes,
@@ -126,7 +126,7 @@ def _assemble(entries: Entries, block: Array, parts: Array) -> list[Block]:
                 parts=np.unique(parts[classes], return_inverse=True)[1],
                 activations=held[entries.activated[held]].reshape(len(classes), -1),
                 nodes=tuple(names[i] for i in np.unique(entries.node_of(held))),
-                diagonal=next((reason for reason, blocks in obstacles if b in blocks), ""),
+                diagonal=next((reason for reason, tied in obstacles if b in tied), ""),
             )
         )
     return result
@@ -148,8 +148,10 @@ def _terms(entries: Entries, table: Array, columns: Array) -> tuple[Term, ...]:
         pieces = []
         for s in sorted(set(pattern)):
             slot, members = entries.slots[s], np.flatnonzero(np.equal(pattern, s))
-            side = (slot.parameter, slot.axis, slot.groups, entries.shapes[slot.parameter])
-            pieces.append(Piece(*side, members, columns[members[:, None], chosen]))
+            shape = entries.shapes[slot.parameter]
+            pieces.append(
+                Piece(slot.parameter, slot.axis, slot.groups, shape, members, columns[members[:, None], chosen])
+            )
         terms.append(Term(entries.slots[pattern[0]].sign, tuple(pieces)))
     return tuple(terms)
 
